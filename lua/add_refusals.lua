@@ -20,75 +20,9 @@ local FIRST_COUNT, COUNT_SIZE, MAX_COUNTS = 2, 5, 200
 local MAX_REFUSALS, MAX_REFUSAL = 100, 4000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
 
--- >>> int
--- A whole number as text: Lua would write 1e+15.
-local function int(n) return string.format('%.0f', n) end
--- <<< int
-
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
-
--- >>> cells
--- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
--- is new counts under OTHER.
-local MAX_CELLS, MAX_NAME = 200, 256
-local OTHER = '*'
-local function cells_of(text)
-  local cells = { names = {}, of = {} }
-  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
-    local row = {}
-    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
-    if not cells.of[name] then cells.names[#cells.names + 1] = name end
-    cells.of[name] = row
-  end
-  return cells
-end
--- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
-local function cell_name(...)
-  local parts = { ... }
-  for at, part in ipairs(parts) do
-    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
-      return string.format('%%%02X', string.byte(c))
-    end)
-  end
-  return table.concat(parts, '|')
-end
-local function add_to_cell(cells, name, ...)
-  if not cells.of[name] then
-    if #cells.names >= MAX_CELLS then name = OTHER end
-    if not cells.of[name] then
-      cells.names[#cells.names + 1] = name
-      cells.of[name] = {}
-    end
-  end
-  local row = cells.of[name]
-  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
-end
-local function text_of(cells)
-  local lines = {}
-  for at, name in ipairs(cells.names) do
-    local words = { name }
-    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
-    lines[at] = table.concat(words, ' ')
-  end
-  return table.concat(lines, '\n')
-end
--- <<< cells
+-- @include parts/int.lua
+-- @include parts/format.lua
+-- @include parts/cells.lua
 
 local first_whole = counts and FIRST_COUNT + counts * COUNT_SIZE
 if #KEYS ~= 4 or not counts or counts > MAX_COUNTS or #ARGV < first_whole - 1 or #ARGV >= first_whole + MAX_REFUSALS then

@@ -102,60 +102,10 @@ local CHECK_EVICTION_EVERY_MS = 86400000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
 local MAINTENANCE_EVERY_MS = 60000 -- L23
 
--- >>> clock bounds
--- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
-local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
--- <<< clock bounds
-
--- >>> bucket and units
--- L2. The bucket and the units in the field `u` of an entry.
-local function bucket_and_units(u)
-  local bucket, units = string.match(u, '^(.*)=(%d+)$')
-  return bucket or 'units', units or u
-end
--- <<< bucket and units
-
--- >>> what a view counts
--- L2. A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
--- corrections; nil if it is no view's name.
-local function counter(view)
-  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
-  if not rest then return nil end
-  local calls = string.find(rest, '|calls', 1, true)
-  local function selects(list, name)
-    if list == '*' then return true end
-    name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
-    return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
-  end
-  return function(bucket, method, job, units)
-    if not (selects(buckets, bucket) and selects(methods, method) and selects(jobs, job)) then return 0 end
-    return calls and math.min(units, 1) or units
-  end
-end
--- <<< what a view counts
-
--- >>> rights
--- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
--- nothing: Redis takes nothing back when a script fails.
-local function missing_rights()
-  local none, missing = KEYS[2] .. ':none', {}
-  for _, words in ipairs({
-    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none },
-    { 'HMGET', none, 'f' }, { 'HSCAN', none, '0' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' },
-    { 'PTTL', none }, { 'RENAME', none, none }, { 'SET', none, 'v', 'XX' }, { 'TIME' },
-    { 'XADD', none, 'NOMKSTREAM', '*', 'f', 'v' }, { 'XLEN', none }, { 'XRANGE', none, '-', '+' },
-    { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },
-  }) do
-    local reply = redis.pcall(unpack(words))
-    local failed = type(reply) == 'table' and reply.err
-    if failed and (string.find(failed, "user executing the script can't", 1, true) or string.find(failed, '[Nn]o permission'))
-    then
-      missing[#missing + 1] = words[1]
-    end
-  end
-  return missing
-end
--- <<< rights
+-- @include parts/clocks_agree.lua
+-- @include parts/bucket_and_units.lua
+-- @include parts/what_a_view_counts.lua
+-- @include parts/rights.lua
 -- An error where this user lacks any right, or the server memory. The latter is asked first: what follows other writes gets it.
 local function refused_first()
   local tried = redis.pcall('HSET', KEYS[2] .. ':none', 'f', 'v', 'without a value')
@@ -393,23 +343,8 @@ repeat
 until true
 -- <<< fast path
 
--- >>> int
--- A whole number as text: Lua would write 1e+15.
-local function int(n) return string.format('%.0f', n) end
--- <<< int
-
--- >>> ids
--- Ids are "ms-seq", compared by both numbers.
-local function split(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
-end
--- <<< ids
+-- @include parts/int.lua
+-- @include parts/ids.lua
 
 -- A number of the state: 0 where there is none, or one that cannot be right.
 local function number(field)
@@ -484,12 +419,6 @@ if answered then
   return not policy and answered.line or answered.reply
 end
 
--- >>> clocks agree
-local function clocks_agree(clock_ms, caller_ms)
-  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
-end
--- <<< clocks agree
-
 local caller_ms = tonumber(ARGV[2])
 local retry_age_ms = tonumber(ARGV[9])
 local retention_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
@@ -539,37 +468,14 @@ end
 -- As on the fast path: a peek fails where a charge would.
 if not commit then redis.call('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v') end
 
--- >>> clock
--- The server's clock in ms, or the time that was given, for tests and simulation.
-local function clock(given_ms)
-  if given_ms ~= 0 then return given_ms end
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- <<< clock
+-- @include parts/clock.lua
 clock_ms = clock(clock_ms)
 -- L11. Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
 local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
 if not clocks_agree(clock_ms, caller_ms) then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
 
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
+-- @include parts/format.lua
 
 -- What a view counts of several charges; nil if that is no view's name.
 local kinds, kind_of = {}, {}

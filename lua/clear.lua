@@ -14,28 +14,8 @@ local move, cursor = ARGV[1], ARGV[2]
 local PIECE = 1000
 local KEPT = { format = true, epoch = true, fenced_epoch = true, fence = true, move = true, retention_ms = true }
 
--- >>> int
--- A whole number as text: Lua would write 1e+15.
-local function int(n) return string.format('%.0f', n) end
--- <<< int
-
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
+-- @include parts/int.lua
+-- @include parts/format.lua
 
 local known = redis.call('HMGET', state, 'format', 'fence', 'move', 'filled')
 local unknown_format = other_format(known[1])

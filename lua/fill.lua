@@ -18,36 +18,8 @@ local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local move, retention_ms, after, count = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local FIRST_ENTRY, ENTRY_SIZE, MAX_ENTRIES = 5, 7, 1000
 
--- >>> ids
--- Ids are "ms-seq", compared by both numbers.
-local function split(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
-end
--- <<< ids
-
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
+-- @include parts/ids.lua
+-- @include parts/format.lua
 
 local first_field = FIRST_ENTRY + (count or 0) * ENTRY_SIZE
 if #KEYS ~= 4 or not (retention_ms and retention_ms >= 1 and count and count >= 0 and count <= MAX_ENTRIES)

@@ -13,23 +13,7 @@
 local state, granted, retention_ms, compared = KEYS[2], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local MAX_COMPARED_BYTES = 20000
 
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
+-- @include parts/format.lua
 
 local left = granted and string.gsub(granted .. ';', '[%w._:-]+=%d+:%d+:%d+;', '')
 if not (retention_ms and retention_ms >= 1 and (left == '' or granted == '')) then

@@ -25,43 +25,8 @@
 --       retry_after_ms    until this request fits, if nothing else comes; 0 where it fits
 --       known             2 the current window had this identity already, 1 only the previous one, 0 neither
 
--- >>> clock
--- The server's clock in ms, or the time that was given, for tests and simulation.
-local function clock(given_ms)
-  if given_ms ~= 0 then return given_ms end
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- <<< clock
-
--- >>> limits
--- The limits, for the windows that the server's clock is in. Where the caller means other windows, this is the end.
-local FIRST, FIELDS, MAX_LIMITS, MAX_SCALE = 4, 6, 8, 4503599627370496 -- 2^52
-local now_ms, cost, count_rejected = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
-if not (now_ms and now_ms >= 0 and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
-  return redis.error_reply('ERR inbound: 1 to 8 limits with 2 keys and 6 arguments each are needed, and a time')
-end
-now_ms = clock(now_ms)
-local limits = {}
-for n = 1, #KEYS / 2 do
-  local first = FIRST + FIELDS * (n - 1)
-  local number, window_ms, burst = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
-  local window = tonumber(ARGV[first + 3])
-  if not (cost and number and window_ms and burst and window
-      and cost % 1 == 0 and number % 1 == 0 and window_ms % 1 == 0 and burst % 1 == 0
-      and number >= 1 and window_ms >= 1 and number * window_ms <= MAX_SCALE
-      and burst >= 0 and burst <= number and cost >= 1 and cost <= (burst > 0 and burst or number)) then
-    return redis.error_reply('ERR inbound: number, window_ms, burst, window and cost are whole numbers from 1, '
-      .. 'burst up to number, cost up to either, and number * window_ms up to 2^52')
-  end
-  local at_ms = now_ms - window * window_ms
-  if at_ms < 0 or at_ms >= window_ms then return { -1, now_ms } end
-  -- With 12 to 16 fields a table does not grow any more, which would take longer than a command.
-  limits[n] = { number = number, window_ms = window_ms, burst = burst, at_ms = at_ms,
-    current_key = KEYS[2 * n - 1], previous_key = KEYS[2 * n], name = ARGV[first + 4], previous_name = ARGV[first + 5],
-    known = 0, wait_ms = 0, current = 0, previous = 0 }
-end
--- <<< limits
+-- @include parts/clock.lua
+-- @include parts/inbound_limits.lua
 
 local function counter_wait_ms(limit)
   local window_ms, at_ms = limit.window_ms, limit.at_ms

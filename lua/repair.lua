@@ -36,139 +36,14 @@ local HOUR_MS = 3600000
 local MAX_SEQ = 9007199254740991
 local MONTH_MS = 2682000000 -- the longest month, 31 days and an hour
 
--- >>> int
--- A whole number as text: Lua would write 1e+15.
-local function int(n) return string.format('%.0f', n) end
--- <<< int
-
--- >>> clock
--- The server's clock in ms, or the time that was given, for tests and simulation.
-local function clock(given_ms)
-  if given_ms ~= 0 then return given_ms end
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- <<< clock
-
--- >>> clock bounds
--- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
-local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
--- <<< clock bounds
-
--- >>> clocks agree
-local function clocks_agree(clock_ms, caller_ms)
-  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
-end
--- <<< clocks agree
-
--- >>> ids
--- Ids are "ms-seq", compared by both numbers.
-local function split(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
-end
--- <<< ids
-
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
-
--- >>> bucket and units
--- L2. The bucket and the units in the field `u` of an entry.
-local function bucket_and_units(u)
-  local bucket, units = string.match(u, '^(.*)=(%d+)$')
-  return bucket or 'units', units or u
-end
--- <<< bucket and units
-
--- >>> cells
--- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
--- is new counts under OTHER.
-local MAX_CELLS, MAX_NAME = 200, 256
-local OTHER = '*'
-local function cells_of(text)
-  local cells = { names = {}, of = {} }
-  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
-    local row = {}
-    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
-    if not cells.of[name] then cells.names[#cells.names + 1] = name end
-    cells.of[name] = row
-  end
-  return cells
-end
--- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
-local function cell_name(...)
-  local parts = { ... }
-  for at, part in ipairs(parts) do
-    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
-      return string.format('%%%02X', string.byte(c))
-    end)
-  end
-  return table.concat(parts, '|')
-end
-local function add_to_cell(cells, name, ...)
-  if not cells.of[name] then
-    if #cells.names >= MAX_CELLS then name = OTHER end
-    if not cells.of[name] then
-      cells.names[#cells.names + 1] = name
-      cells.of[name] = {}
-    end
-  end
-  local row = cells.of[name]
-  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
-end
-local function text_of(cells)
-  local lines = {}
-  for at, name in ipairs(cells.names) do
-    local words = { name }
-    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
-    lines[at] = table.concat(words, ' ')
-  end
-  return table.concat(lines, '\n')
-end
--- <<< cells
-
--- >>> rights
--- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
--- nothing: Redis takes nothing back when a script fails.
-local function missing_rights()
-  local none, missing = KEYS[2] .. ':none', {}
-  for _, words in ipairs({
-    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none },
-    { 'HMGET', none, 'f' }, { 'HSCAN', none, '0' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' },
-    { 'PTTL', none }, { 'RENAME', none, none }, { 'SET', none, 'v', 'XX' }, { 'TIME' },
-    { 'XADD', none, 'NOMKSTREAM', '*', 'f', 'v' }, { 'XLEN', none }, { 'XRANGE', none, '-', '+' },
-    { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },
-  }) do
-    local reply = redis.pcall(unpack(words))
-    local failed = type(reply) == 'table' and reply.err
-    if failed and (string.find(failed, "user executing the script can't", 1, true) or string.find(failed, '[Nn]o permission'))
-    then
-      missing[#missing + 1] = words[1]
-    end
-  end
-  return missing
-end
--- <<< rights
+-- @include parts/int.lua
+-- @include parts/clock.lua
+-- @include parts/clocks_agree.lua
+-- @include parts/ids.lua
+-- @include parts/format.lua
+-- @include parts/bucket_and_units.lua
+-- @include parts/cells.lua
+-- @include parts/rights.lua
 
 if #KEYS ~= 6 or not (given_ms and caller_ms and string.find(name, '^[^%s@/]+$')) then
   return redis.error_reply(

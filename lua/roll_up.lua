@@ -31,120 +31,20 @@ if #KEYS ~= 4 or not (clock_ms and caller_ms and clock_ms >= 0 and caller_ms >= 
   return redis.error_reply('ERR roll_up.lua: 4 keys are needed, and now_ms and caller_ms are numbers')
 end
 
--- >>> int
--- A whole number as text: Lua would write 1e+15.
-local function int(n) return string.format('%.0f', n) end
--- <<< int
-
--- >>> clock
--- The server's clock in ms, or the time that was given, for tests and simulation.
-local function clock(given_ms)
-  if given_ms ~= 0 then return given_ms end
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- <<< clock
+-- @include parts/int.lua
+-- @include parts/clock.lua
 clock_ms = clock(clock_ms)
 
--- >>> clock bounds
--- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
-local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
--- <<< clock bounds
+-- @include parts/clocks_agree.lua
 
--- >>> clocks agree
-local function clocks_agree(clock_ms, caller_ms)
-  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
-end
--- <<< clocks agree
 if not clocks_agree(clock_ms, caller_ms) then return { 0, 0 } end -- nobody knows which hours are over
 local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
 
--- >>> ids
--- Ids are "ms-seq", compared by both numbers.
-local function split(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
-end
--- <<< ids
-
--- >>> format
--- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
--- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '5'
-local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
-  if found == FORMAT and peer then
-    local way = string.match(peer, '^[<>]')
-    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
-    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
-    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
-  end
-  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
-  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
-end
--- <<< format
-
--- >>> bucket and units
--- L2. The bucket and the units in the field `u` of an entry.
-local function bucket_and_units(u)
-  local bucket, units = string.match(u, '^(.*)=(%d+)$')
-  return bucket or 'units', units or u
-end
--- <<< bucket and units
-
--- >>> cells
--- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
--- is new counts under OTHER.
-local MAX_CELLS, MAX_NAME = 200, 256
-local OTHER = '*'
-local function cells_of(text)
-  local cells = { names = {}, of = {} }
-  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
-    local row = {}
-    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
-    if not cells.of[name] then cells.names[#cells.names + 1] = name end
-    cells.of[name] = row
-  end
-  return cells
-end
--- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
-local function cell_name(...)
-  local parts = { ... }
-  for at, part in ipairs(parts) do
-    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
-      return string.format('%%%02X', string.byte(c))
-    end)
-  end
-  return table.concat(parts, '|')
-end
-local function add_to_cell(cells, name, ...)
-  if not cells.of[name] then
-    if #cells.names >= MAX_CELLS then name = OTHER end
-    if not cells.of[name] then
-      cells.names[#cells.names + 1] = name
-      cells.of[name] = {}
-    end
-  end
-  local row = cells.of[name]
-  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
-end
-local function text_of(cells)
-  local lines = {}
-  for at, name in ipairs(cells.names) do
-    local words = { name }
-    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
-    lines[at] = table.concat(words, ' ')
-  end
-  return table.concat(lines, '\n')
-end
--- <<< cells
+-- @include parts/ids.lua
+-- @include parts/format.lua
+-- @include parts/bucket_and_units.lua
+-- @include parts/cells.lua
 
 local known = redis.call('HMGET', state, 'last', 'trimmed_through_ms', 'rolled_up', 'format', 'epoch')
 local unknown_format = other_format(known[4], known[5])

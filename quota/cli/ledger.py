@@ -30,12 +30,13 @@ SAY_EVERY_S = 2
 @click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
 @click.pass_context
 def ledger(ctx: click.Context) -> None:
-    """Move a ledger, or repair it after a clock that was wrong.
+    """Move a ledger, repair it after a clock that was wrong, or share it with other languages.
 
     \b
     Example:
       quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
       quota ledger repair
+      quota ledger scripts lua
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -288,3 +289,32 @@ def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
         "exhaustions": ahead.exhaustions,
         "claims": ahead.claims,
     }
+
+
+# -- for other languages -----------------------------------------------------------------------------------------------
+
+
+@ledger.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+def scripts(folder: str) -> None:
+    """Write the Lua scripts of the Redis ledger into the folder DIR, each whole, for programs in other languages.
+
+    The head of each file says what it does, its KEYS, ARGV and reply. Write them again after each upgrade: a ledger
+    refuses the scripts of another format. DIR is made if it is not there; files of these names in it are replaced.
+
+    \b
+    Example:
+      quota ledger scripts lua
+    """
+    from pathlib import Path
+
+    from quota.ledger.redis_scripts import script, script_names
+
+    names = script_names()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (Path(folder) / f"{name}.lua").write_text(script(name)[0], encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; name a folder that this user may write") from None
+    say(f"wrote {many(len(names), 'script')} into {folder}")

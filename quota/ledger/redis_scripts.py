@@ -19,16 +19,30 @@ except ImportError:
 FORMAT = "5"
 """The format of everything stored in Redis; the same number stands in each script (L24)."""
 
+_INCLUDE = "-- @include "
+"""Begins a line of a script in whose place stands a file of `lua/parts/`."""
+
 _OF_A_PROJECT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 
 
 @cache
 def script(name: str) -> tuple[str, str]:
-    """The text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
+    """The whole text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
     from quota.common.resources import read_text
 
-    text = read_text("quota.lua", f"{name}.lua")
+    lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
+    text = "".join(
+        read_text("quota.lua", line.removeprefix(_INCLUDE).rstrip()) if line.startswith(_INCLUDE) else line
+        for line in lines
+    )
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def script_names() -> list[str]:
+    """The names of all scripts, sorted."""
+    from quota.common.resources import list_names
+
+    return sorted(name.removesuffix(".lua") for name in list_names("quota.lua", ".") if name.endswith(".lua"))
 
 
 class Keys(NamedTuple):

@@ -55,6 +55,15 @@ def budget(server: RedisServer) -> Iterator[Budget]:
     ledger.close()
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which somebody ran `quota ledger scripts scripts`."""
+    folder = tmp_path_factory.mktemp("home")
+    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+    return folder
+
+
 def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str]:
     """An environment in which `redis-cli` talks to the test's server."""
     command = folder / "redis-cli"
@@ -66,7 +75,8 @@ def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str
     else:
         command.write_text(ONLY_A_SERVER.replace("PORT", str(server.port)))
     command.chmod(0o700)
-    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    ours = Path(sys.executable).parent
+    return {**os.environ, "PATH": os.pathsep.join(map(str, (folder, ours, os.environ["PATH"])))}
 
 
 def console() -> tuple[str, str]:
@@ -88,7 +98,7 @@ def test_the_commands_print_what_the_readme_shows(
     assert commands.count("redis-cli") >= 4
     done = subprocess.run(
         ["bash", "-euc", commands],
-        cwd=ROOT,
+        cwd=tmp_path,
         env=shell(server, tmp_path, with_cli=with_cli),
         capture_output=True,
         text=True,
@@ -122,49 +132,49 @@ def run_php(php: str, port: int, folder: Path, more: str = "") -> list[dict[str,
     assert program.count("6379") == 1
     path = folder / "charge.php"
     path.write_text(program.replace("6379", str(port)) + more, encoding="utf-8")
-    done = subprocess.run([php, path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([php, path], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_php_and_python_share_one_budget(server: RedisServer, budget: Budget, php: str, tmp_path: Path) -> None:
+def test_php_and_python_share_one_budget(server: RedisServer, budget: Budget, php: str, home: Path) -> None:
     for _ in range(94):
         assert budget.charge("search.list").admitted
-    (last,) = run_php(php, server.port, tmp_path)
+    (last,) = run_php(php, server.port, home)
     assert (last["outcome"], last["used_units"]) == ("ADMITTED", 9_500)
     assert not budget.charge("videos.list").admitted
     assert budget.refund(str(last["id"])).job == "nightly"
     assert budget.charge("search.list").admitted
-    assert run_php(php, server.port, tmp_path) == [{"outcome": "REFUSED", "id": "", "used_units": 9_500}]
+    assert run_php(php, server.port, home) == [{"outcome": "REFUSED", "id": "", "used_units": 9_500}]
 
 
-def test_php_reads_on_where_there_is_more(server: RedisServer, budget: Budget, php: str, tmp_path: Path) -> None:
+def test_php_reads_on_where_there_is_more(server: RedisServer, budget: Budget, php: str, home: Path) -> None:
     others = Budget(credential="main", project="demo", book=BOOK, limits=(), ledger=budget.ledger)
     for _ in range(2_100):
         others.charge("videos.list")
-    (answer,) = run_php(php, server.port, tmp_path)
+    (answer,) = run_php(php, server.port, home)
     assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 2_200)
 
 
 @pytest.mark.parametrize("kind", ["drop-reply", "swallow-reply", "drop-request"])
 def test_php_charges_once_when_an_answer_is_lost(
-    server: RedisServer, budget: Budget, php: str, tmp_path: Path, kind: str
+    server: RedisServer, budget: Budget, php: str, home: Path, kind: str
 ) -> None:
     assert budget.charge("videos.list").admitted, "and the server knows the script"
     with Proxy(server.port) as proxy:
         proxy.fail(kind)  # type: ignore[arg-type]
-        (answer,) = run_php(php, proxy.port, tmp_path)
+        (answer,) = run_php(php, proxy.port, home)
         assert proxy.requests == 2
     assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 101)
     assert budget.usage()[0].used_units == 101
 
 
-def test_a_mistake_in_php_is_an_exception_that_names_it(server: RedisServer, php: str, tmp_path: Path) -> None:
+def test_a_mistake_in_php_is_an_exception_that_names_it(server: RedisServer, php: str, home: Path) -> None:
     mistake = (
         "try { $ledger->charge('demo', 'search.list', -5); }\n"
         "catch (RuntimeException $error) { echo json_encode(['error' => $error->getMessage()]), \"\\n\"; }\n"
     )
-    said = run_php(php, server.port, tmp_path, mistake)[1]["error"]
+    said = run_php(php, server.port, home, mistake)[1]["error"]
     assert str(said).startswith("ERR charge.lua: u is N or BUCKET=N")
 
 

@@ -100,10 +100,10 @@ def test_the_sdist_holds_what_builds_tests_and_explains_it(built: Path) -> None:
     shipped = [
         *(ROOT / "tests").rglob("*.py"),
         *ROOT.glob("*.md"),
-        *(ROOT / "lua").iterdir(),
+        *(ROOT / "lua").rglob("*.*"),
         *(ROOT / "config").iterdir(),
     ]
-    assert {str(path.relative_to(ROOT)) for path in shipped if path.name != "__pycache__"} - names == set()
+    assert {str(path.relative_to(ROOT)) for path in shipped if "__pycache__" not in path.parts} - names == set()
 
 
 def test_the_readme_has_no_link_that_an_index_page_cannot_follow() -> None:
@@ -121,6 +121,7 @@ def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
     for name in (
         "quota/py.typed",
         "quota/lua/charge.lua",
+        "quota/lua/parts/format.lua",
         "quota/config/costs/youtube-v3.toml",
         "quota/ledger/schema.sql",
     ):

@@ -12,6 +12,7 @@ import redis
 from quota.inbound import contract, names
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
+from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "inbound-algorithms.md").read_text(encoding="utf-8")
-SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua").glob("inbound_*.lua"))}
-CODE = [*(ROOT / "quota" / "inbound").iterdir(), *(ROOT / "lua").glob("inbound_*.lua")]
+SCRIPTS = {path.stem: script(path.stem)[0] for path in sorted((ROOT / "lua").glob("inbound_*.lua"))}
+CODE = [*(ROOT / "quota" / "inbound").iterdir(), *(ROOT / "lua").rglob("inbound_*.lua")]
 RULES = re.findall(r"^\*\*(I[0-9]+)\. ", PAGE, re.MULTILINE)
 
 

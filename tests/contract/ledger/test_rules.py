@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from support.setup import Setup
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua").glob("*.lua"))}
+FILES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua").glob("*.lua"))}
+PARTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua" / "parts").glob("*.lua"))}
+SCRIPTS = {name: redis_scripts.script(name.removesuffix(".lua"))[0] for name in FILES}
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-LEDGER_FILES = [*(ROOT / "lua").glob("*.lua"), *(ROOT / "quota").rglob("*.py"), *(ROOT / "quota").rglob("*.sql")]
+LEDGER_FILES = [*(ROOT / "lua").rglob("*.lua"), *(ROOT / "quota").rglob("*.py"), *(ROOT / "quota").rglob("*.sql")]
 RULES = re.findall(r"^\*\*(L[0-9]+)\. ", ARCHITECTURE, re.MULTILINE)
 
 
@@ -53,58 +55,46 @@ def test_each_rule_says_why() -> None:
 # -- what stands in several scripts ------------------------------------------------------------------------------------
 
 
-def blocks_of(text: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a script: their names and what stands between the fences."""
-    fences = re.findall(r"^-- (>>>|<<<) (.*)$", text, re.MULTILINE)
-    opened, closed = [name for kind, name in fences if kind == ">>>"], [name for kind, name in fences if kind == "<<<"]
-    assert opened == closed
-    blocks = re.findall(r"^-- >>> ([^\n]*)\n(.*?)^-- <<< \1$", text, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in blocks] == opened
-    return blocks
+def included_in(text: str) -> list[str]:
+    return re.findall(r"^-- @include parts/(\w+\.lua)$", text, re.MULTILINE)
 
 
-def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
-    copies: dict[str, list[str]] = {}
-    for text in SCRIPTS.values():
-        for name, block in blocks_of(text):
-            copies.setdefault(name, []).append(block)
-    (fast_path,) = copies.pop("fast path")  # fenced so that a test can leave it out
-    assert f"~= '{redis_scripts.FORMAT}'" in fast_path
-    assert copies.keys() == {
-        "int",
-        "clock",
-        "clock bounds",
-        "clocks agree",
-        "ids",
-        "format",
-        "bucket and units",
-        "what a view counts",
-        "cells",
-        "limits",
-        "rights",
-    }
-    for name, blocks in copies.items():
-        assert len(blocks) > 1, f"{name} is fenced, and nobody shares it"
-        assert len(set(blocks)) == 1, f"the copies of {name} differ"
+def test_each_part_is_included_by_several_scripts_and_once_by_each() -> None:
+    included = [name for text in FILES.values() for name in included_in(text)]
+    assert {*included} == PARTS.keys()
+    for name in PARTS:
+        assert included.count(name) > 1, f"{name} is a part, and nobody shares it"
+    for name, text in FILES.items():
+        assert len({*included_in(text)}) == len(included_in(text)), name
 
 
-def test_what_two_scripts_share_is_fenced() -> None:
+def test_a_whole_script_has_each_part_in_its_place() -> None:
+    assert [*redis_scripts.script_names()] == [name.removesuffix(".lua") for name in sorted(FILES)]
+    for name, text in FILES.items():
+        whole = text
+        for part in included_in(text):
+            whole = whole.replace(f"-- @include parts/{part}\n", PARTS[part])
+        assert SCRIPTS[name] == whole
+        assert "@include" not in whole
+        assert whole.startswith(f"-- {name}: ")
+
+
+def test_what_two_scripts_share_is_a_part() -> None:
     """A function of one name in two scripts is a copy, and copies drift apart."""
     found: dict[str, list[str]] = {}
-    for script, text in SCRIPTS.items():
-        unfenced = re.sub(r"^-- >>> ([^\n]*)\n.*?^-- <<< \1$", "", text, flags=re.MULTILINE | re.DOTALL)
-        for function in re.findall(r"^\s*local function (\w+)", unfenced, re.MULTILINE):
-            found.setdefault(function, []).append(script)
+    for name, text in {**FILES, **PARTS}.items():
+        for function in re.findall(r"^\s*local function (\w+)", text, re.MULTILINE):
+            found.setdefault(function, []).append(name)
     assert len(found) > 5
-    assert {function: scripts for function, scripts in found.items() if len(scripts) > 1} == {}
+    assert {function: names for function, names in found.items() if len(names) > 1} == {}
 
 
 def test_every_script_checks_the_format() -> None:
-    for name, text in SCRIPTS.items():
+    for name, text in FILES.items():
         if name == "examine.lua" or name.startswith("inbound_"):  # these read nothing of what a ledger stores
             continue
-        assert "format" in dict(blocks_of(text)), name
-        assert text.count("other_format(") == 2, f"{name} asks once, beside the function itself"
+        assert "format.lua" in included_in(text), name
+        assert text.count("other_format(") == 1, f"{name} asks once"
 
 
 # -- constants ---------------------------------------------------------------------------------------------------------

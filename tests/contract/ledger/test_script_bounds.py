@@ -90,7 +90,7 @@ PLACES = {
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
-    paths = (Path(__file__).parents[3] / "lua").glob("*.lua")
+    paths = (Path(__file__).parents[3] / "lua").rglob("*.lua")
     text = "".join(
         path.read_text() for path in paths if not path.name.startswith("inbound_")
     )  # have a test of their own

@@ -100,6 +100,15 @@ def block(language: str) -> str:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[-1]
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which somebody ran `quota ledger scripts scripts`."""
+    folder = tmp_path_factory.mktemp("home")
+    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+    return folder
+
+
 def program(language: str, server: RedisServer, folder: Path, *, loops: bool) -> list[str]:
     """The command that runs the README's program, and then asks one limit for a while."""
     path = folder / f"inbound.{language}"
@@ -117,7 +126,7 @@ def program(language: str, server: RedisServer, folder: Path, *, loops: bool) ->
 
 @pytest.mark.parametrize("languages", [("php", "python", "js"), ("js", "php", "python"), ("python", "js", "php")])
 def test_one_visitor_has_three_logins_whatever_they_are_counted_by(
-    server: RedisServer, tmp_path: Path, languages: tuple[str, ...]
+    server: RedisServer, home: Path, languages: tuple[str, ...]
 ) -> None:
     """Whoever comes first makes the salts for all."""
     storage = open_storage(server.url)
@@ -127,8 +136,8 @@ def test_one_visitor_has_three_logins_whatever_they_are_counted_by(
             if language == "python":
                 left.append(storage.decide(LOGIN, "203.0.113.7").admitted)
             else:
-                command = program(language, server, tmp_path, loops=False)
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+                command = program(language, server, home, loops=False)
+                done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300, check=False)
                 assert (done.stderr, done.returncode) == ("", 0), done.stdout
                 left.append(json.loads(done.stdout)["admitted"])
         assert left in ([True] * 3, [False] * 3)
@@ -136,10 +145,10 @@ def test_one_visitor_has_three_logins_whatever_they_are_counted_by(
     storage.close()
 
 
-def test_php_node_and_python_together_are_exact(server: RedisServer, tmp_path: Path) -> None:
+def test_php_node_and_python_together_are_exact(server: RedisServer, home: Path) -> None:
     worker = [sys.executable, "-m", "support.inbound_worker", server.url, "log", "20", "1000", "1.5", "0", "login"]
-    commands = [program("php", server, tmp_path, loops=True), program("js", server, tmp_path, loops=True)]
-    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands]
+    commands = [program("php", server, home, loops=True), program("js", server, home, loops=True)]
+    running = [subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True) for command in commands]
     running.append(subprocess.Popen(worker, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True))
     printed = [one.communicate(timeout=300)[0].splitlines() for one in running]
     found = sorted(int(line) for lines in printed for line in lines if line.isdigit())
