@@ -42,9 +42,10 @@ from quota.inbound.names import (
     salt_names,
     shard_of,
 )
+from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, explained
 from quota.ledger.redis_scripts import script
-from quota.ledger.redis_url import client_maker, label_of, user_of
+from quota.ledger.redis_url import checked_target, label_of, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -91,7 +92,7 @@ class RedisStorage:
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._connect = client_maker(url, self.label, TIMEOUT_S, "inbound storage")
+        self._target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
         self._client: Connections | Cluster | None = None
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         self._behind_ms = 0  # the server's clock, less this host's
@@ -355,7 +356,7 @@ class RedisStorage:
         client = self._client
         if client is None:
             with self._lock:
-                client = self._client = self._client or self._connect()
+                client = self._client = self._client or client_of(self._target)
         return client
 
     def _away(self, error: Failed) -> StorageAway:

@@ -157,8 +157,9 @@ class Connections:
 
     def _connected(self, ends_s: float) -> redis.Connection:
         line = self._make()
-        line.socket_connect_timeout = left_s(self._connect_timeout_s, ends_s)
-        line.socket_timeout = left_s(self.timeout_s, ends_s)
+        half_s = (ends_s - elapsed_s()) / 2  # first it connects, then it introduces itself
+        line.socket_connect_timeout = left_s(min(self._connect_timeout_s, half_s), ends_s)
+        line.socket_timeout = left_s(min(self.timeout_s, half_s), ends_s)
         try:
             line.connect()
         except RedisError as error:
@@ -273,6 +274,11 @@ def _failure_of(error: RedisError) -> Failed:
     return NoAnswer(said) if isinstance(error, redis.TimeoutError) else Lost(said)
 
 
+def client_of(target: Target) -> Connections | Cluster:
+    """The client of what a url names. Contacts nothing."""
+    return Cluster(target) if target.kind == "cluster" else connections_to(target)
+
+
 # -- a server, or the primary of sentinels -----------------------------------------------------------------------------
 
 
@@ -303,7 +309,7 @@ def connections_to(target: Target) -> Connections:
         host, port = getattr(pool, "master_address", None) or target.nodes[0]
         if not target.is_secure:
             return behind_plain(host, port, target.remedy) or failure
-        return behind_secured(error, make(), host, port, target) or failure
+        return behind_secured(error, make(), host, port, target.options, target.remedy) or failure
 
     return Connections(make, target.timeout_s, target.connect_timeout_s, explain)
 

@@ -45,6 +45,7 @@ from quota.ledger.history import (
     RefusalCount,
     hours_of,
 )
+from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
     BEFORE_USED,
     FIRST_TRY,
@@ -76,7 +77,7 @@ from quota.ledger.redis_fields import (
     units_text,
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
-from quota.ledger.redis_url import client_maker, label_of, user_of
+from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
@@ -144,7 +145,7 @@ class RedisLedger(OfOneProcess):
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._connect = client_maker(url, self.label, self._timeout_s)
+        self._target = checked_target(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
         self._say_evicts_at_s = 0.0
         self._questions: dict[tuple[object, ...], Question] = {}
@@ -514,7 +515,7 @@ class RedisLedger(OfOneProcess):
         client = self._connected
         if client is None:
             with self._lock:
-                client = self._connected = self._connected or self._connect()
+                client = self._connected = self._connected or client_of(self._target)
         return client
 
     def _command(self, *command: str, ends_s: float | None = None, within_s: float | None = None) -> Any:

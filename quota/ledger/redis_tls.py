@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     import redis
 
-    from quota.ledger.redis_url import Target
-
 WAIT_S = 0.1
 """How long a server may take to show what is behind an error: the decision that failed waits for it."""
 
@@ -99,26 +97,31 @@ def _holds_certificate(path: str) -> bool:
 
 
 def behind_secured(
-    error: BaseException, another: redis.Connection, host: str, port: int, target: Target
+    error: BaseException,
+    another: redis.Connection,
+    host: str,
+    port: int,
+    options: Mapping[str, Any],
+    remedy: str,
 ) -> Misconfigured | None:
     """What is behind a failure on a connection with TLS; None for what may be anything. A server may end the connection
     while we ask, because of our certificate: on `another` one, where it is asked nothing, it says so."""
     try:
-        check_files(target.options)
+        check_files(options)
     except Misconfigured as gone:  # it was there when the url was read
         return gone
-    found = _found_in(error, host, target.remedy)
+    found = _found_in(error, host, remedy)
     if found is not None:
         return found
     if _answers_plainly(host, port):  # Redis is silent about a handshake, or ends the connection
-        return Misconfigured(f"it speaks no TLS; {target.remedy}")
+        return Misconfigured(f"it speaks no TLS; {remedy}")
     if isinstance(error.__context__, TimeoutError):
         return None
     try:
         another.connect()
         another.can_read(WAIT_S)
     except Exception as again:  # the library's
-        found = _found_in(again, host, target.remedy)
+        found = _found_in(again, host, remedy)
     finally:
         another.disconnect()
     return found

@@ -1,7 +1,6 @@
 """What a url of Redis names: where the server is, how it is spoken to, and a label for people.
 
-    target_of      checks a url, and takes it apart
-    client_maker   the same, and returns a function that makes its client
+    checked_target    checks a url, and takes it apart
     label_of       the url without its secrets, with the database that it means
     user_of        as whom it logs in
     database_of    in which database
@@ -21,9 +20,7 @@ from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from quota.ledger.redis_connection import Cluster, Connections
+    from collections.abc import Mapping, Sequence
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _NEEDLESS = (
@@ -39,17 +36,12 @@ FALSE = ("0", "F", "FALSE", "N", "NO")
 _LONGEST_S = 1e6
 
 
-def client_maker(
-    url: str, label: str, timeout_s: float, what: str = "ledger url"
-) -> Callable[[], Connections | Cluster]:
-    """A function that makes the client. The url is checked now; the server is contacted at the first command.
-
-    Raises ConfigError, with `what` and `label` for the url.
-    """
+def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
+    """What a url names. Raises ConfigError, with `what` and `label` for the url, for one that cannot be used."""
     if not all(map(_is_database, _databases(url))):
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
-        target = target_of(url, timeout_s)
+        return target_of(url, timeout_s)
     except (_WrongError, Misconfigured) as error:
         raise ConfigError(f"{what} {label}: {error}") from None
     except (ValueError, TypeError):
@@ -58,13 +50,6 @@ def client_maker(
             f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
-
-    def make() -> Connections | Cluster:
-        from quota.ledger.redis_connection import Cluster, connections_to  # late: it imports redis-py
-
-        return Cluster(target) if target.kind == "cluster" else connections_to(target)
-
-    return make
 
 
 class _WrongError(Exception):
