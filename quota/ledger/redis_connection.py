@@ -304,6 +304,8 @@ def connections_to(target: Target) -> Connections:
             return _without_primary(target)
         if target.kind == "unix" or isinstance(error.__context__, ConnectionRefusedError):
             return failure
+        if isinstance(failure, NoAnswer) and not target.is_secure:
+            return failure
         from quota.ledger.redis_tls import behind_plain, behind_secured  # late: most connections can be made
 
         host, port = getattr(pool, "master_address", None) or target.nodes[0]

@@ -376,7 +376,7 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
 def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure("".join(f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(3)))
-    at_once = "from quota.cli import commands as c; c.WATCH_S = 0; from quota.cli.entry import main; main()"
+    at_once = "from quota.cli import reports as c; c.WATCH_S = 0; from quota.cli.entry import main; main()"
     command = [sys.executable, "-c", at_once, "status"]
     master, slave = os.openpty()
     try:
