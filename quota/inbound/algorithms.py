@@ -151,8 +151,7 @@ class Log:
         return live + [(came_ms + limit.window_ms, units) for came_ms, units in states.current or ()]
 
 
-COUNTER = Counter()
-ALGORITHMS: Mapping[str, Algorithm] = {"counter": COUNTER, "gcra": Gcra(), "log": Log()}
+ALGORITHMS: Mapping[str, Algorithm] = {"counter": Counter(), "gcra": Gcra(), "log": Log()}
 
 
 def gcra_used(limit: Limit, free_at: int, at_ms: int) -> int:
