@@ -38,7 +38,6 @@ from quota.inbound.names import (
     Plan,
     UnreadableError,
     encoded,
-    name_of,
     new_salt,
     outdated,
     plan,
@@ -150,8 +149,7 @@ class SqliteStorage:
         return decision
 
     def _ask(self, side: _Side, policy: Policy, identity: str, cost: int, within_s: float) -> Decision:
-        if type(cost) is not int or not 1 <= cost <= policy.most:
-            whole(cost, "units: the cost of a request", 1, policy.most)
+        cost = whole(cost, "units: the cost of a request", 1, policy.most)
         identity_bytes = encoded(identity)
         decision, made, met = self._transact(
             side, lambda db: self._decide(db, side, policy, identity_bytes, cost), within_s
@@ -189,36 +187,27 @@ class SqliteStorage:
         now_ms = self._clock()
         known, made = side.plans.get(policy), None
         # Behind another connection there may be another file, with other salts.
-        if known is None or known[2] is not db or not known[0].since_ms <= now_ms < known[0].until_ms:
+        if known is None or known[2] is not db or not known[0].holds_at(now_ms):
             known = made = self._new_plan(db, policy, now_ms)
-        windows, ids = known[0].windows, known[1]
-        is_log = policy.algorithm == "log"
+        read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
-        for (_, window_ms, _), (number, salt, previous_salt), limit_id in zip(policy.limits, windows, ids, strict=True):
-            name = previous_name = _number_of(name_of(salt, identity_bytes))
-            if previous_salt != salt:
-                previous_name = _number_of(name_of(previous_salt, identity_bytes))
-            expires_ms = (number + 2) * window_ms
-            rows = dict(
-                db.execute(
-                    _PAIR, (expires_ms, limit_id, name, expires_ms - window_ms, limit_id, previous_name)
-                ).fetchall()
-            )
-            current, previous = rows.get(expires_ms), rows.get(expires_ms - window_ms)
-            keys.append((expires_ms, limit_id, name))
-            if is_log:
-                held.append(States(unpacked(previous), unpacked(current)))
-            else:
-                held.append(States(counted(previous), counted(current)))
+        for limit, window, limit_id in zip(policy.limits, known[0].windows, known[1], strict=True):
+            name, previous_name = map(_number_of, window.names_of(identity_bytes))
+            expires_ms = (window.number + 2) * limit.window_ms
+            key, previous_key = (expires_ms, limit_id, name), (expires_ms - limit.window_ms, limit_id, previous_name)
+            rows = dict(db.execute(_PAIR, key + previous_key).fetchall())
+            keys.append(key)
+            held.append(States(read(rows.get(previous_key[0])), read(rows.get(expires_ms))))
         decision, after = decide(policy, held, now_ms, cost)
         if after is held:
             return decision, made, None
-        self._save(db, now_ms, keys, held, after, is_log=is_log)
-        longest = max(range(len(keys)), key=lambda n: policy.limits[n].window_ms) if keys[1:] else 0
-        if held[longest].current is not None:
+        self._save(db, now_ms, keys, held, after, is_log=policy.algorithm == "log")
+        longest = policy.longest
+        before = held[policy.limits.index(longest)]
+        if before.current is not None:
             return decision, made, None
-        window_ms = policy.limits[longest].window_ms
-        return decision, made, ((policy.rule, window_ms, now_ms // window_ms), held[longest].previous is not None)
+        met = (policy.rule, longest.window_ms, now_ms // longest.window_ms)
+        return decision, made, (met, before.previous is not None)
 
     def _save(
         self,
@@ -295,7 +284,7 @@ class SqliteStorage:
         return {name: total for total, name in self._read("SELECT total, name FROM totals", integers=1)}
 
     def alive(self, policy: Policy) -> int:
-        window_ms = max(limit.window_ms for limit in policy.limits)
+        window_ms = policy.longest.window_ms
         number = (self._clock() - MET_LAG_MS) // window_ms
         sql = "SELECT number, new, again FROM met WHERE rule = ? AND window_ms = ? AND number BETWEEN ? AND ?"
         rows = self._read(sql, policy.rule, window_ms, number - 1, number, integers=3)
@@ -304,7 +293,7 @@ class SqliteStorage:
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
         from heapq import nlargest
 
-        limit = max(policy.limits, key=lambda limit: limit.window_ms)
+        limit = policy.longest
         now_ms = self._clock()
         number = now_ms // limit.window_ms
         wanted = ((number + 2) * limit.window_ms, policy.rule, _kind(policy, limit), limit.window_ms)
