@@ -42,8 +42,8 @@ class Algorithm(Protocol):
         """From now until the first ms at which `cost` fits, if nothing else comes; 0 if it fits now."""
         ...
 
-    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
-        """The states after `cost` was counted, whether or not it fits. Only `log` changes the previous one."""
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Any:
+        """The current state after `cost` was counted, whether or not it fits."""
         ...
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
@@ -67,10 +67,9 @@ class Counter:
         # The current window alone is too full. In the next one it is the previous.
         return window_ms - at_ms + window_ms - (number - cost) * window_ms // current
 
-    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         # Rejected requests count up to what Lua can still compute exactly.
-        current = min((states.current or 0) + cost, MAX_SCALE // limit.window_ms)
-        return States(states.previous, current)
+        return min((states.current or 0) + cost, MAX_SCALE // limit.window_ms)
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         number, window_ms, _ = limit
@@ -89,10 +88,10 @@ class Gcra:
         too_much = self._free_at(limit, states, at_ms) + (cost - limit.burst) * limit.window_ms - at_ms * limit.number
         return -(-too_much // limit.number) if too_much > 0 else 0
 
-    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         free_at = self._free_at(limit, states, at_ms) + cost * limit.window_ms
         # A rejected request takes what is left, and no more.
-        return States(states.previous, min(free_at, at_ms * limit.number + limit.burst * limit.window_ms))
+        return min(free_at, at_ms * limit.number + limit.burst * limit.window_ms)
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         used = self._free_at(limit, states, at_ms) - at_ms * limit.number
@@ -125,20 +124,16 @@ class Log:
                 return ends_ms - at_ms
         return 0
 
-    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
-        previous: Entries = tuple(entry for entry in states.previous or () if entry[0] > at_ms)
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Entries:
         current: Entries = states.current or ()
         came_ms = max(at_ms, current[-1][0]) if current else at_ms  # the clock may have gone back
         current = (*current, (came_ms, cost))
         # What is older than the newest `number` units can never decide anything.
-        total = sum(units for _, units in previous + current)
-        while previous and total - previous[0][1] >= limit.number:
-            total -= previous[0][1]
-            previous = previous[1:]
-        while not previous and total - current[0][1] >= limit.number:
+        total = sum(units for _, units in current)
+        while total - current[0][1] >= limit.number:
             total -= current[0][1]
             current = current[1:]
-        return States(previous, current)
+        return current
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         live = self._live(limit, states, at_ms)
@@ -151,8 +146,7 @@ class Log:
         return live + [(came_ms + limit.window_ms, units) for came_ms, units in states.current or ()]
 
 
-COUNTER = Counter()
-ALGORITHMS: Mapping[str, Algorithm] = {"counter": COUNTER, "gcra": Gcra(), "log": Log()}
+ALGORITHMS: Mapping[str, Algorithm] = {"counter": Counter(), "gcra": Gcra(), "log": Log()}
 
 
 def gcra_used(limit: Limit, free_at: int, at_ms: int) -> int:
@@ -169,7 +163,7 @@ def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tu
     waits_ms = [algorithm.wait_ms(limit, states, at_ms, cost) for limit, states, at_ms in rows]
     admitted = not any(waits_ms)
     if admitted or policy.count_rejected:
-        held = [algorithm.counted(limit, states, at_ms, cost) for limit, states, at_ms in rows]
+        held = [States(states.previous, algorithm.counted(limit, states, at_ms, cost)) for limit, states, at_ms in rows]
         if not admitted:  # counting it may make the wait longer
             waits_ms = [
                 algorithm.wait_ms(limit, states, at_ms, cost)

@@ -119,6 +119,11 @@ class Policy:
             raise ConfigError(f"rule {rule}: two limits have the same window; the smaller one is enough")
         object.__setattr__(self, "most", min(limit.burst or limit.number for limit in self.limits))
 
+    @property
+    def longest(self) -> Limit:
+        """The limit with the longest window: who is alive goes by it."""
+        return max(self.limits, key=lambda limit: limit.window_ms)
+
     def _check(self, limit: Limit) -> None:
         number, window_ms, burst = limit
         rule = f"rule {self.rule}"

@@ -99,8 +99,6 @@ class Proxies:
 
     def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
         """The client's address as an identity has it. `lines` are the values of the forwarded field, in their order."""
-        if not self._networks and not (self._unix and not peer):
-            return _peer(peer or "")
         nearest_one = parse_address(peer) if peer else None
         if not self._trusts(peer, nearest_one):
             return _written(nearest_one, peer)
@@ -220,12 +218,6 @@ def _written(address: Address | None, peer: str | None) -> str:
     if isinstance(address, IPv6Address):
         return f"a:{IPv6Address(int(address) >> IPV6_BITS << IPV6_BITS)}"
     return f"a:{address}"
-
-
-@lru_cache(maxsize=4096)
-def _peer(peer: str) -> str:
-    """The same for the other end of a connection."""
-    return _written(parse_address(peer), peer)
 
 
 def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:

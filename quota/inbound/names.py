@@ -55,7 +55,7 @@ def name_of(salt: bytes, identity: bytes) -> bytes:
 
 
 def shard_of(salt: bytes, identity: bytes) -> int:
-    return int.from_bytes(blake2b(salt + identity).digest()[:NAME_BYTES], "big") % SHARDS
+    return int.from_bytes(name_of(salt, identity), "big") % SHARDS
 
 
 def encoded(identity: str) -> bytes:
@@ -77,6 +77,11 @@ class Window(NamedTuple):
     salt: bytes
     previous_salt: bytes
 
+    def names_of(self, identity: bytes) -> tuple[bytes, bytes]:
+        """The identity's names in this window and in the one before."""
+        name = name_of(self.salt, identity)
+        return name, name if self.previous_salt == self.salt else name_of(self.previous_salt, identity)
+
 
 class Plan(NamedTuple):
     """How the names of a policy are made, from `since_ms` until before `until_ms`."""
@@ -85,6 +90,9 @@ class Plan(NamedTuple):
     until_ms: int
     shard_salt: bytes
     windows: tuple[Window, ...]
+
+    def holds_at(self, now_ms: int) -> bool:
+        return self.since_ms <= now_ms < self.until_ms
 
 
 def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:

@@ -35,7 +35,6 @@ from quota.inbound.names import (
     Plan,
     UnreadableError,
     encoded,
-    name_of,
     new_salt,
     outdated,
     plan,
@@ -177,7 +176,7 @@ class RedisStorage:
         for _ in range(MAX_ASKED):
             now_ms = given_ms or host_clock() + self._behind_ms
             plan = self._plans.get(policy)
-            if plan is None or not plan.since_ms <= now_ms < plan.until_ms:
+            if plan is None or not plan.holds_at(now_ms):
                 plan = yield from self._new_plan(policy, now_ms)
             words = plan.words(identity, cost, given_ms)
             try:
@@ -254,7 +253,7 @@ class RedisStorage:
             raise self._damaged(TOTALS) from error
 
     def alive(self, policy: Policy) -> int:
-        window_ms = max(limit.window_ms for limit in policy.limits)
+        window_ms = policy.longest.window_ms
         number = (self._now_ms() - MET_LAG_MS) // window_ms
         keys = [f"{MET}{policy.rule}:{window_ms}:{n}" for n in (number - 1, number)]
         try:
@@ -266,7 +265,7 @@ class RedisStorage:
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
         from heapq import nlargest
 
-        limit = max(policy.limits, key=lambda limit: limit.window_ms)
+        limit = policy.longest
         now_ms = self._now_ms()
         number = now_ms // limit.window_ms
         found = self._logs(policy, limit, number) if policy.algorithm == "log" else self._states(policy, limit, number)
@@ -428,22 +427,22 @@ class _Plan:
 
     def __init__(self, policy: Policy, plan: Plan) -> None:
         self.since_ms, self.until_ms, self._shard_salt, windows = plan
+        self.holds_at = plan.holds_at
         self.script, self.sha = script(f"inbound_{policy.algorithm}")
         self.count_rejected = policy.count_rejected
-        self.longest = max(range(len(windows)), key=lambda n: policy.limits[n].window_ms)
-        self.met = (policy.rule, policy.limits[self.longest].window_ms, windows[self.longest].number)
+        self.longest = policy.limits.index(policy.longest)
+        self.met = (policy.rule, policy.longest.window_ms, windows[self.longest].number)
         self._count_rejected = "1" if policy.count_rejected else "0"
         self._key_count = str(2 * len(windows))
         self._is_log = policy.algorithm == "log"
         self._windows = [
             (
-                _suffix(policy, limit, number),
-                _suffix(policy, limit, number - 1),
-                salt,
-                None if previous_salt == salt else previous_salt,
-                (str(limit.number), str(limit.window_ms), str(limit.burst), str(number)),
+                _suffix(policy, limit, window.number),
+                _suffix(policy, limit, window.number - 1),
+                window,
+                (str(limit.number), str(limit.window_ms), str(limit.burst), str(window.number)),
             )
-            for limit, (number, salt, previous_salt) in zip(policy.limits, windows, strict=True)
+            for limit, window in zip(policy.limits, windows, strict=True)
         ]
 
     def words(self, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
@@ -451,10 +450,8 @@ class _Plan:
         tag = f"{PREFIX}{{{shard_of(self._shard_salt, identity)}}}"
         keys: list[str | bytes] = [self._key_count]
         words: list[str | bytes] = [str(given_ms), str(cost), self._count_rejected]
-        for suffix, previous_suffix, salt, previous_salt, numbers in self._windows:
-            name = previous_name = name_of(salt, identity)
-            if previous_salt is not None:
-                previous_name = name_of(previous_salt, identity)
+        for suffix, previous_suffix, window, numbers in self._windows:
+            name, previous_name = window.names_of(identity)
             key, previous_key = tag + suffix, tag + previous_suffix
             if self._is_log:
                 key, previous_key = f"{key}:{name.hex()}", f"{previous_key}:{previous_name.hex()}"

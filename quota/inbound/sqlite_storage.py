@@ -19,7 +19,7 @@ from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
-from quota.inbound.algorithms import COUNTER, States, decide, gcra_used
+from quota.inbound.algorithms import States, decide, gcra_used
 from quota.inbound.contract import (
     AT_ONCE_S,
     MET_KEPT_MS,
@@ -27,7 +27,6 @@ from quota.inbound.contract import (
     WALL_S,
     Consumer,
     Decision,
-    LimitState,
     checked_totals,
 )
 from quota.inbound.met import Met
@@ -39,7 +38,6 @@ from quota.inbound.names import (
     Plan,
     UnreadableError,
     encoded,
-    name_of,
     new_salt,
     outdated,
     plan,
@@ -81,14 +79,6 @@ _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
     " UNION ALL SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
 )
-_BEFORE = "(SELECT state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?)"
-_COUNT = (
-    f"INSERT INTO states SELECT ?, ?, ?, ? WHERE ifnull({_BEFORE}, 0) * ? <= ? * ?"
-    " ON CONFLICT (expires_ms, limit_id, name) DO UPDATE SET state = state + excluded.state"
-    f" WHERE state BETWEEN 0 AND ? AND ifnull({_BEFORE}, 0) * ? <= (? - state) * ? RETURNING state, {_BEFORE}"
-)
-"""What `counter` does when it admits, see `Counter.wait_ms`."""
-
 _SWEEP = (
     "DELETE FROM states WHERE (expires_ms, limit_id, name) IN"
     " (SELECT expires_ms, limit_id, name FROM states WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?)"
@@ -159,23 +149,8 @@ class SqliteStorage:
         return decision
 
     def _ask(self, side: _Side, policy: Policy, identity: str, cost: int, within_s: float) -> Decision:
-        if type(cost) is not int or not 1 <= cost <= policy.most:
-            whole(cost, "units: the cost of a request", 1, policy.most)
+        cost = whole(cost, "units: the cost of a request", 1, policy.most)
         identity_bytes = encoded(identity)
-        if policy.algorithm == "counter" and len(policy.limits) == 1:
-            deadline = time.monotonic() + within_s
-            usual = self._transact(
-                side, lambda db: self._count(db, side, policy, identity_bytes, cost), within_s, write=None
-            )
-            if usual is not None:
-                decision, met, sweeps = usual
-                if met is not None:
-                    self._met.note(met[0], was_before=met[1])
-                if sweeps:
-                    with suppress(StorageAway):  # it is counted; later will do
-                        self._transact(side, partial(_sweep, decision.now_ms, SWEEP_AT_ONCE), 0, write=None)
-                return decision
-            within_s = deadline - time.monotonic()
         decision, made, met = self._transact(
             side, lambda db: self._decide(db, side, policy, identity_bytes, cost), within_s
         )
@@ -191,7 +166,7 @@ class SqliteStorage:
         work: Callable[[sqlite3.Connection], T],
         within_s: float,
         *,
-        write: bool | None = True,
+        write: bool = True,
     ) -> T:
         if not side.lock.acquire(blocking=False):
             deadline = time.monotonic() + within_s
@@ -205,44 +180,6 @@ class SqliteStorage:
         finally:
             side.lock.release()
 
-    def _count(
-        self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
-    ) -> tuple[Decision, tuple[Window, bool] | None, bool] | None:
-        """The usual cases, without a transaction around them: a `counter` of one limit admits or refuses. The decision,
-        an identity that its window meets now, and whether to delete what has expired. None: nothing was counted, and
-        this is another case.
-
-        The clock is read before the file is locked. So at the edge of a window a process may count for the old one
-        what another has not seen there, as if it had come first.
-        """
-        now_ms = self._clock()
-        known = side.plans.get(policy)
-        if known is None or known[2] is not db or not known[0].since_ms <= now_ms < known[0].until_ms:
-            return None
-        (limit,), ((number, salt, previous_salt),), (limit_id,) = policy.limits, known[0].windows, known[1]
-        most, window_ms, _ = limit
-        name = previous_name = _number_of(name_of(salt, identity_bytes))
-        if previous_salt != salt:
-            previous_name = _number_of(name_of(previous_salt, identity_bytes))
-        at_ms, expires_ms = now_ms - number * window_ms, (number + 2) * window_ms
-        old = (expires_ms - window_ms, limit_id, previous_name)
-        free = most - cost
-        fits = (*old, window_ms - at_ms, free, window_ms)
-        rows = db.execute(_COUNT, (expires_ms, limit_id, name, cost, *fits, free, *fits, *old)).fetchall()
-        if not rows:
-            held = dict(db.execute(_PAIR, (expires_ms, limit_id, name, *old)).fetchall())
-            current, previous = counted(held.get(expires_ms)), counted(held.get(old[0]))
-            if policy.count_rejected:
-                return None
-            decision, _ = decide(policy, [States(previous, current)], now_ms, cost)
-            return None if decision.admitted else (decision, None, False)
-        current, previous = rows[0]
-        left = COUNTER.left(limit, States(counted(previous), counted(current)), at_ms)
-        decision = Decision(True, now_ms, (LimitState(*left, 0),))
-        if current != cost:
-            return decision, None, False
-        return decision, ((policy.rule, window_ms, number), previous is not None), name % SWEEP_EVERY == 0
-
     def _decide(
         self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
     ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
@@ -250,36 +187,27 @@ class SqliteStorage:
         now_ms = self._clock()
         known, made = side.plans.get(policy), None
         # Behind another connection there may be another file, with other salts.
-        if known is None or known[2] is not db or not known[0].since_ms <= now_ms < known[0].until_ms:
+        if known is None or known[2] is not db or not known[0].holds_at(now_ms):
             known = made = self._new_plan(db, policy, now_ms)
-        windows, ids = known[0].windows, known[1]
-        is_log = policy.algorithm == "log"
+        read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
-        for (_, window_ms, _), (number, salt, previous_salt), limit_id in zip(policy.limits, windows, ids, strict=True):
-            name = previous_name = _number_of(name_of(salt, identity_bytes))
-            if previous_salt != salt:
-                previous_name = _number_of(name_of(previous_salt, identity_bytes))
-            expires_ms = (number + 2) * window_ms
-            rows = dict(
-                db.execute(
-                    _PAIR, (expires_ms, limit_id, name, expires_ms - window_ms, limit_id, previous_name)
-                ).fetchall()
-            )
-            current, previous = rows.get(expires_ms), rows.get(expires_ms - window_ms)
-            keys.append((expires_ms, limit_id, name))
-            if is_log:
-                held.append(States(unpacked(previous), unpacked(current)))
-            else:
-                held.append(States(counted(previous), counted(current)))
+        for limit, window, limit_id in zip(policy.limits, known[0].windows, known[1], strict=True):
+            name, previous_name = map(_number_of, window.names_of(identity_bytes))
+            expires_ms = (window.number + 2) * limit.window_ms
+            key, previous_key = (expires_ms, limit_id, name), (expires_ms - limit.window_ms, limit_id, previous_name)
+            rows = dict(db.execute(_PAIR, key + previous_key).fetchall())
+            keys.append(key)
+            held.append(States(read(rows.get(previous_key[0])), read(rows.get(expires_ms))))
         decision, after = decide(policy, held, now_ms, cost)
         if after is held:
             return decision, made, None
-        self._save(db, now_ms, keys, held, after, is_log=is_log)
-        longest = max(range(len(keys)), key=lambda n: policy.limits[n].window_ms) if keys[1:] else 0
-        if held[longest].current is not None:
+        self._save(db, now_ms, keys, held, after, is_log=policy.algorithm == "log")
+        longest = policy.longest
+        before = held[policy.limits.index(longest)]
+        if before.current is not None:
             return decision, made, None
-        window_ms = policy.limits[longest].window_ms
-        return decision, made, ((policy.rule, window_ms, now_ms // window_ms), held[longest].previous is not None)
+        met = (policy.rule, longest.window_ms, now_ms // longest.window_ms)
+        return decision, made, (met, before.previous is not None)
 
     def _save(
         self,
@@ -356,7 +284,7 @@ class SqliteStorage:
         return {name: total for total, name in self._read("SELECT total, name FROM totals", integers=1)}
 
     def alive(self, policy: Policy) -> int:
-        window_ms = max(limit.window_ms for limit in policy.limits)
+        window_ms = policy.longest.window_ms
         number = (self._clock() - MET_LAG_MS) // window_ms
         sql = "SELECT number, new, again FROM met WHERE rule = ? AND window_ms = ? AND number BETWEEN ? AND ?"
         rows = self._read(sql, policy.rule, window_ms, number - 1, number, integers=3)
@@ -365,7 +293,7 @@ class SqliteStorage:
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
         from heapq import nlargest
 
-        limit = max(policy.limits, key=lambda limit: limit.window_ms)
+        limit = policy.longest
         now_ms = self._clock()
         number = now_ms // limit.window_ms
         wanted = ((number + 2) * limit.window_ms, policy.rule, _kind(policy, limit), limit.window_ms)

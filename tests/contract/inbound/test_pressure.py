@@ -260,6 +260,23 @@ def test_the_file_is_swept_as_it_is_used(tmp_path: Path, clock: Clock) -> None:
     storage.close()
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_decisions_alone_delete_what_expired_in_a_quiet_time(tmp_path: Path, clock: Clock, algorithm: str) -> None:
+    """I5 in SQLite: four expired states for each new one, though no worker hands over its totals."""
+    path = tmp_path / "inbound.db"
+    storage = open_storage(f"sqlite:///{path}", clock=clock)
+    for n in range(500):
+        storage.decide(policy(algorithm, 5, 10_000), f"before {n}")
+    clock.ms += 30_000
+    for n in range(500):
+        storage.decide(policy(algorithm, 5, 10_000), f"after {n}")
+    with sqlite3.connect(path) as db:
+        counts = db.execute("SELECT expires_ms <= ?, COUNT(*) FROM states GROUP BY 1", (clock.ms,)).fetchall()
+    db.close()
+    assert counts == [(0, 500)]
+    storage.close()
+
+
 # -- away --------------------------------------------------------------------------------------------------------------
 
 
