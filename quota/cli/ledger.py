@@ -30,7 +30,7 @@ SAY_EVERY_S = 2
 @click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
 @click.pass_context
 def ledger(ctx: click.Context) -> None:
-    """Move a ledger, repair it after a clock that was wrong, or share it with other languages.
+    """Move a ledger, repair it, or share it with other languages.
 
     \b
     Example:

@@ -159,7 +159,6 @@ class Connections:
         line = self._make()
         half_s = (ends_s - elapsed_s()) / 2  # first it connects, then it introduces itself
         line.socket_connect_timeout = left_s(min(self._connect_timeout_s, half_s), ends_s)
-        line.socket_timeout = left_s(min(self.timeout_s, half_s), ends_s)
         try:
             line.connect()
         except RedisError as error:
@@ -174,8 +173,6 @@ class Connections:
         except BaseException:
             line.disconnect()
             raise
-        line.socket_timeout = self.timeout_s
-        line.update_current_socket_timeout(self.timeout_s)
         return line
 
     def failure_of(self, error: RedisError, *, is_new: bool) -> Failed:
@@ -218,11 +215,12 @@ class Call:
         """The server's reply, unchanged, after so many others; the call has ended then, however it went. Raises
         Failed."""
         line, connections = self._line, self._connections
-        wait_s = max(within_s, LEAST_S)
         failure: Failed | None = None
         try:
-            if wait_s != connections.timeout_s:
-                line.update_current_socket_timeout(wait_s)
+            if within_s != connections.timeout_s and not line.can_read(max(within_s, 0)):
+                line.disconnect()
+                connections.close()
+                raise NoAnswer("no answer")
             for _ in range(skipped):
                 line.read_response()
             reply = line.read_response()
@@ -235,8 +233,6 @@ class Call:
         except BaseException:
             line.disconnect()
             raise
-        if wait_s != connections.timeout_s:
-            line.update_current_socket_timeout(connections.timeout_s)
         self._idle.append(line)
         if self._idle is not connections._idle:  # `close` was called meanwhile
             while self._idle:

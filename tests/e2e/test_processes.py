@@ -240,7 +240,7 @@ STEPS = [
 ]
 IN_SQLITE = [
     Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
-    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_rows:append_charge", 3, 2, 2),
+    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_fields:append_charge", 3, 2, 2),
 ]
 # The decisions are one peek and then the charges. The server does not know the script: the first is asked twice.
 IN_REDIS = [

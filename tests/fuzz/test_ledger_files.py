@@ -126,20 +126,7 @@ LEDGER_COLUMNS = {
         "region",
         "idempotency_key",
     ),
-    "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "dropped_through_ms", "name"),
-    "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by", "reopened_ms", "reopened_because"),
-    "projects": ("epoch", "unlogged_until_ms", "retention_ms", "trimmed_through_ms"),
-    "repairs": ("newest_ms", "newest_seq", "begun_ms", "at_ms", "through_ms", "through_seq"),
-    "claims": ("until_ms", "record"),
-    "histories": (
-        *("rolled_ms", "rolled_seq", "whole_after_ms", "gap_from_ms", "gap_to_ms"),
-        *("summed_after_ms", "summed_after_seq"),
-    ),
-    "hours": ("hour_ms", "method", "job", "region", "bucket", "charges", "units"),
-    "sums": ("method", "job", "charges", "units", "corrected_units"),
-    "refused": ("hour_ms", "refused_by", "job", "reason", "calls"),
-    "refused_sums": ("refused_by", "job", "reason", "calls"),
-    "refusals": ("number", "refusal"),
+    "state": ("name", "value"),
 }
 JOURNAL_COLUMNS = {
     "draws": ("drawn_ms", "units", "bucket", "method", "job", "region", "idempotency_key", "repaid", "number"),
@@ -176,9 +163,11 @@ def _rows_damaged(r: Input, name: str, columns: dict[str, tuple[str, ...]]) -> l
                 )
             )
             put = put.encode("utf-8", "surrogatepass") if isinstance(put, str) else put
+            one = f"(SELECT name FROM state ORDER BY name LIMIT 1 OFFSET {r.randrange(30)})"  # noqa: S608
+            where = f" WHERE name = {one}" if table == "state" and r.random() < 0.9 else ""
             as_text = "CAST(? AS TEXT)" if isinstance(put, bytes) and r.random() < 0.7 else "?"
             with contextlib.suppress(sqlite3.IntegrityError):  # not even SQLite would take it
-                db.execute(f"UPDATE OR IGNORE {table} SET {column} = {as_text}", (put,))  # noqa: S608  # names of our own
+                db.execute(f"UPDATE OR IGNORE {table} SET {column} = {as_text}{where}", (put,))  # noqa: S608  # our own
             changes.append((table, column, put))
     return changes
 

@@ -100,7 +100,7 @@ def test_an_example_can_be_pasted_into_a_shell() -> None:
 
 
 def test_every_command_takes_a_configuration() -> None:
-    without = {"init", "prove", "demo", "emulate"}
+    without = {"init", "prove", "demo", "emulate", "ledger scripts"}
     for name, command in every_command().items():
         if name not in without and not isinstance(command, click.Group):
             assert "config" in {parameter.name for parameter in command.params}, name
@@ -146,7 +146,7 @@ def test_the_tab_key_completes_commands_and_options(quota: Quota) -> None:
 
     assert complete("st") == {"status"}
     assert {"--check", "--json"} < complete("status", "--")
-    assert complete("ledger", "") == {"move", "repair"}
+    assert complete("ledger", "") == {"move", "repair", "scripts"}
     assert "complete -o nosort -F" in quota(_QUOTA_COMPLETE="bash_source").stdout
 
 
