@@ -126,8 +126,8 @@ def _calendar_room_at(
             pace_edges = window.edges(at_ms - ahead_ms)
             paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
             if (
-                paced_ms <= next_ms
-            ):  # else the caller is past an edge, and what is used leaves before the pace makes room
+                paced_ms < next_ms
+            ):  # else something leaves before the pace makes room, as where the caller is past an edge
                 return paced_ms
         at_ms = next_ms
 

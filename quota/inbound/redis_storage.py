@@ -124,7 +124,7 @@ class RedisStorage:
         now_ms = given_ms or host_clock() + self._behind_ms
         plan = self._plans.get(policy)
         call = None
-        if plan is not None and plan.since_ms <= now_ms < plan.until_ms and client is not None:
+        if plan is not None and plan.holds_at(now_ms) and client is not None:
             try:
                 call = client.begin(client.pack("EVALSHA", plan.sha, *plan.words(identity_bytes, cost, given_ms)))
                 if call is not None and call.is_answered(within_s):
@@ -426,8 +426,7 @@ class _Plan:
     """What a script is told of a policy, as far as it is the same for every identity in these windows."""
 
     def __init__(self, policy: Policy, plan: Plan) -> None:
-        self.since_ms, self.until_ms, self._shard_salt, windows = plan
-        self.holds_at = plan.holds_at
+        self.holds_at, self._shard_salt, windows = plan.holds_at, plan.shard_salt, plan.windows
         self.script, self.sha = script(f"inbound_{policy.algorithm}")
         self.count_rejected = policy.count_rejected
         self.longest = policy.limits.index(policy.longest)
