@@ -1,0 +1,266 @@
+"""What a call costs and what each limit may hold for it, row by row: each border of a grant, a price and a cap."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.checklist import (
+    MAX_CHARGE_UNITS,
+    MAX_KEPT,
+    Checklists,
+    Grants,
+    PriceChangedError,
+    Together,
+    believed,
+    cap,
+    charge_units,
+    granted_units,
+)
+from quota.common.clock import NEVER
+from quota.costs import Bucket, CostBook, Price
+from quota.errors import CostExceedsLimit, UsageError
+from quota.ledger.grants import Grant, grants_text
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quota.limits import Window
+
+MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
+NEXT_MIDNIGHT = MIDNIGHT + DAY_MS
+DAY = Calendar("day", "UTC")
+UNITS = Selector(buckets=("units",))
+
+BOOK = CostBook(
+    name="test-v1",
+    api="test",
+    source="https://test.example",
+    read_on=date(2026, 6, 1),
+    retention_ms=None,
+    buckets={"units": Bucket("units", 1_000, DAY), "search": Bucket("search", 100, DAY)},
+    methods={
+        "items.list": (Price(1, "units", date(2026, 1, 1)),),
+        "items.insert": (Price(50, "units", date(2026, 1, 1)), Price(60, "units", date(2026, 7, 2))),
+    },
+    default_get=Price(1, "units", date(2026, 1, 1)),
+    default_other=Price(50, "units", date(2026, 1, 1)),
+    pools=(),
+)
+
+
+def limit(
+    units: int = 1_000,
+    window: Window = DAY,
+    selector: Selector = UNITS,
+    *,
+    headroom: int = 0,
+    paced: bool = False,
+    name: str = "day",
+) -> Limit:
+    return Limit(name, units, View(selector, window), 10_000, headroom, paced)
+
+
+def checklists(
+    *limits: Limit, leave: Mapping[str, Mapping[str, int]] | None = None, now_ms: int = MIDNIGHT
+) -> Checklists:
+    return Checklists("main", BOOK, limits, leave or {}, lambda: now_ms)
+
+
+# -- what upstream grants ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "units"),
+    [
+        # A grant lowers a limit on its bucket, less the limit's headroom, down to nothing.
+        (limit(), 300),
+        (limit(headroom=1), 299),
+        (limit(headroom=299), 1),
+        (limit(headroom=300), 0),
+        (limit(headroom=301), 0),
+        # It says nothing about other buckets, about several or all, or about calls.
+        (limit(selector=Selector(buckets=("search",))), None),
+        (limit(selector=Selector(buckets=("units", "search"))), None),
+        (limit(selector=Selector()), None),
+        (limit(selector=Selector(buckets=("units",), count="calls")), None),
+        (limit(selector=Selector(buckets=("units",), methods=("items.list",))), 300),
+        # Nor about windows that are longer than the longest day.
+        (limit(window=Sliding(1)), 300),
+        (limit(window=Sliding(25 * HOUR_MS)), 300),
+        (limit(window=Sliding(25 * HOUR_MS + 1)), None),
+        (limit(window=Calendar("hour", "UTC")), 300),
+        (limit(window=Calendar("month", "UTC")), None),
+    ],
+)
+def test_a_grant_lowers_a_limit_of_its_bucket_alone(one: Limit, units: int | None) -> None:
+    assert granted_units(one, {"units": 300}) == units
+    assert granted_units(one, {"others": 300}) is None
+
+
+def test_grants_are_believed_until_the_first_of_them_ends() -> None:
+    first, later = Grant("search", 10, MIDNIGHT, MIDNIGHT + 5), Grant("units", 300, MIDNIGHT, MIDNIGHT + 9)
+    text = grants_text([first, later])
+    for now_ms, units, until_ms in (
+        (MIDNIGHT - DAY_MS - 1, {}, NEVER),
+        (MIDNIGHT - DAY_MS, {"search": 10, "units": 300}, MIDNIGHT + 5),
+        (MIDNIGHT + 4, {"search": 10, "units": 300}, MIDNIGHT + 5),
+        (MIDNIGHT + 5, {"units": 300}, MIDNIGHT + 9),
+        (MIDNIGHT + 8, {"units": 300}, MIDNIGHT + 9),
+        (MIDNIGHT + 9, {}, NEVER),
+    ):
+        assert believed(text, now_ms) == Grants(text, units, until_ms)
+
+
+# -- the number enforced -----------------------------------------------------------------------------------------------
+
+NOON = MIDNIGHT + DAY_MS // 2
+PACED = limit(2_400, paced=True)
+"""An eighth ahead of an even spending: 300 at midnight, 1,500 at noon, all of it from 21:00 on."""
+
+
+@pytest.mark.parametrize(
+    ("one", "leave", "cost", "now_ms", "granted", "units"),
+    [
+        # What the job leaves to others is not its own.
+        (limit(), 0, 1, NOON, {}, 1_000),
+        (limit(), 999, 1, NOON, {}, 1),
+        (limit(), 1_000, 1, NOON, {}, 0),
+        (limit(), 1_001, 1, NOON, {}, 0),
+        # A grant lowers the limit and never raises it. The job leaves its part of what is left.
+        (limit(), 0, 1, NOON, {"units": 999}, 999),
+        (limit(), 0, 1, NOON, {"units": 1_001}, 1_000),
+        (limit(), 100, 1, NOON, {"units": 900}, 800),
+        (limit(headroom=5), 0, 1, NOON, {"units": 5}, 0),
+        (limit(), 0, 1, NOON, {"search": 1}, 1_000),
+        # A pace gives so much by now, at least one call, and never more than all.
+        (PACED, 0, 1, MIDNIGHT, {}, 300),
+        (PACED, 0, 1, NOON, {}, 1_500),
+        (PACED, 0, 1, NEXT_MIDNIGHT - 1, {}, 2_400),
+        (PACED, 0, 300, MIDNIGHT, {}, 300),
+        (PACED, 0, 301, MIDNIGHT, {}, 301),
+        (PACED, 0, 2_401, MIDNIGHT, {}, 2_400),
+        (PACED, 1_200, 1, NOON, {}, 750),
+        (PACED, 0, 1, NOON, {"units": 240}, 150),
+        (limit(1, paced=True), 0, 0, MIDNIGHT, {}, 1),
+        # Without a time the pace does not count.
+        (PACED, 0, 1, None, {}, 2_400),
+        (PACED, 400, 1, None, {"units": 2_000}, 1_600),
+    ],
+)
+def test_the_number_enforced_is_what_grants_leaving_and_pace_make_of_a_limit(
+    one: Limit, leave: int, cost: int, now_ms: int | None, granted: Mapping[str, int], units: int
+) -> None:
+    assert cap(one, leave, cost, now_ms, granted) == units
+
+
+# -- what a call costs -------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:
+    made = checklists(limit(100), leave={"backfill": {"day": 40}})
+    for units, job in ((100, ""), (60, "backfill")):
+        assert made["items.list", units, None, job].costs == (units,)
+        with pytest.raises(
+            CostExceedsLimit, match="it can never fit; raise the limit or make a cheaper call"
+        ) as raised:
+            made.make(("items.list", units + 1, None, job))
+        assert ("after leaving 40" in str(raised.value)) == (job == "backfill")
+
+
+def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
+    made = checklists(limit(100), limit(5, selector=Selector(count="calls"), name="calls"))
+    one, other = made["items.list", 20, None, ""], made["items.list", 40, None, ""]
+    assert made.sum_of([one, other, one, one], "").costs == (100, 4)
+    assert made.sum_of([one] * 5, "").costs == (100, 5)
+    with pytest.raises(CostExceedsLimit, match="5 calls together cost 120 units and limit 'day'"):
+        made.sum_of([one, other, one, one, one], "")
+    cheap = made["items.list", 1, None, ""]
+    with pytest.raises(CostExceedsLimit, match="6 calls together cost 6 units and limit 'calls'"):
+        made.sum_of([cheap] * 6, "")
+
+
+def test_former_calls_together_cost_what_is_known_of_each_limit() -> None:
+    made = checklists(limit(100), limit(100, selector=Selector(buckets=("search",)), name="search"))
+    assert made.of_former("items.list", 100, "", Together(2, {}, None)).costs == (100,)
+    assert made.of_former("items.list", 100, "", Together(2, {"day": 90, "search": 10}, None)).costs == (90, 10)
+    with pytest.raises(CostExceedsLimit, match="2 calls together cost 101 units"):
+        made.of_former("items.list", 100, "", Together(2, {"search": 101}, None))
+
+
+@pytest.mark.parametrize(
+    ("units", "fits"), [(0, False), (1, True), (MAX_CHARGE_UNITS, True), (MAX_CHARGE_UNITS + 1, False)]
+)
+def test_a_charge_is_of_one_unit_up_to_the_most(units: int, fits: bool) -> None:
+    if fits:
+        assert charge_units(units) == units
+    else:
+        with pytest.raises(UsageError, match="units: a charge is a whole number from 1 to 1,000,000,000"):
+            charge_units(units)
+
+
+def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> None:
+    made = checklists(limit(10_000))
+    kept = [made["items.list", units, None, ""] for units in range(1, MAX_KEPT + 1)]
+    assert all(made["items.list", units, None, ""] is one for units, one in enumerate(kept, 1))
+    further = made["items.list", MAX_KEPT + 1, None, ""]
+    assert made["items.list", MAX_KEPT + 1, None, ""] is not further
+    assert len(made) == MAX_KEPT
+
+
+# -- when it holds -----------------------------------------------------------------------------------------------------
+
+
+def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
+    """50 units until 2026-07-02, then 60."""
+    old, new = (
+        checklists(limit(), now_ms=now_ms)["items.insert", None, None, ""] for now_ms in (MIDNIGHT, NEXT_MIDNIGHT)
+    )
+    assert (old.units, old.priced) == (50, (0, NEXT_MIDNIGHT))
+    assert (new.units, new.priced) == (60, (NEXT_MIDNIGHT, NEVER))
+    old.check_price(NEXT_MIDNIGHT - 1)
+    new.check_price(NEXT_MIDNIGHT)
+    old.check_price(0)
+    for one, now_ms in ((old, NEXT_MIDNIGHT), (new, NEXT_MIDNIGHT - 1)):
+        with pytest.raises(PriceChangedError):
+            one.check_price(now_ms)
+        with pytest.raises(PriceChangedError):
+            one.checks_at(now_ms)
+
+
+def test_calls_together_have_a_price_while_each_of_them_has() -> None:
+    made = checklists(limit())
+    old, always = made["items.insert", None, None, ""], made["items.list", None, None, ""]
+    assert made.sum_of([always, old], "").priced == (0, NEXT_MIDNIGHT)
+    later = checklists(limit(), now_ms=NEXT_MIDNIGHT)["items.insert", None, None, ""]
+    assert made.sum_of([always, later], "").priced == (NEXT_MIDNIGHT, NEVER)
+
+
+def test_checks_hold_until_the_next_edge_of_any_limit() -> None:
+    made = checklists(limit(), limit(window=Calendar("hour", "UTC"), name="hour"), limit(window=Sliding(1), name="ms"))
+    one = made["items.list", None, None, ""]
+    at_midnight = one.checks_at(MIDNIGHT)
+    assert [check.edges and check.edges[0] for check in at_midnight] == [MIDNIGHT, MIDNIGHT, None]
+    assert one.checks_at(MIDNIGHT + HOUR_MS - 1) is at_midnight
+    an_hour_later = one.checks_at(MIDNIGHT + HOUR_MS)
+    assert [check.edges and check.edges[0] for check in an_hour_later] == [MIDNIGHT, MIDNIGHT + HOUR_MS, None]
+    assert one.checks_at(MIDNIGHT + HOUR_MS) is an_hour_later
+    assert one.checks_at(MIDNIGHT + HOUR_MS - 1) == at_midnight, "the clock went back"
+
+
+def test_checks_of_a_paced_limit_are_made_for_each_moment() -> None:
+    one = checklists(limit(2_400, paced=True))["items.list", None, None, ""]
+    assert [one.checks_at(now_ms)[0].cap_units for now_ms in (NOON, NOON + HOUR_MS, NOON)] == [1_500, 1_600, 1_500]
+
+
+def test_grants_take_the_place_of_others_in_what_is_kept() -> None:
+    made = checklists(limit(), leave={"backfill": {"day": 100}})
+    before = made["items.list", None, None, "backfill"]
+    assert before.checks_at(MIDNIGHT)[0].cap_units == 900
+    after = made.with_grants(before, Grants("text", {"units": 300}))
+    assert made["items.list", None, None, "backfill"] is after
+    assert after.checks_at(MIDNIGHT)[0].cap_units == 200
+    assert before.checks_at(MIDNIGHT)[0].cap_units == 900
