@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints locked sbom run test lint bench soak chaos topologies clean
+.PHONY: audit constraints locked sbom run test lint bench soak chaos mutants topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -57,6 +57,11 @@ soak: .venv/installed-test
 # QUOTA_TEST_SEED repeats one.
 chaos: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m chaos
+
+# 200 mutants of the core, one token changed in each: which of them no test knows. An hour or two. COUNT=15 SEED=2 makes fewer
+# and others.
+mutants: .venv/installed-test
+	@cd tests && ../$(BIN)/python -m mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 # Every topology of Redis, with each server at hand: the contract over it, what a decision costs, failover, a slot that moves,
 # a network that parts; then many machines, and a project of a million charges a day. Root, and half an hour. The table is
