@@ -187,7 +187,9 @@ def test_clocks_that_differ_are_both_told() -> None:
     made, request = asked(limit(500), caller_ms=NOW + HOUR_MS)
     decision = decided((made, request), result("clock"))
     assert (decision.reason, decision.retry_at_ms) == ("clock", None)
-    assert decision.detail == "this machine's clock reads 2026-07-01T15:00:00.000Z, the ledger's 2026-07-01T14:00:00.000Z"
+    assert (
+        decision.detail == "this machine's clock reads 2026-07-01T15:00:00.000Z, the ledger's 2026-07-01T14:00:00.000Z"
+    )
     assert "charges dated 1970-01-01T00:00:00.001Z" in clocks_of(request, result("clock", seen_ahead_ms=1))
 
 
@@ -207,6 +209,7 @@ def test_clocks_that_differ_are_both_told() -> None:
         ([limit(550, "b"), limit(500)], (300, 300), 250),
         ([limit(500), limit(3, "calls", count="calls")], (100, 1), 2),
         ([limit(500), limit(9, "calls", count="calls")], (300, 1), 200),
+        ([limit(9, "a", count="calls"), limit(8, "b", count="calls")], (6, 6), 2),
     ],
 )
 def test_what_remains_is_told_of_the_limit_with_the_fewest_further_calls(

@@ -43,6 +43,7 @@ BOOK = CostBook(
     retention_ms=None,
     buckets={"units": Bucket("units", 1_000, DAY), "search": Bucket("search", 100, DAY)},
     methods={
+        "items.find": (Price(1, "search", date(2026, 1, 1)),),
         "items.list": (Price(1, "units", date(2026, 1, 1)),),
         "items.insert": (Price(50, "units", date(2026, 1, 1)), Price(60, "units", date(2026, 7, 2))),
     },
@@ -145,7 +146,7 @@ PACED = limit(2_400, paced=True)
         (PACED, 0, 2_401, MIDNIGHT, {}, 2_400),
         (PACED, 1_200, 1, NOON, {}, 750),
         (PACED, 0, 1, NOON, {"units": 240}, 150),
-        (limit(1, paced=True), 0, 0, MIDNIGHT, {}, 1),
+        (limit(7, paced=True), 0, 0, MIDNIGHT, {}, 1),
         # Without a time the pace does not count.
         (PACED, 0, 1, None, {}, 2_400),
         (PACED, 400, 1, None, {"units": 2_000}, 1_600),
@@ -168,13 +169,16 @@ def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_d
             CostExceedsLimit, match="it can never fit; raise the limit or make a cheaper call"
         ) as raised:
             made.make(("items.list", units + 1, None, job))
-        assert ("after leaving 40" in str(raised.value)) == (job == "backfill")
+        assert ("after leaving 40:" in str(raised.value)) == ("after leaving" in str(raised.value)) == bool(job)
 
 
 def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
     made = checklists(limit(100), limit(5, selector=Selector(count="calls"), name="calls"))
-    one, other = made["items.list", 20, None, ""], made["items.list", 40, None, ""]
-    assert made.sum_of([one, other, one, one], "").costs == (100, 4)
+    one, other = made["items.list", 20, None, ""], made["items.insert", 40, None, ""]
+    together = made.sum_of([one, other, one, one], "")
+    assert (together.method, together.units, together.costs) == ("items.list", 100, (100, 4))
+    assert together.closed_by == ("units",)
+    assert made.sum_of([other], "").method == "items.insert"
     assert made.sum_of([one] * 5, "").costs == (100, 5)
     with pytest.raises(CostExceedsLimit, match="5 calls together cost 120 units and limit 'day'"):
         made.sum_of([one, other, one, one, one], "")
@@ -185,10 +189,43 @@ def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
 
 def test_former_calls_together_cost_what_is_known_of_each_limit() -> None:
     made = checklists(limit(100), limit(100, selector=Selector(buckets=("search",)), name="search"))
-    assert made.of_former("items.list", 100, "", Together(2, {}, None)).costs == (100,)
+    former = made.of_former("items.list", 100, "", Together(2, {}, None))
+    assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), (0, NEVER))
+    assert made.of_former("items.list", 100, "", Together(2, {}, "search")).closed_by == ("units", "search")
+    assert checklists(limit(1)).of_former("items.list", 1, "", Together(2, {}, None)).costs == (1,)
     assert made.of_former("items.list", 100, "", Together(2, {"day": 90, "search": 10}, None)).costs == (90, 10)
     with pytest.raises(CostExceedsLimit, match="2 calls together cost 101 units"):
         made.of_former("items.list", 100, "", Together(2, {"search": 101}, None))
+
+
+def test_a_call_is_charged_to_the_bucket_it_is_given_or_priced_in_else_to_the_main_one() -> None:
+    made = checklists(limit(), limit(selector=Selector(buckets=("search",)), name="search"))
+    for kind, bucket, units in (
+        (("items.find", None, None, ""), "search", 1),
+        (("items.find", 5, None, ""), "search", 5),
+        (("items.find", 5, "units", ""), "units", 5),
+        (("x", 5, None, ""), "units", 5),
+        (("x", 5, "search", ""), "search", 5),
+    ):
+        one = made[kind]
+        assert (one.bucket, one.units, one.priced) == (bucket, units, (0, NEVER))
+        assert [x.view.selector.buckets for x in one.limits] == [(bucket,)]
+    with pytest.raises(UsageError, match="method"):
+        made.make(("", 5, None, ""))
+
+
+def test_a_look_asks_for_the_cheapest_call_and_is_kept_for_its_book_and_limits() -> None:
+    limits = (limit(),)
+    one, same = (Checklists("main", BOOK, limits, {}, lambda: NOON) for _ in range(2))
+    other = checklists(limit(2_000))
+    look = one.of_a_look()
+    assert (look.units, look.costs, look.bucket) == (1, (1,), "units")
+    assert same.of_a_look() is look
+    assert other.of_a_look() is not look
+    assert other.of_a_look().caps == (2_000,)
+    dearer = Checklists("main", BOOK._replace(methods={}, default_get=BOOK.default_other), limits, {}, lambda: NOON)
+    assert dearer.of_a_look().units == 50
+    assert one.of_a_look() is look
 
 
 @pytest.mark.parametrize(

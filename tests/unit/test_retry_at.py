@@ -211,6 +211,7 @@ def test_only_what_a_limit_counts_leaves_its_window() -> None:
     clocks = Clocks(NOW, NOW, NOW)
     for one, used, cost, room_ms in (
         (search, 100, 50, at(9, day=1)),
+        (search, 100, 51, at(11, day=1)),
         (search, 100, 100, at(11, day=1)),
         (calls, 3, 1, at(9, day=1)),
         (calls, 3, 2, at(10, day=1)),
