@@ -297,7 +297,9 @@ def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
 @ledger.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 def scripts(folder: str) -> None:
-    """Write the Lua scripts of the Redis ledger into the folder DIR, each whole, for programs in other languages.
+    """Write the Lua scripts into the folder DIR.
+
+    Each is whole, for programs in other languages.
 
     The head of each file says what it does, its KEYS, ARGV and reply. Write them again after each upgrade: a ledger
     refuses the scripts of another format. DIR is made if it is not there; files of these names in it are replaced.

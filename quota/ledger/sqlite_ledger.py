@@ -440,8 +440,7 @@ class SqliteLedger(OfOneProcess):
             " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?"
         )
         values = (project, after[0], until_ms, *after, count)
-        rows = self._run(lambda db: db.execute(sql, values).fetchall(), write=None, within_s=within_s)
-        return [entry_of(row) for row in rows]
+        return self._run(lambda db: [entry_of(row) for row in db.execute(sql, values)], write=None, within_s=within_s)
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         room = 0
