@@ -125,9 +125,8 @@ def _calendar_room_at(
                 return at_ms
             pace_edges = window.edges(at_ms - ahead_ms)
             paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
-            if (
-                paced_ms < next_ms
-            ):  # else something leaves before the pace makes room, as where the caller is past an edge
+            # Else something leaves before the pace makes room, as where the caller is past an edge.
+            if paced_ms < next_ms:
                 return paced_ms
         at_ms = next_ms
 
