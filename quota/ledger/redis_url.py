@@ -87,9 +87,9 @@ class Target(NamedTuple):
         one = self._replace(kind="", nodes=((host, port),))
         if not is_sentinel:
             return one
-        return one._replace(
-            is_secure=self.sentinels_are_secure, options=self.sentinel_options, remedy=self.sentinel_remedy
-        )
+        times = {name: self.options[name] for name in _TIMEOUTS}
+        options = {**self.sentinel_options, **times}
+        return one._replace(is_secure=self.sentinels_are_secure, options=options, remedy=self.sentinel_remedy)
 
 
 def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
