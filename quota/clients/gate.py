@@ -80,13 +80,13 @@ class AsyncHostGate:
     def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
         from quota.async_budget import AsyncBudget, Awaiter
 
+        blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
+        self._gate = HostGate(blocking, method, hosts)
         self._own: Awaiter | None = None
         if not isinstance(budget, AsyncBudget):
-            Meter(budget)  # is it one at all?
             self._own = Awaiter(budget.ledger)
             budget = AsyncBudget(budget, self._own)
         self._budget = budget
-        self._gate = HostGate(budget._budget, method, hosts)
 
     def close(self) -> None:
         """Close what was made for this client alone."""
