@@ -177,7 +177,7 @@ def read_status(
     """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Without
     `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: it is asked of the log. Raises LedgerError.
 
-    `reading` reads that of one, in steps, and `run_side_by_side` does them for many: their questions share round trips.
+    `reading` reads that of one, and a few threads read at once.
     """
     ledger = session.ledger
     at_ms = ledger.now_ms()

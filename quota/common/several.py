@@ -15,7 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE = 4
-"""So many threads look. More gain nothing: one interpreter reads all answers."""
+"""How many threads look at once. More gain nothing: one interpreter reads all answers."""
 
 
 def several(look: Callable[[T], R], each: Iterable[T]) -> Iterator[R]:

@@ -46,18 +46,17 @@ class ErrorReply(Failed):
     @property
     def asks_for_password(self) -> bool:
         """Whether the server did not take the user or the password, or wants one."""
-        return self.code in ("NOAUTH", "WRONGPASS") or re.search(_PASSWORD, str(self)) is not None
+        return self.code in ("NOAUTH", "WRONGPASS") or _PASSWORD.search(str(self)) is not None
 
 
-# None of these is compiled before it is needed: a short process that is answered needs none.
-_PASSWORD = r"[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password"  # noqa: S105
+_PASSWORD = re.compile("[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password")
 _TOO_MANY_CLIENTS = "max number of clients reached"
-_CODE = r"([A-Z]{2,20}) "
+_CODE = re.compile("([A-Z]{2,20}) ")
 
 
 def error_of(said: str) -> Failed:
     """The error reply that a server sent as this text."""
-    match = re.match(_CODE, said)
+    match = _CODE.match(said)
     code = "" if match is None else match[1]
     if code == "ERR":
         code, said = "", said[4:]
@@ -66,15 +65,15 @@ def error_of(said: str) -> Failed:
 
 def is_denied(said: str) -> bool:
     """Whether an error says that this user lacks a right: servers of different versions word it differently."""
-    return re.search(_DENIED, said) is not None
+    return _DENIED.search(said) is not None
 
 
 MAY_NOT_RUN = "this user may not run"
 """So our scripts name all that is missing (L22)."""
 
-_DENIED = f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}"
-_DENIED_KEYS = "at least one of the keys|access (?:one of the keys|a key)"
-_DENIED_COMMANDS = rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run the '([a-z|]+)'"
+_DENIED = re.compile(f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}")
+_DENIED_KEYS = re.compile("at least one of the keys|access (?:one of the keys|a key)")
+_DENIED_COMMANDS = re.compile(rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run the '([a-z|]+)'")
 
 
 def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
@@ -103,9 +102,9 @@ def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
 
 
 def _what_is_denied(said: str) -> str:
-    if re.search(_DENIED_KEYS, said):
+    if _DENIED_KEYS.search(said):
         return "use the keys of this project"
-    named = re.search(_DENIED_COMMANDS, said)
+    named = _DENIED_COMMANDS.search(said)
     return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
 
 

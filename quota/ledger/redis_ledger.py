@@ -125,13 +125,14 @@ READ_AT_ONCE = 250
 HOURS_AHEAD = 100
 """So many hours are read that lie ahead of the clock."""
 
-# None of these is compiled before it is needed.
-_LASTING_WORDS = "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
+_LASTING_WORDS = re.compile(
+    "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
+)
 """Of the errors that the server itself reports, those that another try does not change."""
 
-_FENCED = r"^(?:ERR )?the ledger (has moved to|is being moved to|is being moved here from) (\S+) and takes"
+_FENCED = re.compile(r"^(?:ERR )?the ledger (has moved to|is being moved to|is being moved here from) (\S+) and takes")
 _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here from": FILLING}
-_OTHER_FORMAT = r"^(?:ERR )?the ledger has format (.*), and this script needs"
+_OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 
 
 class RedisLedger(OfOneProcess):
@@ -576,7 +577,7 @@ class RedisLedger(OfOneProcess):
         """What is raised for it. With the `project` that a script was about, it also finds out what it may not do."""
         if isinstance(error, ErrorReply) and is_denied(str(error)):
             return UnusableLedger(self._explain(self._denied(error, project)))
-        lasts = re.search(_LASTING_WORDS, str(error)) is not None or isinstance(error, (NotRedis, Misconfigured))
+        lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, (NotRedis, Misconfigured))
         if isinstance(error, ErrorReply):
             lasts = lasts or error.asks_for_password
         return (UnusableLedger if lasts else LedgerError)(self._explain(error))
@@ -594,10 +595,10 @@ class RedisLedger(OfOneProcess):
     def _explain(self, error: Failed) -> str:
         """One line for an operator, without the driver's own words where these could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
-        moved = re.search(_FENCED, str(error))
+        moved = _FENCED.search(str(error))
         if moved is not None:
             return str(fenced_error(where, FENCE + _WAYS[moved[1]] + moved[2]))
-        other_format = re.search(_OTHER_FORMAT, said)
+        other_format = _OTHER_FORMAT.search(said)
         if other_format is not None:
             return self._wrong_format(other_format[1])
         return explained(error, where, self._timeout_s, user_of(self._url))
