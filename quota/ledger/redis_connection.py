@@ -183,11 +183,7 @@ class Connections:
     def close(self) -> None:
         """Close all connections; those in use are closed when their call ends. The next call connects again."""
         idle, self._idle = self._idle, []
-        while idle:
-            try:
-                idle.pop().disconnect()
-            except IndexError:  # a call that ended meanwhile closes it too
-                break
+        _disconnect(idle)
 
     def start_over_in_child(self) -> None:
         """A forked child must not talk on its parent's connections. Closing them here leaves the parent's alone."""
@@ -218,7 +214,6 @@ class Call:
         failure: Failed | None = None
         try:
             if within_s != connections.timeout_s and not line.can_read(max(within_s, 0)):
-                line.disconnect()
                 connections.close()
                 raise NoAnswer("no answer")
             for _ in range(skipped):
@@ -235,11 +230,18 @@ class Call:
             raise
         self._idle.append(line)
         if self._idle is not connections._idle:  # `close` was called meanwhile
-            while self._idle:
-                self._idle.pop().disconnect()
+            _disconnect(self._idle)
         if failure is not None:
             raise failure
         return reply
+
+
+def _disconnect(idle: list[redis.Connection]) -> None:
+    while idle:
+        try:
+            idle.pop().disconnect()
+        except IndexError:  # another thread was quicker
+            break
 
 
 def _is_quiet(line: redis.Connection) -> bool:
@@ -307,7 +309,7 @@ def connections_to(target: Target) -> Connections:
         host, port = getattr(pool, "master_address", None) or target.nodes[0]
         if not target.is_secure:
             return behind_plain(host, port, target.remedy) or failure
-        return behind_secured(error, make(), host, port, target.options, target.remedy) or failure
+        return behind_secured(error, make, host, port, target.options, target.remedy) or failure
 
     return Connections(make, target.timeout_s, target.connect_timeout_s, explain)
 
@@ -366,8 +368,7 @@ class Cluster:
         self._nodes: NodesManager | None = None
         self._connections: dict[tuple[str, int], Connections] = {}
 
-    pack = staticmethod(redis.Connection().pack_command)
-    """A command as it is sent."""
+    pack = Connections.pack
 
     def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
         """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has none: then it is the
@@ -426,6 +427,9 @@ class Cluster:
                 # The library says nothing of why: the first of them says it again.
                 self._at(*self._target.nodes[0]).execute_command("CLUSTER", "SLOTS")
                 raise Lost(str(error), left=False) from error
+            known = {(str(node.host), int(node.port)) for node in nodes.nodes_cache.values()}
+            for place in self._connections.keys() - known:  # else every node that ever was would be asked
+                self._connections.pop(place).close()
         return nodes
 
     def _seeds(self) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ from quota.common.text import one_line
 from quota.ledger.redis_errors import Misconfigured
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import redis
 
@@ -98,14 +98,14 @@ def _holds_certificate(path: str) -> bool:
 
 def behind_secured(
     error: BaseException,
-    another: redis.Connection,
+    make: Callable[[], redis.Connection],
     host: str,
     port: int,
     options: Mapping[str, Any],
     remedy: str,
 ) -> Misconfigured | None:
     """What is behind a failure on a connection with TLS; None for what may be anything. A server may end the connection
-    while we ask, because of our certificate: on `another` one, where it is asked nothing, it says so."""
+    while we ask, because of our certificate: on another one, of `make`, where it is asked nothing, it says so."""
     try:
         check_files(options)
     except Misconfigured as gone:  # it was there when the url was read
@@ -117,6 +117,7 @@ def behind_secured(
         return Misconfigured(f"it speaks no TLS; {remedy}")
     if isinstance(error.__context__, TimeoutError):
         return None
+    another = make()
     try:
         another.connect()
         another.can_read(WAIT_S)

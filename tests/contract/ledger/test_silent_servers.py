@@ -19,6 +19,8 @@ from quota.errors import StorageAway
 from quota.inbound.storage import open_storage
 from quota.ledger import redis_rights
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_connection import Cluster
+from quota.ledger.redis_url import target_of
 from support.books import BOOK
 from support.clusters import Nodes
 from support.inbound import policy
@@ -198,3 +200,12 @@ def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> N
             assert there.xlen(KEY) >= 5
         for client in (here, there):
             client.acl_deluser("some")
+
+
+def test_a_node_that_is_gone_is_forgotten(nodes: Nodes) -> None:
+    """As where every node that is replaced has another address: those that were are not asked for ever."""
+    with closing(Cluster(target_of(url_of("redis+cluster", *(one.port for one in nodes.servers)), 5.0))) as cluster:
+        cluster._at("127.0.0.1", 1)
+        assert cluster.execute_command("EXISTS", KEY) in (0, 1)
+        assert ("127.0.0.1", 1) not in cluster._connections
+        assert cluster._connections
