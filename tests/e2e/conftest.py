@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,7 @@ from support.servers import immortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from support.servers import RedisServer
 
@@ -23,3 +26,12 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
         client.script_flush()
         yield redis_server
         assert immortal(client) == [], "keys without a lifetime"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which somebody ran `quota ledger scripts scripts`."""
+    folder = tmp_path_factory.mktemp("home")
+    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+    return folder

@@ -55,15 +55,6 @@ def budget(server: RedisServer) -> Iterator[Budget]:
     ledger.close()
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which somebody ran `quota ledger scripts scripts`."""
-    folder = tmp_path_factory.mktemp("home")
-    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
-    return folder
-
-
 def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str]:
     """An environment in which `redis-cli` talks to the test's server."""
     command = folder / "redis-cli"

@@ -100,15 +100,6 @@ def block(language: str) -> str:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[-1]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which somebody ran `quota ledger scripts scripts`."""
-    folder = tmp_path_factory.mktemp("home")
-    command = [sys.executable, "-m", "quota", "ledger", "scripts", "scripts"]
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
-    return folder
-
-
 def program(language: str, server: RedisServer, folder: Path, *, loops: bool) -> list[str]:
     """The command that runs the README's program, and then asks one limit for a while."""
     path = folder / f"inbound.{language}"
