@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota import async_budget, recorder
-from quota.inbound import redis_storage, sqlite_storage
-from quota.ledger import redis_connection, redis_ledger, sqlite_ledger
+from quota import account, async_budget, recorder
+from quota.inbound import deciding, redis_storage, sqlite_storage
+from quota.ledger import redis_connection, redis_ledger, redis_tls, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.recovery.allowance import Allowance
@@ -24,9 +24,12 @@ WALLS: list[tuple[Any, str]] = [
     (redis_ledger, "RETRY_WITHIN_S"),
     (redis_ledger, "COUNT_WITHIN_S"),
     (sqlite_ledger, "COUNT_WITHIN_S"),
+    (account, "COUNT_WITHIN_S"),
+    (redis_tls, "WAIT_S"),
     (recorder, "END_WITHIN_S"),
     (Allowance, "_deadline_s"),
     (async_budget, "WAIT_S"),
+    (deciding, "WALL_S"),
     (sqlite_storage, "WALL_S"),
     (redis_storage, "WALL_S"),
     (redis_storage, "TIMEOUT_S"),
