@@ -10,12 +10,12 @@ from quota.jobs.alarms import tell
 from quota.jobs.runner import work_of
 from quota.jobs.store.store import Store, StoreError
 from quota.jobs.textfile import write_metrics
-from quota.status import read_status
+from quota.reports.status import read_status
 
 if TYPE_CHECKING:
     from quota.jobs.job import RunReport
     from quota.jobs.store.store import Checkpoint
-    from quota.notify import Ping
+    from quota.reports.notify import Ping
     from quota.session import Session
 
 

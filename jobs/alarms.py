@@ -1,4 +1,4 @@
-"""What a run gives reason to tell somebody: `quota.notify` delivers it, once for each thing.
+"""What a run gives reason to tell somebody: `quota.reports.notify` delivers it, once for each thing.
 
 near_limit     80% of a limit is used                              once in its window
 refused        the budget stopped a run                            once in the limit's window
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
 from quota.jobs.store.store import is_stale
-from quota.limits import DAY_MS, Calendar
-from quota.notify import Notice, notify
+from quota.reports.notify import Notice, notify
+from quota.terms.limits import DAY_MS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quota.jobs.job import RunReport
     from quota.jobs.store.store import Checkpoint
+    from quota.reports.status import LimitRow, Status
     from quota.session import Session
-    from quota.status import LimitRow, Status
 
 NEAR_PERCENT = 80
 

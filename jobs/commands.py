@@ -292,7 +292,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
-    from quota.limits import MAX_UNITS
+    from quota.terms.limits import MAX_UNITS
 
     if not 1 <= units <= MAX_UNITS:
         raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_UNITS}")
@@ -308,7 +308,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
                 print_report(report, as_json)
                 if not as_json:
                     from quota.cli.render import render_status
-                    from quota.status import read_status
+                    from quota.reports.status import read_status
 
                     print_rich(render_status(read_status(session, next_capacity=False)))
                     requests = upstream.usage()["requests"]

@@ -17,7 +17,7 @@ from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
 from quota.jobs.store.store import Store, is_made, is_stale
 from quota.jobs.textfile import of_regions, of_run
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quota.jobs.plan.plan import Plan
     from quota.jobs.store.runs import PastRun
     from quota.jobs.store.store import Checkpoint, Elsewhere
-    from quota.metrics import Sample
+    from quota.reports.metrics import Sample
     from quota.session import Session
     from quota.settings.model import JobSettings
 

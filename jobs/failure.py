@@ -11,7 +11,7 @@ from quota.common.text import describe, one_line
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
-    from quota.costs import CostBook
+    from quota.terms.costs import CostBook
 
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 

@@ -18,11 +18,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import quota
-from quota.attribution import machine_name
 from quota.common.log import line
 from quota.jobs.job import Away
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.attribution import machine_name
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
-from quota.limits import DAY_MS
 from quota.settings.model import BUILT_IN_FETCHES
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from pathlib import Path

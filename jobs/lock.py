@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import quota
-from quota.attribution import machine_name
 from quota.common.folders import NotAloneError, open_alone
 from quota.common.log import line
+from quota.terms.attribution import machine_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,8 +31,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
-from quota.arguments import texts
-from quota.attribution import attempt_number
 from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import line
@@ -43,7 +41,9 @@ from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
-from quota.limits import HOUR_MS
+from quota.terms.arguments import texts
+from quota.terms.attribution import attempt_number
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -624,7 +624,7 @@ class _Run:
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
         from quota.common.clock import NEVER
-        from quota.corrections import drawn_by
+        from quota.deciding.corrections import drawn_by
         from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run for node_exporter: one file for the project, one for the job. See `quota.metrics`."""
+"""Writes the metrics of a run for node_exporter, of the project and of the job: see `quota.reports.metrics`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.ledger.history import OTHER
-from quota.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
-from quota.spending import read_sums
+from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
+from quota.reports.spending import read_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from quota.jobs.store.store import Checkpoint
     from quota.ledger.history import RefusedSum, RunningSum
+    from quota.reports.status import Status
     from quota.session import Session
     from quota.settings.model import JobSettings
-    from quota.status import Status
 
 
 def write_metrics(

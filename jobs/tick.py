@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quota.jobs.job import RunReport
-    from quota.notify import Ping
+    from quota.reports.notify import Ping
     from quota.session import Session
 
 
@@ -102,7 +102,7 @@ def _ping(session: Session, job: str) -> Ping | None:
     settings = session.settings.jobs.get(job)
     if settings is None or settings.ping_ref is None:
         return None
-    from quota.notify import Ping
+    from quota.reports.notify import Ping
 
     return Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
 

@@ -21,9 +21,7 @@ TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from quota.async_budget import AsyncBudget
     from quota.async_session import AsyncSession, open_async
-    from quota.attribution import labels
     from quota.budget import Budget
-    from quota.costs import CostBook
     from quota.decision import Decision, LimitState
     from quota.errors import (
         BadAnswer,
@@ -38,23 +36,25 @@ if TYPE_CHECKING:
     )
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Charge, Entry
-    from quota.limits import Limit
     from quota.session import Session
     from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should
+    from quota.terms.attribution import labels
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit
 else:
     _FROM = {
         "AsyncBudget": "quota.async_budget",
         "AsyncSession": "quota.async_session",
         "Budget": "quota.budget",
         "Charge": "quota.ledger.entry",
-        "CostBook": "quota.costs",
+        "CostBook": "quota.terms.costs",
         "Decision": "quota.decision",
         "Entry": "quota.ledger.entry",
         "Ledger": "quota.ledger.contract",
-        "Limit": "quota.limits",
+        "Limit": "quota.terms.limits",
         "LimitState": "quota.decision",
         "Session": "quota.session",
-        "labels": "quota.attribution",
+        "labels": "quota.terms.attribution",
         "open": "quota.session",
         "open_async": "quota.async_session",
     }

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.account import SESSION_CLOSED
-from quota.arguments import one, text, texts
 from quota.budget import Budget, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.deciding.account import SESSION_CLOSED
 from quota.errors import LedgerError, Refused, UsageError
+from quota.terms.arguments import one, text, texts
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as Submitted
 
     from quota.budget import Call
-    from quota.costs import CostBook
+    from quota.deciding.outlook import Outlook
     from quota.decision import Decision, LimitState
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Charge, Entry
-    from quota.limits import Limit
-    from quota.outlook import Outlook
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class AsyncSpend:
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for anything but a coroutine or async generator
         function."""
-        from quota.spend import ASYNC_KINDS, spendable  # late: few processes use the decorator
+        from quota.deciding.spend import ASYNC_KINDS, spendable  # late: few processes use the decorator
 
         kind, name = spendable(func)
         if kind not in ASYNC_KINDS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from quota.arguments import one
 from quota.async_budget import AsyncBudget, Awaiter, running_loop
 from quota.common.fork import OfOneProcess
 from quota.session import Session, open_session
+from quota.terms.arguments import one
 
 if TYPE_CHECKING:
     from collections.abc import Callable

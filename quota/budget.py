@@ -2,9 +2,9 @@
 
     Budget      the limits of one credential over one ledger; most callers want `charge`
     Decision    the answer (quota.decision): admitted, or refused and by which limit, what remains, when to retry
-    Checklist   what the ledger must check for a kind of call (quota.checklist): which limits, and which numbers
-    Account     the project at its ledger (quota.account): asks, and asks again where that is right
-    Answers     makes the decision out of the ledger's result (quota.answer)
+    Checklist   what the ledger must check for a kind of call (quota.deciding.checklist): which limits, which numbers
+    Account     the project at its ledger (quota.deciding.account): asks, and asks again where that is right
+    Answers     makes the decision out of the ledger's result (quota.deciding.answer)
 
 Every decision takes one way, `Budget._decide`: `_price` says what the calls cost and which limits count them, `_ask`
 what the ledger decides, and `_go_without` what holds while no ledger answers. `charge`, `charge_many` and `peek` are
@@ -20,7 +20,7 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
 
 L is the limit's number after `cap`: upstream may grant less, a job may leave some of it to others, and a paced limit
 releases it over the day.
-The module quota.retry_at computes `retry_at`.
+The module quota.deciding.retry_at computes `retry_at`.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.account import Account
-from quota.arguments import one, text, texts
-from quota.attribution import check_name, current_attribution
-from quota.checklist import PriceChangedError, charge_units
 from quota.common.fork import OfOneProcess
 from quota.common.text import show
-from quota.corrections import ALLOWANCE_ID, repay, settle
-from quota.costs import CostBook
+from quota.deciding.account import Account
+from quota.deciding.checklist import PriceChangedError, charge_units
+from quota.deciding.corrections import ALLOWANCE_ID, repay, settle
+from quota.deciding.outlook import look, usage
 from quota.decision import Decision
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.contract import MAX_CHARGES
 from quota.ledger.entry import Charge
-from quota.limits import Limit
-from quota.outlook import look, usage
+from quota.terms.arguments import one, text, texts
+from quota.terms.attribution import check_name, current_attribution
+from quota.terms.costs import CostBook
+from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from quota.attribution import AttemptKeys
-    from quota.checklist import Checklist, Key
+    from quota.deciding.checklist import Checklist, Key
+    from quota.deciding.outlook import Outlook
+    from quota.deciding.recorder import Recorder
+    from quota.deciding.spend import Spend
     from quota.decision import LimitState
     from quota.ledger.contract import Identity, Ledger
     from quota.ledger.entry import Entry
-    from quota.outlook import Outlook
-    from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
-    from quota.spend import Spend
+    from quota.terms.attribution import AttemptKeys
 
 Call = tuple[str, "int | None", "str | None"]
 """A method, and its units and bucket where they are not the book's."""
@@ -223,7 +223,7 @@ class Budget(OfOneProcess):
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
         runs. The charge stays whatever the body does, because a request that was sent has been spent.
         """
-        from quota.spend import Spend  # late: few processes use it
+        from quota.deciding.spend import Spend  # late: few processes use it
 
         return Spend(partial(self.charge, text(method, "method"), units=units, job=job, region=region))
 

@@ -7,26 +7,26 @@ from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from quota.account import SESSION_CLOSED
-from quota.arguments import one, text
-from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
+from quota.deciding.account import SESSION_CLOSED
 from quota.errors import ConfigError, UsageError
 from quota.ledger.contract import Identity
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import A_CREDENTIAL, load_settings
 from quota.settings.model import Settings
+from quota.terms.arguments import one, text
+from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
+    from quota.deciding.recorder import Recorder
     from quota.ledger.contract import Ledger
-    from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.settings.model import CredentialSettings
@@ -77,7 +77,7 @@ class Session(OfOneProcess):
 
     def attempt_number(self) -> int:
         """A number that no attempt has. It is higher than the numbers of all attempts before this call, and lower than
-        those of all later ones. Compare it with `quota.attribution.attempt_number`."""
+        those of all later ones. Compare it with `quota.terms.attribution.attempt_number`."""
         return attempt_number(self._attempt_keys.next())
 
     @cached_property
@@ -173,7 +173,7 @@ class Session(OfOneProcess):
     def _open_recorder(self, project: str) -> Recorder:
         """What this process tells the ledger of a project beside its decisions."""
         if project not in self._recorders:
-            from quota.recorder import Recorder
+            from quota.deciding.recorder import Recorder
 
             self._recorders[project] = Recorder(self.ledger, project, self._clock)
         return self._recorders[project]
@@ -263,7 +263,7 @@ class Session(OfOneProcess):
                 self._allowance.close()
             recorders, self._recorders = self._recorders, {}
             if recorders:
-                from quota.recorder import close_all
+                from quota.deciding.recorder import close_all
 
                 close_all(recorders.values())
             ledger, self._ledger = self._ledger, None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quota.arguments import texts
 from quota.jobs.job import Page, first_attempt, resources
+from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

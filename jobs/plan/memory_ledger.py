@@ -17,7 +17,7 @@ from quota.common.clock import NEVER
 from quota.ledger.contract import ChargeResult
 from quota.ledger.entry import Entry
 from quota.ledger.grants import grants_text
-from quota.limits import Sliding
+from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import View
+    from quota.terms.limits import View
 
 KEEP_AT_LEAST = 10_000
 """The log is trimmed when it has twice the charges that it had after the last time, and at least so many."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quota.arguments import texts
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
 from quota.common.text import many
@@ -21,7 +20,8 @@ from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
+from quota.terms.arguments import texts
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,20 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
+from quota.deciding.outlook import unlogged_usage
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, read_entries
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS, MINUTE_MS
-from quota.outlook import unlogged_usage
 from quota.session import machine_jitter_ms
+from quota.terms.limits import DAY_MS, MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from quota.costs import CostBook, Price
     from quota.decision import Decision
     from quota.jobs.job import Fetch
     from quota.jobs.plan.memory_ledger import Room
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from quota.ledger.unlogged import UnloggedUsage
     from quota.session import Session
     from quota.settings.model import CredentialSettings, JobSettings, Settings
+    from quota.terms.costs import CostBook, Price
 
 
 class Step(NamedTuple):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from quota.jobs.plan.simulation import pass_steps, prices_between, simulate
 from quota.jobs.schedule.ticks import streams, ticks
-from quota.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
 from quota.settings.schedules import Cron, Every, parse_schedule
+from quota.terms.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.jobs.job import Fetch
     from quota.jobs.plan.simulation import Simulated, State
-    from quota.limits import Limit
     from quota.settings.model import JobSettings, Settings
+    from quota.terms.limits import Limit
 
 MAX_JOBS = 5
 """The most jobs to try one by one: those that use most."""

@@ -53,8 +53,8 @@ from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
-from quota.limits import HOUR_MS, MINUTE_MS
-from quota.notify import Ping
+from quota.reports.notify import Ping
+from quota.terms.limits import HOUR_MS, MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

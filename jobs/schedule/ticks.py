@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from quota.common.clock import NEVER
-from quota.limits import DAY_MS
 from quota.settings.schedules import MAX_PAUSE_DAYS, parse_schedule
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

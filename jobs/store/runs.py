@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, host_clock, rfc3339
 from quota.common.text import shorten
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     import sqlite3

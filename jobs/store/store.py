@@ -37,7 +37,7 @@ from quota.jobs.store.rows import (
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.ledger.file_errors import refuse_others
-from quota.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

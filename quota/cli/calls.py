@@ -6,13 +6,13 @@ import codecs
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.attribution import check_name
 from quota.budget import check_call
-from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.named import read_named
 from quota.common.text import show
+from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UsageError
 from quota.ledger.contract import MAX_CHARGES
+from quota.terms.attribution import check_name
 
 if TYPE_CHECKING:
     from quota.budget import Budget

@@ -240,7 +240,7 @@ def prove_(over_http: bool, as_json: bool) -> None:
         _prove_over_http(as_json)
         return
     from quota.cli.prove import MIDNIGHT_MS, prove
-    from quota.limits import DAY_MS
+    from quota.terms.limits import DAY_MS
 
     proof = prove()
     if as_json:

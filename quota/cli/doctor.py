@@ -19,17 +19,17 @@ from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
-from quota.limits import MINUTE_MS, SECOND_MS
+from quota.reports.status import exact_from
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
-from quota.status import exact_from
+from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.costs import CostBook
     from quota.session import Session
     from quota.settings.model import CredentialSettings, Settings
+    from quota.terms.costs import CostBook
 
 PEEKS = 20
 SLOW_MS = 100
@@ -292,7 +292,7 @@ def _told(settings: Settings) -> Iterator[Finding]:
 
 
 def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Finding:
-    from quota.notify import read_address
+    from quota.reports.notify import read_address
 
     try:
         read_address(ref, setting, insecure=insecure)

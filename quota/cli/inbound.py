@@ -11,7 +11,7 @@ from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
 from quota.common.text import nearest, show
-from quota.limits import format_duration
+from quota.terms.limits import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +147,7 @@ def _write(path: str, text: str) -> None:
     import os
 
     from quota.errors import QuotaError
-    from quota.metrics import write_file
+    from quota.reports.metrics import write_file
 
     try:
         write_file(os.path.dirname(path) or ".", os.path.basename(path), text)

@@ -9,14 +9,14 @@ from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
 from quota.ledger.history import RUN_CHARS
-from quota.spending import read_charges, read_refusals
+from quota.reports.spending import read_charges, read_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quota.costs import CostBook
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Entry
+    from quota.terms.costs import CostBook
 
 TABLE_ROWS = 1_000
 """A table has so many rows; then another one begins. So a long log needs no memory."""

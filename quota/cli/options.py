@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.common.text import show
-from quota.limits import parse_duration
+from quota.terms.limits import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

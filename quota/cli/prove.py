@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
 from quota.settings.books import load_book
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
 
 LIMIT_UNITS = 500
 MIDNIGHT_MS = 20_000 * DAY_MS

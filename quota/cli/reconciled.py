@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from quota.notify import Notice
     from quota.reconcile.comparison import BucketCount, MethodCount
     from quota.reconcile.reconcile import Reconciled
+    from quota.reports.notify import Notice
 
 MAX_METHODS = 5
 """The most methods that are named for a difference."""
@@ -157,7 +157,7 @@ DRIFT_PERCENT = 5
 
 def notices_of(result: Reconciled) -> Iterator[Notice]:
     """What to tell whom `[notify]` names: once for each bucket and period of upstream, and each side's surplus."""
-    from quota.notify import Notice
+    from quota.reports.notify import Notice
 
     for count in result.buckets:
         since_ms, until_ms = count.period

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.decision import Decision
     from quota.ledger.entry import Entry
-    from quota.spending import KeptRefusal, Spending
-    from quota.status import CredentialRow, Status
+    from quota.reports.spending import KeptRefusal, Spending
+    from quota.reports.status import CredentialRow, Status
     from quota.wording.parts import Part
 
 

@@ -38,7 +38,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
       quota status --watch --json     # one line of JSON each time
     """
     from quota.cli.render import render_status
-    from quota.status import read_status
+    from quota.reports.status import read_status
 
     if watch and checks:
         raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
@@ -125,7 +125,7 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
 
     from quota.cli.render import render_spending, spending_notes
     from quota.common.clock import weekday
-    from quota.spending import SPEND_FIELDS, read_spending
+    from quota.reports.spending import SPEND_FIELDS, read_spending
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -336,7 +336,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
                 print_rich(render_reconciled(result, dry_run=dry_run))
         if session.settings.notify is not None and not dry_run:
             from quota.cli.reconciled import notices_of
-            from quota.notify import notify
+            from quota.reports.notify import notify
 
             notify(session, [notice for result in results for notice in notices_of(result)])
     if failed or (checks and any(result.differs for result in results)):

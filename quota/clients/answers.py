@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
-from quota.arguments import seconds, whole
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer
+from quota.terms.arguments import seconds, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from quota.arguments import text, texts
 from quota.clients.metering import Attempt, Hosts, Meter
 from quota.errors import UsageError
+from quota.terms.arguments import text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

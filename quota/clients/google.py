@@ -39,7 +39,6 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
-from quota.arguments import one, seconds, text
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
 from quota.clients.metering import Hosts, Meter
 from quota.common.fork import start_over_in_child
@@ -47,6 +46,7 @@ from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
+from quota.terms.arguments import one, seconds, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,25 +17,25 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from quota.arguments import text, texts
-from quota.attribution import current_attribution, machine_name
 from quota.budget import Budget
-from quota.checklist import charge_units
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.log import line, warn
 from quota.common.text import is_word, show, spaced
+from quota.deciding.checklist import charge_units
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
-from quota.limits import Calendar
+from quota.terms.arguments import text, texts
+from quota.terms.attribution import current_attribution, machine_name
+from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quota.budget import Call
-    from quota.costs import CostBook
     from quota.decision import Decision
+    from quota.terms.costs import CostBook
 
 _log = logging.getLogger("quota")
 

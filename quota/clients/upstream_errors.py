@@ -28,7 +28,7 @@ from quota.common.text import shorten, spaced
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.costs import CostBook
+    from quota.terms.costs import CostBook
 
 Kind = Literal[
     "daily_exhausted", "project_blocked", "transient_rate", "transient_server", "config", "request", "channel_limit"

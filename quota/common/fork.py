@@ -13,7 +13,7 @@ If one object fails, the others still have their turn.
 
 SQLite files are held (`quota.common.sqlite_file`). These objects start over in the child:
 
-    attempt keys                     get a run of their own (`quota.attribution`)
+    attempt keys                     get a run of their own (`quota.terms.attribution`)
     Redis ledgers                    open new connections (`quota.ledger.redis_ledger`)
     high-water marks                 claim a watermark of their own (`quota.recovery.high_water_mark`)
     an allowance                     forgets its parent's outage

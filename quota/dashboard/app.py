@@ -28,7 +28,7 @@ from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import find_refusal, projects_of, read_curves, read_now, read_samples, read_spent
 from quota.errors import LedgerError
 from quota.explain.refusal import explain_kept
-from quota.metrics import MEDIA_TYPE, Sample, exposition, of_silence
+from quota.reports.metrics import MEDIA_TYPE, Sample, exposition, of_silence
 from quota.web.health import Check, health
 from quota.web.protection import protected
 

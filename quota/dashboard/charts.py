@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.dashboard.words import date, hour
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from quota.metrics import Sample
+    from quota.reports.metrics import Sample
     from quota.session import Session
 
 GROUP = "quota.dashboard"

@@ -11,12 +11,12 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.limits import DAY_MS, HOUR_MS, Calendar
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.limits import Window
+    from quota.terms.limits import Window
 
 SAMPLES = 145
 """The number of past moments that are shown: one in 10 minutes of a day."""

@@ -21,8 +21,8 @@ from quota.dashboard import words
 from quota.dashboard.charts import OTHERS, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, key_of
 from quota.ledger.history import OTHER
-from quota.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.settings.model import BUILT_IN_NOTICE
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
 from quota.wording.of_status import early_of, notes_of
 from quota.wording.parts import Table
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from quota.dashboard.kept import Reading
     from quota.dashboard.reading import Curves, Now, Spent, SpentRow
     from quota.explain.refusal import RefusalExplained
+    from quota.reports.spending import KeptRefusal
+    from quota.reports.status import CredentialRow, LimitRow
     from quota.settings.model import Settings
-    from quota.spending import KeptRefusal
-    from quota.status import CredentialRow, LimitRow
     from quota.wording.parts import Part
 
 ROWS = 12

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER, moment, rfc3339, second, utc
 from quota.common.text import many, spaced
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
-    from quota.status import CredentialRow, LimitRow
+    from quota.reports.status import CredentialRow, LimitRow
 
 NAME_CHARACTERS = 64
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.attribution import machine_name
 from quota.budget import account_of
-from quota.checklist import cap
 from quota.common.text import one_line
-from quota.corrections import drawn_units
-from quota.limits import MAX_UNITS, Limit
+from quota.deciding.checklist import cap
+from quota.deciding.corrections import drawn_units
+from quota.terms.attribution import machine_name
+from quota.terms.limits import MAX_UNITS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.budget import Budget
-    from quota.costs import CostBook
+    from quota.reports.spending import KeptRefusal
     from quota.session import Session
-    from quota.spending import KeptRefusal
+    from quota.terms.costs import CostBook
 
 
 class Setting(NamedTuple):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
-from quota.corrections import draw_of
+from quota.deciding.corrections import draw_of
+from quota.deciding.retry_at import counted
 from quota.errors import UnknownCharge, UsageError
 from quota.explain.log import added_up, cutoff
 from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
-from quota.limits import Calendar, Limit
-from quota.retry_at import counted
+from quota.terms.limits import Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

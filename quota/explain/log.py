@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quota.ledger.contract import entries_between
 from quota.ledger.history import hours_of
-from quota.limits import Calendar
+from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Id
     from quota.ledger.history import HourOfLog
-    from quota.limits import View
+    from quota.terms.limits import View
 
 
 def cutoff(view: View, at_ms: int) -> int:

@@ -13,27 +13,27 @@ from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import account_of
-from quota.checklist import Together
 from quota.common.clock import NEVER, rfc3339
+from quota.deciding.checklist import Together
+from quota.deciding.outlook import Answer, ask
+from quota.deciding.retry_at import counted, room_at
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
 from quota.explain.log import added_up, cutoff
 from quota.ledger.contract import CLOCK_SLACK_MS, just_before, read_entries
 from quota.ledger.unlogged import UPSTREAM
-from quota.limits import Calendar, Limit, Selector, View
-from quota.outlook import Answer, ask
-from quota.retry_at import counted, room_at
-from quota.spending import KeptRefusal, read_refusals
+from quota.reports.spending import KeptRefusal, read_refusals
+from quota.terms.limits import Calendar, Limit, Selector, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from quota.budget import Budget
+    from quota.deciding.retry_at import Clocks, Standing
     from quota.decision import LimitState
     from quota.explain.admits import Change
     from quota.ledger.contract import Exhaustion, Ledger
     from quota.ledger.entry import Entry
-    from quota.retry_at import Clocks, Standing
     from quota.session import Session
 
 EXPIRIES = 10

@@ -28,9 +28,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from quota.arguments import MAX_NUMBER, text, whole
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
+from quota.terms.arguments import MAX_NUMBER, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.errors import StorageAway
 from quota.inbound.counting import BUCKETS_S, decision_times, requests_in
 from quota.inbound.opening import opened
-from quota.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
-from quota.metrics import exposition as as_text
+from quota.reports.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
+from quota.reports.metrics import exposition as as_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

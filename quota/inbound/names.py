@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import UsageError
 from quota.inbound.contract import MAX_WINDOW_MS
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
@@ -45,6 +44,7 @@ from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

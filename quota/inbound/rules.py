@@ -20,7 +20,7 @@ from quota.inbound.contract import Algorithm, Limit, Policy
 from quota.inbound.fields import policy_field
 from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
 from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
-from quota.limits import format_duration
+from quota.terms.limits import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
@@ -44,6 +43,7 @@ from quota.inbound.names import (
     salt_names,
 )
 from quota.ledger.file_errors import file_wording, refuse_others
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
     import sqlite3

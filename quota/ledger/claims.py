@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from quota.arguments import MAX_NUMBER, text, whole
 from quota.errors import UsageError
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

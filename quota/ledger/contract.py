@@ -22,9 +22,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
+from quota.terms.arguments import whole
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, HourOfLog, RefusalCount
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import Edges, View, Window
+    from quota.terms.limits import Edges, View, Window
 
 CLOCK_SLACK_MS = 5_000
 CLOCK_BEHIND_MS = HOUR_MS

@@ -26,7 +26,7 @@ from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entrie
 from quota.ledger.fence import OvertakenError
 from quota.ledger.state_fields import read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import Calendar, parse_duration, selector_of
+from quota.terms.limits import Calendar, parse_duration, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

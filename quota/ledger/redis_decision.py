@@ -19,7 +19,7 @@ from quota.ledger.grants import read_grants
 from quota.ledger.redis_fields import units_text
 from quota.ledger.redis_scripts import keys_of, script
 from quota.ledger.state_fields import read_epoch, read_exhaustion, read_id, read_usages
-from quota.limits import Sliding
+from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

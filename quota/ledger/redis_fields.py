@@ -17,7 +17,7 @@ from quota.ledger.history import (
     HourOfLog,
 )
 from quota.ledger.state_fields import checked_count, read_id, read_ms
-from quota.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,6 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import NEVER, elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
@@ -90,7 +89,8 @@ from quota.ledger.state_fields import (
     read_repair,
     read_usages,
 )
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from quota.ledger.grants import Grant
     from quota.ledger.redis_connection import Cluster, Connections
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import View
+    from quota.terms.limits import View
 
 T = TypeVar("T")
 

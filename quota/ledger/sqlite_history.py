@@ -24,7 +24,7 @@ from quota.ledger.history import (
 )
 from quota.ledger.sqlite_fields import drop_fields, fields_of, put_fields, read_fields
 from quota.ledger.state_fields import HISTORY_FIELDS, history_of, id_text, read_id, read_ms
-from quota.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     import sqlite3

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
@@ -72,7 +71,8 @@ from quota.ledger.state_fields import (
     usages_text,
 )
 from quota.ledger.unlogged import UnloggedUsage, is_carry
-from quota.limits import HOUR_MS, MINUTE_MS, longest_ms_of
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
+from quota.terms.limits import HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
-    from quota.limits import View
+    from quota.terms.limits import View
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.common.clock import NEVER
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.ledger.sqlite_fields import marks
-from quota.limits import Sliding
+from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     import sqlite3
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Id
-    from quota.limits import View
+    from quota.terms.limits import View
 
 _BETWEEN = (
     "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"

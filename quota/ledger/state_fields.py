@@ -8,7 +8,7 @@ from quota.common.clock import LATEST_MS, NEVER
 from quota.ledger.contract import Exhaustion, Repair
 from quota.ledger.history import History, HourOfSpending, RefusalCount, RefusedSum, RunningSum, read_cells
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,14 +21,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger.unlogged import UPSTREAM, UnloggedUsage, upstream_epoch
-from quota.limits import MINUTE_MS, Sliding
+from quota.terms.limits import MINUTE_MS, Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quota.costs import CostBook
     from quota.ledger.unlogged import Expiries
-    from quota.limits import Limit, Window
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit, Window
 
 TOLERANCE_MS = 10 * MINUTE_MS
 

@@ -46,8 +46,8 @@ from quota.errors import BadAnswer, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quota.costs import Monitoring
     from quota.settings.model import CredentialSettings
+    from quota.terms.costs import Monitoring
 
 SCOPE = "https://www.googleapis.com/auth/monitoring.read"
 PERMISSION = "monitoring.timeSeries.list"

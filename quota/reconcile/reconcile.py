@@ -16,31 +16,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.attribution import AttemptKeys
 from quota.budget import account_of
-from quota.checklist import granted_units
 from quota.common.clock import NEVER, rfc3339
+from quota.deciding.checklist import granted_units
+from quota.deciding.outlook import unlogged_usage
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.compared import Compared
 from quota.ledger.contract import read_entries, retention_of
 from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.unlogged import UPSTREAM
-from quota.limits import DAY_MS, Calendar
-from quota.outlook import unlogged_usage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
+from quota.terms.attribution import AttemptKeys
+from quota.terms.limits import DAY_MS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.budget import Budget
-    from quota.costs import CostBook, Metric, Pool
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import Limit
     from quota.reconcile.monitoring import Figures
     from quota.session import Session
     from quota.settings.model import CredentialSettings
+    from quota.terms.costs import CostBook, Metric, Pool
+    from quota.terms.limits import Limit
 
 BELIEVED_MS = 7 * DAY_MS
 """A smaller grant is believed for so long, or until a later run hears of another. Upstream samples it once a day."""

@@ -38,7 +38,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
@@ -46,6 +45,7 @@ from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
     import sqlite3

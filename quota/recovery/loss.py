@@ -27,9 +27,9 @@ from quota.common.clock import NEVER
 from quota.common.text import one_line
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
-from quota.limits import selector_of
 from quota.recovery.observations import ViewObservation, merge, missing_usage, still_in_window
 from quota.recovery.slices import furthest_slices, with_slices
+from quota.terms.limits import selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

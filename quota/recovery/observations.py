@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.ledger.contract import root_of
 from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
-from quota.limits import Edges, longest_ms_of, selector_of
+from quota.terms.limits import Edges, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, repaired_ms_of, root_of
-from quota.limits import longest_ms_of
 from quota.recovery.observations import SeenAheadError
+from quota.terms.limits import longest_ms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

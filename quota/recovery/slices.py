@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.limits import Sliding
 from quota.recovery.observations import SlicedUsage
+from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from quota.ledger.entry import Entry, Id
     from quota.ledger.unlogged import Expiries
-    from quota.limits import View
     from quota.recovery.observations import ViewObservation, Watermark
+    from quota.terms.limits import View
 
 SLICES = 24
 """A sliding window is divided into so many slices."""

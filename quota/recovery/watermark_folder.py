@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.folders import first_within, make_folder
 from quota.common.log import warn
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

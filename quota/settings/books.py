@@ -1,4 +1,4 @@
-"""Cost books from TOML. The model is `quota.costs`."""
+"""Cost books from TOML. The model is `quota.terms.costs`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from quota.common.text import is_word, nearest, one_line, show
-from quota.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
 from quota.errors import ConfigError
-from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 from quota.settings.toml import TomlTable, parse_toml, read_toml
+from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
+from quota.terms.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,17 +18,17 @@ from quota.common.findings import Finding, finding_of, ranked
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
-from quota.limits import DAY_MS, Calendar
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.toml import TomlTable
+from quota.terms.limits import DAY_MS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from quota.costs import Bucket, CostBook
-    from quota.limits import Limit
     from quota.settings.model import CredentialSettings, JobSettings, Settings
+    from quota.terms.costs import Bucket, CostBook
+    from quota.terms.limits import Limit
 
 
 def lint(settings: Settings) -> list[Finding]:

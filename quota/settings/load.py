@@ -23,18 +23,6 @@ from typing import TYPE_CHECKING, Any
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import LEDGER_SCHEMES
-from quota.limits import (
-    DAY_MS,
-    HOUR_MS,
-    MINUTE_MS,
-    Calendar,
-    Limit,
-    Selector,
-    Sliding,
-    View,
-    Window,
-    format_duration,
-)
 from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.address import Address, address_of, file_of, file_url, path_at, reference
 from quota.settings.books import load_book, parse_span, parse_window
@@ -58,11 +46,23 @@ from quota.settings.model import (
     Unavailable,
 )
 from quota.settings.toml import TomlTable, parse_toml, read_toml
+from quota.terms.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Calendar,
+    Limit,
+    Selector,
+    Sliding,
+    View,
+    Window,
+    format_duration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quota.costs import CostBook
+    from quota.terms.costs import CostBook
 
 
 def find_config(named: str | Path | None = None) -> Path | None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.text import one_line
-from quota.limits import DAY_MS, MINUTE_MS, Limit
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from quota.costs import CostBook
+    from quota.terms.costs import CostBook
 
 BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
 """The built-in fetch functions, each with the API method that it calls first."""

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.text import show
-from quota.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
+from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quota.common.named import read_named
 from quota.common.text import is_word, nearest, one_line, show
 from quota.errors import ConfigError
-from quota.limits import MAX_UNITS
+from quota.terms.limits import MAX_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER, moment, second, weekday
 from quota.common.text import many, spell
 from quota.decision import SET_THE_CLOCK
-from quota.limits import SECOND_MS
+from quota.terms.limits import SECOND_MS
 from quota.wording.parts import Line, Part, Table
 
 if TYPE_CHECKING:

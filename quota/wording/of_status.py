@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER, moment, rfc3339, utc, weekday
 from quota.common.text import many
 from quota.decision import REPAIR
-from quota.limits import SECOND_MS
+from quota.terms.limits import SECOND_MS
 from quota.wording.parts import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.ledger.contract import Exhaustion
-    from quota.status import CredentialRow, EarlyExhaustion, LimitRow
+    from quota.reports.status import CredentialRow, EarlyExhaustion, LimitRow
 
 
 def early_of(credential: CredentialRow) -> Iterator[Line]:

@@ -8,8 +8,8 @@ from quota.budget import Budget
 from quota.common.clock import host_clock
 from quota.decision import Decision
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bench.budgets import CHEAP, SteppingClock, budget, charging, fill, one, spread_over_a_day
 from bench.race import Contestant, race
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

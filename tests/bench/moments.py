@@ -29,10 +29,10 @@ from bench.report import Figure, Report
 from quota.errors import LedgerError
 from quota.jobs.store.store import Store
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
+from quota.reports.spending import read_spending
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.spending import read_spending
+from quota.terms.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
 from support.proxy import Proxy
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bench.before import Before
     from quota.decision import Decision
     from quota.ledger.contract import Ledger
-    from quota.limits import Limit
+    from quota.terms.limits import Limit
     from support.servers import RedisServer
 
 DAY_UNITS = 9_500

@@ -17,7 +17,7 @@ from statistics import median
 
 import quota
 from quota.common.clock import host_clock
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.commands import QUOTA, Quota
 from support.web import Served
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from itertools import count
 from typing import TYPE_CHECKING
 
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

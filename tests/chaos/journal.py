@@ -24,8 +24,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import quota
-from quota.attribution import AttemptKeys
 from quota.session import Session
+from quota.terms.attribution import AttemptKeys
 
 if TYPE_CHECKING:
     from pathlib import Path

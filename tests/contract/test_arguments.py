@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
-from quota.attribution import labels
 from quota.budget import Budget
 from quota.clients.google import service
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER, host_clock
-from quota.costs import Price
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
+from quota.terms.attribution import labels
+from quota.terms.costs import Price
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.claims import claim_of
 from support.setup import limit

@@ -12,16 +12,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.attribution import AttemptKeys, labels
 from quota.budget import Budget
+from quota.deciding.recorder import Recorder
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.contract import Exhaustion, Identity, read_entries
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
-from quota.recorder import Recorder
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
+from quota.terms.attribution import AttemptKeys, labels
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 if TYPE_CHECKING:

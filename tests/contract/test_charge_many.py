@@ -19,14 +19,14 @@ import redis
 import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
+from quota.deciding.recorder import Recorder
 from quota.errors import CostExceedsLimit, UnknownMethod, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
 from quota.ledger.redis_ledger import RedisLedger
-from quota.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
-from quota.recorder import Recorder
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.processes import Children
 from support.proxy import Kind, Proxy
@@ -269,7 +269,7 @@ def test_clocks_that_disagree_charge_none(setup: Setup) -> None:
 
 
 def test_a_pace_leaves_room_for_all_of_them_in_an_unused_window(setup: Setup) -> None:
-    from quota.limits import Calendar
+    from quota.terms.limits import Calendar
 
     paced = Limit("day", 1_000, View(Selector(), Calendar("day", "UTC")), 1_000, 0, paced=True)
     setup.now_ms = 1_793_059_200_000  # midnight

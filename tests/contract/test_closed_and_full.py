@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.setup import limit
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import pytest
 import redis
 
 import quota
-from quota import recorder
+from quota.deciding import recorder
 from quota.jobs.emulator import Emulator
-from quota.limits import HOUR_MS
 from quota.recovery import high_water_mark
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import HOUR_MS
 from support.proxy import Proxy
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from quota.budget import Budget
 from quota.cli.explain import render_charge, render_refusal
 from quota.clients.metering import Meter
 from quota.common.clock import rfc3339
+from quota.deciding.recorder import refusal_text
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.explain.admits import Change
@@ -28,10 +29,9 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
 from quota.ledger.redis_ledger import READ_AT_ONCE
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
-from quota.recorder import refusal_text
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
 from support.commands import Quota
 
 if TYPE_CHECKING:

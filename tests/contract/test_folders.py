@@ -15,12 +15,12 @@ from quota.common.folders import make_folder
 from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS
-from quota.notify import Notice, notify
 from quota.recovery.allowance import Allowance
 from quota.recovery.watermark_file import WatermarkFile
 from quota.recovery.watermark_folder import make_room
+from quota.reports.notify import Notice, notify
 from quota.settings.folders import make_state_folder
+from quota.terms.limits import DAY_MS
 from support.claims import claim_of
 from support.commands import Quota
 

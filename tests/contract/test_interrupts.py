@@ -25,8 +25,8 @@ from quota.errors import LedgerError
 from quota.ledger.contract import Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS
 from support.interrupts import Interrupted, at_every_place, interrupt
 from support.setup import Setup, limit
 

@@ -25,11 +25,11 @@ from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger, open_movable
 from quota.ledger.file_errors import refuse_others
-from quota.limits import DAY_MS
-from quota.metrics import write_file
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile, read_slots
+from quota.reports.metrics import write_file
+from quota.terms.limits import DAY_MS
 from support.claims import claim_of
 from support.users import NOBODY, as_user, needs_root
 

@@ -14,11 +14,11 @@ from quota.cli.commands import cli
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, LedgerError
-from quota.limits import Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
+from quota.terms.limits import Calendar, Limit, Selector, View
 from support.books import BOOK
 from support.setup import limit
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from quota.deciding.recorder import ATTEND_EVERY_MS, KEPT, Recorder, refusal_text
 from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
 from quota.ledger.history import MAX_REFUSAL_BYTES
-from quota.limits import HOUR_MS, SECOND_MS
-from quota.recorder import ATTEND_EVERY_MS, KEPT, Recorder, refusal_text
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import HOUR_MS, SECOND_MS
 from support.processes import in_child
 from support.proxy import Proxy
 from support.setup import Setup, limit

@@ -15,11 +15,11 @@ from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, entries_betwe
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.history import HourOfLog, hours_of
-from quota.limits import DAY_MS, HOUR_MS
+from quota.reports.spending import read_spending
+from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.spending import read_spending
-from quota.status import read_status
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota
 from support.losses import LedgerStorage, RedisStorage
 from support.setup import limit

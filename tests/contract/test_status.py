@@ -20,12 +20,12 @@ from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, read_entries
 from quota.ledger.grants import Grant
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
-from quota.metrics import of_status
+from quota.reports.metrics import of_status
+from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
-from quota.status import read_status
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Scene:
 @pytest.fixture
 def scene(ledger_url: str, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr("quota.session.machine_jitter_ms", lambda: 3_000)
-    monkeypatch.setattr("quota.status.machine_jitter_ms", lambda: 3_000)
+    monkeypatch.setattr("quota.reports.status.machine_jitter_ms", lambda: 3_000)
     monkeypatch.setenv("TZ", "UTC")
     scene = Scene(ledger_url, tmp_path)
     yield scene

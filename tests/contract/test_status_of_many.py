@@ -17,11 +17,11 @@ import redis
 from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
-from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery import registry
+from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.status import read_status
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.losses import LedgerStorage, SqliteStorage
 from support.proxy import Proxy
 
@@ -226,7 +226,7 @@ def check_both_ways(
             ledger_place.restore(copy)  # type: ignore[arg-type]
             monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
             answers.append(scene.read())
-            monkeypatch.setattr("quota.status.several", map)
+            monkeypatch.setattr("quota.reports.status.several", map)
         assert answers[0] == answers[1]
         assert (type(answers[0]) is str) == (what is damaged)
         assert ("unlogged_units" in str(answers[0])) == (what in (lost, emptied, missing))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.errors import CostExceedsLimit
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.setup import limit
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quota.metrics import FAMILIES
+from quota.reports.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config" / "alerts.yml"

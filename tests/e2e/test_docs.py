@@ -66,7 +66,7 @@ def test_the_readme_names_every_page() -> None:
 
 
 def test_every_field_of_a_status_is_described() -> None:
-    tree = ast.parse((ROOT / "quota/status.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "quota/reports/status.py").read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.endswith("_json")]
     dicts = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Dict)]
     fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
@@ -77,7 +77,7 @@ def test_every_field_of_a_status_is_described() -> None:
 
 
 def test_every_field_of_a_spending_is_described() -> None:
-    tree = ast.parse((ROOT / "quota/spending.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "quota/reports/spending.py").read_text(encoding="utf-8"))
     dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
     fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
     page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")

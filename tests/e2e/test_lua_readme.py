@@ -15,7 +15,7 @@ import pytest
 
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.proxy import Proxy
 

@@ -32,7 +32,7 @@ from tenacity import wait_none
 
 import quota
 from quota.jobs.emulator import Emulator
-from quota.status import read_status
+from quota.reports.status import read_status
 from support.installation import Installation
 
 if TYPE_CHECKING:
@@ -346,7 +346,8 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
 # Everything is imported before the starting shot, so that the processes meet where they open their files.
 WAITING = """
 import sys
-import quota, quota.cli.program, quota.cli.deciding, quota.budget, quota.limits, quota.recovery.allowance, quota.session
+import quota, quota.cli.program, quota.cli.deciding, quota.budget, quota.terms.limits, quota.recovery.allowance
+import quota.session
 import quota.settings.load, quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger
 import quota.clients.upstream_errors
 print("ready", flush=True)

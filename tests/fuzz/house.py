@@ -33,7 +33,7 @@ from quota.ledger.compared import Compared
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.claims import claim_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from quota.dashboard.reading import read_curves, read_now, read_spent
 from quota.errors import LedgerError, UnknownCharge
 from quota.explain.charge import explain_charge
 from quota.ledger.history import RefusalCount
-from quota.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
-from quota.status import read_status
+from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
+from quota.reports.status import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

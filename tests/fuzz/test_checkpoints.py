@@ -20,7 +20,7 @@ from quota.common.text import printable
 from quota.jobs.commands import _found_line
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.store import Store, StoreError
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.plain_http import Answer, Arrived, PlainServer
 
 CONFIG = """

@@ -17,7 +17,7 @@ from quota.cli.commands import cli
 from quota.cli.program import run
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 STATUSES = (0, 1, 2, 69, 75, 78)
 

@@ -16,7 +16,7 @@ from fuzz.inputs import PARTS, Input, check_line, every
 from fuzz.readings import check_readings, keep_history
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.claims import claim_of
 
 LIMIT = 500

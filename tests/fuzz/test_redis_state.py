@@ -17,7 +17,7 @@ from fuzz.readings import check_readings, keep_history
 from quota.common.clock import rfc3339
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.claims import claim_of
 
 if TYPE_CHECKING:

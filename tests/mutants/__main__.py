@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 CORE = (
-    *(f"quota/{name}.py" for name in ("budget", "account", "answer", "checklist", "retry_at")),
+    "quota/budget.py",
+    *(f"quota/deciding/{name}.py" for name in ("account", "answer", "checklist", "retry_at")),
     *(f"quota/ledger/{name}.py" for name in ("sqlite_ledger", "sqlite_views", "unlogged", "claims")),
     *(f"lua/{name}.lua" for name in ("charge", "settle", "repay")),
     *(f"lua/parts/{name}.lua" for name in ("bucket_and_units", "cells", "clocks_agree", "ids", "what_a_view_counts")),
@@ -177,7 +178,10 @@ def main() -> None:
         copy = Copy(Path(folder))
         if not copy.passes((*_DECISIONS, *_LEDGERS)):
             raise SystemExit(f"the tests fail on what nobody changed: {copy.log()}")
-        for path, text in (("quota/retry_at.py", "raise ImportError\n"), ("lua/parts/ids.lua", "error('mutant')\n")):
+        for path, text in (
+            ("quota/deciding/retry_at.py", "raise ImportError\n"),
+            ("lua/parts/ids.lua", "error('mutant')\n"),
+        ):
             if not falls(copy, path, text):
                 raise SystemExit(f"the tests do not read {path} of the copy: no mutant of it would fall")
         survivors = 0

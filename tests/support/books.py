@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quota.costs import CostBook
 from quota.settings.books import parse_book
+from quota.terms.costs import CostBook
 
 BOOK: CostBook = parse_book(
     """

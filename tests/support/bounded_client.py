@@ -20,8 +20,8 @@ import quota
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
-from quota.notify import _send
 from quota.reconcile.monitoring import read_figures
+from quota.reports.notify import _send
 
 SPARE_BYTES = 200_000_000
 Ask = Callable[[str], object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quota.ledger.claims import Claim
-from quota.limits import HOUR_MS, MINUTE_MS
+from quota.terms.limits import HOUR_MS, MINUTE_MS
 
 HOLD_MS, LEASE_MS = 2 * HOUR_MS, 10 * MINUTE_MS
 

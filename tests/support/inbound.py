@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from quota.inbound.contract import Decision, Limit, LimitState, Policy
-from quota.limits import MINUTE_MS
+from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.ledger.contract import Ledger
-    from quota.limits import Limit
+    from quota.terms.limits import Limit
 
 
 class LedgerStorage(Protocol):

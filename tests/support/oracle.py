@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_BEHIND_MS, CLOCK_SLACK_MS
-from quota.limits import Calendar, Limit, Sliding, View
+from quota.terms.limits import Calendar, Limit, Sliding, View
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

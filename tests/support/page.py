@@ -8,7 +8,7 @@ import quota
 from quota.common.clock import host_clock
 from quota.jobs.runner import run_job
 from quota.ledger.contract import Exhaustion
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.commands import QUOTA, Quota
 from support.web import Served
 

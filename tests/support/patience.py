@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota import account, async_budget, recorder
+from quota import async_budget
+from quota.deciding import account, recorder
 from quota.inbound import deciding, redis_storage, sqlite_storage
 from quota.ledger import redis_connection, redis_ledger, redis_tls, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger

@@ -7,16 +7,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quota.attribution import AttemptKeys
 from quota.common.clock import NEVER
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import SLOT_MS, JobTotals, Refusal, Simulated, Spent, State, pass_steps, step_at
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import ChargeRequest, retention_of
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS
 from quota.session import Session
 from quota.settings.model import LedgerSettings
+from quota.terms.attribution import AttemptKeys
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from quota.budget import Budget
 from quota.common.clock import NEVER
-from quota.corrections import ALLOWANCE_ID
+from quota.deciding.corrections import ALLOWANCE_ID
 from quota.errors import CostExceedsLimit, UnknownCharge
 from quota.ledger.contract import (
     CLOCK_BEHIND_MS,
@@ -35,8 +35,8 @@ from quota.ledger.contract import (
     retention_of,
 )
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.oracle import Answer, Journal, Oracle, Spent, cost, counts, cutoff, paced
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.decision import Decision
-    from quota.limits import Window
+    from quota.terms.limits import Window
 
 LOS_ANGELES = "America/Los_Angeles"
 

@@ -11,8 +11,8 @@ import redis
 import quota
 from quota.jobs.emulator import Emulator
 from quota.ledger.contract import read_entries
-from quota.limits import HOUR_MS, Calendar
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
+from quota.terms.limits import HOUR_MS, Calendar
 
 if TYPE_CHECKING:
     from pathlib import Path

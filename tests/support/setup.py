@@ -6,10 +6,10 @@ import uuid
 from dataclasses import dataclass, field
 
 from quota.budget import Budget
-from quota.costs import CostBook
 from quota.ledger.contract import Ledger
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.terms.costs import CostBook
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 NOW_MS = 1_793_000_000_000

@@ -20,7 +20,7 @@ import redis
 import quota
 from bench.budgets import CHEAP, SteppingClock, fill
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, MINUTE_MS
 from support.commands import Quota
 from support.servers import RedisServer
 

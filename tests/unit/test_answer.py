@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.answer import Answers, ahead_ms, clocks_of, standings_of, states_of
-from quota.checklist import Checklists, Grants
 from quota.common.clock import NEVER
+from quota.deciding.answer import Answers, ahead_ms, clocks_of, standings_of, states_of
+from quota.deciding.checklist import Checklists, Grants
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS, ChargeRequest, ChargeResult, Exhaustion
 from quota.ledger.entry import Charge, Entry
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from quota.checklist import Checklist
+    from quota.deciding.checklist import Checklist
     from quota.decision import Decision
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000

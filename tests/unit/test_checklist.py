@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.checklist import (
+from quota.common.clock import NEVER
+from quota.deciding.checklist import (
     MAX_CHARGE_UNITS,
     MAX_KEPT,
     Checklists,
@@ -19,16 +20,15 @@ from quota.checklist import (
     charge_units,
     granted_units,
 )
-from quota.common.clock import NEVER
-from quota.costs import Bucket, CostBook, Price
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.grants import Grant, grants_text
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.costs import Bucket, CostBook, Price
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quota.limits import Window
+    from quota.terms.limits import Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 NEXT_MIDNIGHT = MIDNIGHT + DAY_MS

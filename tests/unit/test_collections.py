@@ -12,15 +12,15 @@ from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Hosts, Meter
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
-from quota.costs import Pool
 from quota.errors import ConfigError, UsageError
 from quota.jobs.fetches import channels
 from quota.jobs.plan.plan import make_plan
 from quota.jobs.runner import run_job
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
-from quota.spending import read_spending
+from quota.terms.costs import Pool
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quota.errors import UsageError
-from quota.limits import (
+from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget
-from quota.checklist import cap
+from quota.deciding.checklist import cap
+from quota.deciding.retry_at import Clocks, Standing, room_at
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
-from quota.retry_at import Clocks, Standing, room_at
+from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.status import read_status
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from support.setup import Setup
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ def test_dir_shows_the_public_names_before_any_of_them_is_used() -> None:
 
 
 def test_the_public_names_are_those_that_the_modules_define() -> None:
-    from quota.costs import CostBook
     from quota.ledger import Charge, Entry, Ledger
-    from quota.limits import Limit
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit
 
     assert (quota.CostBook, quota.Charge, quota.Entry) == (CostBook, Charge, Entry)
     assert (quota.Ledger, quota.Limit) == (Ledger, Limit)

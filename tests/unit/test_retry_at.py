@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from quota.common.clock import NEVER
+from quota.deciding.retry_at import Clocks, Standing, retry_at, room_at
 from quota.ledger.entry import Entry
 from quota.ledger.unlogged import Expiries, UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
-from quota.retry_at import Clocks, Standing, retry_at, room_at
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quota.limits import Window
-    from quota.retry_at import ReadEntries
+    from quota.deciding.retry_at import ReadEntries
+    from quota.terms.limits import Window
 
 MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
 

@@ -13,7 +13,7 @@ from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 
 if TYPE_CHECKING:

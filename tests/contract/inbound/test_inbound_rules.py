@@ -13,7 +13,7 @@ from quota.inbound import contract, names
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

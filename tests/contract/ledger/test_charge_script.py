@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
 from support.servers import immortal
 

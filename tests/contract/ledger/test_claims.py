@@ -16,7 +16,7 @@ from quota.errors import LedgerError, UsageError
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, MAX_TICKS, Claimed
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import FORMAT
-from quota.limits import HOUR_MS, MINUTE_MS
+from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.claims import HOLD_MS, LEASE_MS, claim_of
 from support.processes import Children
 from support.proxy import Proxy

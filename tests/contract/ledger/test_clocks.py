@@ -14,8 +14,8 @@ from quota.common.clock import NEVER, elapsed_s, rfc3339
 from quota.ledger.contract import CLOCK_BEHIND_MS, CLOCK_SLACK_MS, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
 from support.setup import limit
 

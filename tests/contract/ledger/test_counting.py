@@ -22,8 +22,8 @@ from quota.jobs.alarms import _of_run
 from quota.jobs.job import RunReport
 from quota.ledger.entry import Charge
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, View
 from support.oracle import Oracle, Spent
 from support.setup import Setup, limit
 
@@ -123,7 +123,7 @@ def test_a_peek_and_a_look_at_the_numbers_go_on_too(setup: Setup, monkeypatch: p
         assert budget.peek("videos.list").reason == "counting"
     assert budget.usage()[0].used_units == 300
     narrow = setup.budget(limit(500, 41 * HOUR_MS))
-    monkeypatch.setattr("quota.outlook.MAX_COUNTING", 1)
+    monkeypatch.setattr("quota.deciding.outlook.MAX_COUNTING", 1)
     with pytest.raises(LedgerError, match="still counts what was charged before; run again, it goes on from there"):
         narrow.usage()
 

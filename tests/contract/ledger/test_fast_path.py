@@ -11,7 +11,7 @@ import redis
 
 from contract.ledger.test_charge_script import ALL, CALLS, KEYS, LOG, NOW, STATE, Scripts, scripts
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS, HOUR_MS, SECOND_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, SECOND_MS
 from support.fast_path import Pair, as_list
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from quota.ledger.grants import Grant
 from quota.ledger.redis_scripts import FORMAT
 from quota.ledger.sqlite_ledger import SCHEMA_VERSION
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.claims import claim_of
 from support.losses import SqliteStorage
 from support.setup import Setup

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.checklist import granted_units
+from quota.deciding.checklist import granted_units
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text, read_compared
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text, read_grants
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.setup import limit
 
 if TYPE_CHECKING:

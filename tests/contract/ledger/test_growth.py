@@ -27,8 +27,8 @@ from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.history import RefusalCount
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
 from support.claims import claim_of
 from support.setup import limit

@@ -31,8 +31,8 @@ from quota.ledger.history import (
     RefusedSum,
 )
 from quota.ledger.move import carry_out, plan_move
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
-from quota.spending import read_spending
+from quota.reports.spending import read_spending
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.losses import RedisStorage
 from support.processes import Children
 from support.proxy import Proxy

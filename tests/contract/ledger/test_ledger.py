@@ -14,7 +14,7 @@ from quota.common.clock import NEVER
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.processes import Children
 from support.setup import limit

@@ -32,7 +32,7 @@ from quota.ledger.fence import NOT_MOVED
 from quota.ledger.grants import Grant
 from quota.ledger.move import carry_out, plan_move
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View
 from support.claims import claim_of
 from support.interrupts import Interrupted, at_place, interrupt
 from support.servers import immortal

@@ -29,8 +29,8 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import HighWaterMark
+from quota.terms.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from support.books import BOOK
 from support.claims import claim_of
 from support.plain_http import Answer, PlainServer

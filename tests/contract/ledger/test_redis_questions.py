@@ -12,7 +12,7 @@ from quota.ledger.entry import Charge
 from quota.ledger.redis_decision import Question, arguments
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import keys_of, script
-from quota.limits import DAY_MS, Calendar, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, View
 from support.servers import RedisServer
 from support.setup import Setup, limit
 

@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from quota.common.text import one_line
+from quota.deciding.recorder import ATTEND_EVERY_MS, Recorder
 from quota.ledger.contract import Exhaustion
 from quota.ledger.history import HISTORY_MS, MAX_REFUSAL_BYTES, MAX_REFUSALS
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from quota.recorder import ATTEND_EVERY_MS, Recorder
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from support.processes import Children
 from support.proxy import Proxy
 from support.setup import Setup, limit

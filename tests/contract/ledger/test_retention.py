@@ -26,9 +26,9 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
-from quota.status import exact_from
+from quota.reports.status import exact_from
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.commands import Quota
 from support.losses import RedisStorage
@@ -37,7 +37,7 @@ from support.setup import limit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.limits import Window
+    from quota.terms.limits import Window
     from support.losses import LedgerStorage
     from support.servers import RedisServer
     from support.setup import Setup

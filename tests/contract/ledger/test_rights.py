@@ -35,7 +35,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.redis_errors import is_denied
 from quota.ledger.redis_rights import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, PASSWORD, acl_line, pattern_of
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
 from support.random_operations import RandomOperations
 from support.servers import RedisServer, executables, immortal

@@ -15,13 +15,13 @@ import pytest
 import redis
 
 from contract.ledger.test_charge_script import ALL, CORRECTIONS, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts
+from quota.deciding.outlook import ask
+from quota.deciding.retry_at import retry_at
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
-from quota.outlook import ask
-from quota.retry_at import retry_at
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.proxy import Proxy
 from support.servers import immortal
 from support.setup import NOW_MS, Setup, limit
@@ -165,7 +165,7 @@ def test_a_day_that_another_day_has_pushed_out_is_not_looked_at(setup: Setup) ->
 
 def test_what_is_unlogged_expires_among_the_charges(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """L17. The log is not read for it."""
-    monkeypatch.setattr("quota.account.COUNT_WITHIN_S", -1)
+    monkeypatch.setattr("quota.deciding.account.COUNT_WITHIN_S", -1)
     budget = full(setup, 10, 10)
     view, day_later_ms = budget.limits[0].view.name, NOW_MS + DAY_MS
     expiries = ((5, day_later_ms - 60_000), (20, day_later_ms + 2_500), (1, day_later_ms + 20_000))
@@ -249,7 +249,7 @@ def test_a_long_log_is_read_no_longer_than_a_decision_may_take(
         assert budget.peek("videos.list").reason == "limit"
         client.delete(f"quota:{{{setup.project}}}:corrections")
         assert budget.charge("videos.list").retry_at_ms == NOW_MS + DAY_MS
-        monkeypatch.setattr("quota.account.COUNT_WITHIN_S", -1)
+        monkeypatch.setattr("quota.deciding.account.COUNT_WITHIN_S", -1)
         decision = budget.charge("videos.list")
         assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("limit", "day", None)
         assert "retry_at_unknown project=" in caplog.text

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.clock import LATEST_MS, NEVER
+from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.ledger import claims, contract, history, redis_decision, redis_ledger, redis_scripts
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import DEFAULT_BUCKET, Charge
-from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View, longest_ms_of, selector_of
 from quota.recovery.allowance import REPAID_AT_ONCE
+from quota.terms.limits import DAY_MS, HOUR_MS, Selector, Sliding, View, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
     from support.setup import Setup

@@ -22,7 +22,7 @@ from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
 from support.proxy import Proxy
 from support.setup import limit

@@ -17,7 +17,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.redis_decision import arguments, result_of
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import keys_of, script
-from quota.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.oracle import Oracle, Spent, cost, counted, counts, cutoff
 from support.proxy import Kind, Proxy
 from support.setup import NOW_MS

@@ -11,7 +11,7 @@ import pytest
 import quota
 from quota.errors import LedgerError
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.status import read_status
+from quota.reports.status import read_status
 from support.users import not_root
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
+from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.processes import Children
 from support.proxy import Proxy

@@ -20,10 +20,10 @@ from quota.ledger.contract import ChargeRequest, Expected, Identity, read_entrie
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage, is_carry
-from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_folder import watermark_path
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.books import BOOK
 from support.losses import LedgerStorage, Machine, RedisStorage, SqliteStorage
 from support.processes import in_child

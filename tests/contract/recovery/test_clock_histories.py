@@ -27,7 +27,7 @@ import pytest
 from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.histories import Step, WrongError, hold, run_all
 from support.losses import Machine, RedisStorage, SqliteStorage
 from support.setup import NOW_MS, limit

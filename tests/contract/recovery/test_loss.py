@@ -19,13 +19,13 @@ from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult,
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery import high_water_mark as high_water_mark
 from quota.recovery import knowledge, loss, slices
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.registry import END_WITHIN_S, close_high_water_mark, open_high_water_mark
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from quota.recovery.watermark_folder import make_room, watermark_path
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine

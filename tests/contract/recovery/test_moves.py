@@ -23,11 +23,11 @@ import pytest
 from quota.common.clock import NEVER
 from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding
 from quota.recovery.observations import Watermark
 from quota.recovery.watermark_file import read_slots
 from quota.recovery.watermark_folder import FOLDER
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding
 from support.histories import Step, WrongError, hold, run_all
 from support.moves import ALLOWANCE, MAX_COST, PROJECT, Owner, RedisPlace, SqlitePlace
 from support.servers import RedisServer
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from quota.decision import Decision
     from quota.ledger.entry import Id
-    from quota.limits import Limit
     from quota.session import Session
+    from quota.terms.limits import Limit
     from support.moves import Place
 
 HISTORIES = int(os.environ.get("QUOTA_TEST_HISTORIES", "20"))

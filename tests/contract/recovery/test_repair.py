@@ -12,7 +12,7 @@ from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_SLACK_MS, MAX_REPAIRS, Exhaustion, Repair, read_entries, repaired_ms_of, root_of
 from quota.ledger.entry import Entry
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.proxy import Proxy
 from support.servers import immortal
 from support.setup import NOW_MS, Setup, limit

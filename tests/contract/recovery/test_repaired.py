@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.ledger.contract import repaired_ms_of
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.losses import Machine
 from support.setup import NOW_MS, limit
 

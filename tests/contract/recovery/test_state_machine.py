@@ -31,7 +31,7 @@ from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.losses import Machine, RedisStorage, SqliteStorage
 from support.proxy import Proxy

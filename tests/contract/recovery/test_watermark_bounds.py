@@ -12,10 +12,10 @@ import pytest
 import quota.recovery.watermark_file
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.knowledge import TIDY_EVERY_MS
 from quota.recovery.watermark_file import WatermarkFile
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.books import BOOK
 from support.processes import in_child
 from support.setup import limit
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.limits import Limit
+    from quota.terms.limits import Limit
 
 NOW = 1_793_000_000_000
 

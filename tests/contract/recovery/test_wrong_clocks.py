@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.losses import Machine, RedisStorage, SqliteStorage
 from support.setup import NOW_MS, limit
 

@@ -111,8 +111,8 @@ def test_older_single_charges_are_in_the_history_and_log_says_so(quota: Quota) -
     from contextlib import closing
 
     from quota.budget import Budget
+    from quota.deciding.recorder import Recorder
     from quota.ledger.factory import open_ledger
-    from quota.recorder import Recorder
     from support.books import BOOK
     from support.setup import limit
 

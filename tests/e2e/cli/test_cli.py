@@ -454,7 +454,7 @@ command.load()()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "quota.settings.load", "quota.status"])
+@pytest.mark.parametrize("module", ["click", "quota.settings.load", "quota.reports.status"])
 def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTED.format(module=module)],

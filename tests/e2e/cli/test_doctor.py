@@ -22,7 +22,7 @@ from quota.inbound.redis_storage import COMMANDS as INBOUND_COMMANDS
 from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_rights import COMMANDS, OF_A_SENTINEL, acl_line
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer

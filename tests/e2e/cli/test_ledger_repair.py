@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quota
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.commands import Quota
 
 if TYPE_CHECKING:

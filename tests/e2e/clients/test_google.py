@@ -38,8 +38,8 @@ from quota.jobs.emulator import Emulator
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.settings.books import load_book
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
 
 KEY = "AIza-the-secret-of-these-tests"

@@ -37,8 +37,8 @@ from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.factory import open_ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.settings.books import load_book
+from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer, until
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from quota.cli.commands import cli
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.page import LONG, RIGHT_TO_LEFT, SCRIPT
 
 if TYPE_CHECKING:

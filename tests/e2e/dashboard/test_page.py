@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from quota.cli.commands import cli
-from quota.metrics import FAMILIES
+from quota.reports.metrics import FAMILIES
 from support.commands import Quota, one_line
 from support.installation import until
 from support.page import HOUSE, SCRIPT, serve

@@ -19,8 +19,8 @@ from quota.jobs.job import RunReport
 from quota.jobs.lock import only_one
 from quota.ledger.grants import Grant
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
-from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
+from quota.reports.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
+from quota.terms.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from support.certificates import Certificates
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
@@ -550,7 +550,7 @@ def test_a_command_that_hangs_does_not_keep_the_other_notices(
     command = machine(tmp_path, upstream)
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("quota.notify.DEADLINE_S", 2.0)
+    monkeypatch.setattr("quota.reports.notify.DEADLINE_S", 2.0)
     tell = tmp_path / "tell.sh"
     tell.write_text(tell.read_text().replace("notice=$(cat)", "notice=$(cat); case $notice in *bad*) sleep 60;; esac"))
     notices = [Notice("stale", "research", subject, "m", DAY_MS) for subject in ("bad", "good")]

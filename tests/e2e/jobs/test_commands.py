@@ -17,7 +17,7 @@ import pytest
 
 from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
-from quota.limits import DAY_MS
+from quota.terms.limits import DAY_MS
 from support.commands import QUOTA, Quota, one_line
 
 if TYPE_CHECKING:

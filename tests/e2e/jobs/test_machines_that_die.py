@@ -19,8 +19,8 @@ import redis
 from quota.errors import LedgerError
 from quota.jobs.runner import run_job
 from quota.ledger.redis_ledger import RedisLedger
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
 
 if TYPE_CHECKING:

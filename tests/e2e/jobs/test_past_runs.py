@@ -21,7 +21,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.job import RegionReport, RunReport
 from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, PastRun
 from quota.jobs.store.store import Store
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import QUOTA, Quota, one_line
 from support.processes import Children
 

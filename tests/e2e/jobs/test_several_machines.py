@@ -14,8 +14,8 @@ import redis
 
 from quota.jobs.emulator import Emulator
 from quota.jobs.hold import hold_ms
-from quota.limits import HOUR_MS, MINUTE_MS
 from quota.settings.load import load_settings
+from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.installation import Installation, until
 from support.servers import RedisServer
 

@@ -21,9 +21,9 @@ from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.schedule.ticks import ticks
 from quota.ledger.contract import read_entries
-from quota.limits import DAY_MS, Calendar
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, Calendar
 from support.local import LocalSession
 
 if TYPE_CHECKING:

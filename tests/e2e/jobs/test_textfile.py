@@ -19,8 +19,8 @@ import redis
 
 from quota.jobs.emulator import Emulator
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS
-from quota.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, file_name, write_file
+from quota.reports.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, file_name, write_file
+from quota.terms.limits import DAY_MS
 from support.commands import Quota
 from support.servers import RedisServer, free_port
 

@@ -12,8 +12,8 @@ import pytest
 
 from quota.common.clock import rfc3339
 from quota.errors import BadAnswer, ConfigError, QuotaError
-from quota.limits import HOUR_MS, MINUTE_MS
 from quota.reconcile import monitoring
+from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.plain_http import Answer, Arrived, PlainServer
 from support.raw_http import RawServer, head, whole
 from support.reconciling import NOON, Site

@@ -16,9 +16,9 @@ from quota.jobs.emulator import Emulator
 from quota.ledger.compared import Compared
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
-from quota.metrics import of_status
-from quota.status import read_status
+from quota.reports.metrics import of_status
+from quota.reports.status import read_status
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
 from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
 

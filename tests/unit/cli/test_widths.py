@@ -13,10 +13,10 @@ from quota.budget import Budget
 from quota.cli.render import render_spending, render_status
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.ledger.factory import open_ledger
+from quota.reports.spending import read_spending
+from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.spending import read_spending
-from quota.status import read_status
 
 NOW_MS = 1_795_255_200_000
 WIDTHS = [40, 50, 60, 72, 80, 120]

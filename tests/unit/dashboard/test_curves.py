@@ -13,7 +13,7 @@ import pytest
 from quota.dashboard.charts import COLOURS, HEIGHT, OTHERS, WIDTH, chart, colours_of
 from quota.dashboard.curves import SAMPLES, Curve, Event, curve, cutoff, span
 from quota.dashboard.pages import _hours
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window
 
 NOW_MS = 1_795_300_000_123
 WINDOWS: list[Window] = [

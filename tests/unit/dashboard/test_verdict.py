@@ -11,9 +11,9 @@ from quota.dashboard.app import Dashboard
 from quota.dashboard.reading import read_now
 from quota.dashboard.words import verdict
 from quota.ledger.contract import Exhaustion
-from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

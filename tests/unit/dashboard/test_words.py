@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quota.dashboard.words import NAME_CHARACTERS, away, duration, name, percent, spelled_out
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 NOW_MS = 1_795_300_000_000
 

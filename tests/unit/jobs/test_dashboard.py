@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.jobs.dashboard import forecast
-from quota.limits import HOUR_MS
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.store import Checkpoint
-from quota.limits import DAY_MS
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
+from quota.terms.limits import DAY_MS
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Entry
 from quota.ledger.grants import Grant
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.plain_plan import PlainSimulation
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from quota.jobs.schedule.ticks import Stream, Tick, streams, ticks
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from quota.settings.model import JobSettings
 from quota.settings.schedules import Cron, Every, parse_schedule
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 LA, BERLIN = "America/Los_Angeles", "Europe/Berlin"
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from quota.reconcile.comparison import TOLERANCE_MS, Counted, Period, compare, lost_in, unlogged
 from quota.settings.books import load_book
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 
 BOOK = load_book("youtube-v3")
 PACIFIC = Calendar("day", "America/Los_Angeles")

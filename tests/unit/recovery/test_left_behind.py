@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from quota.budget import Budget
 from quota.ledger.contract import Identity
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS
 from quota.recovery.left_behind import left_behind
 from quota.recovery.registry import close_high_water_mark, open_high_water_mark
+from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.setup import limit
 

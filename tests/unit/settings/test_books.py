@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError, UnknownMethod
-from quota.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.settings.books import book_names, load_book, parse_book
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
 YOUTUBE_BOOKS = ("youtube-v3", "youtube-v3-buckets")

@@ -18,9 +18,9 @@ from quota.cli.check import ask_ledger
 from quota.common.storage import file_system
 from quota.jobs.store.store import Store
 from quota.ledger.sqlite_ledger import APPLICATION_ID
-from quota.limits import DAY_MS
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
+from quota.terms.limits import DAY_MS
 from support.servers import RedisServer
 from support.users import not_root
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import quota
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, UsageError
-from quota.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from quota.settings import load as settings_module
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.load import _settings, find_config, load_settings
 from quota.settings.model import Unavailable
 from quota.settings.toml import parse_toml
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.users import not_root
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")

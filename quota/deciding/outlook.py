@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.answer import ahead_ms, clocks_of, standings_of, states_of
-from quota.attribution import check_name
-from quota.checklist import PriceChangedError, charge_units
 from quota.common.clock import NEVER
+from quota.deciding.answer import ahead_ms, clocks_of, standings_of, states_of
+from quota.deciding.checklist import PriceChangedError, charge_units
+from quota.deciding.retry_at import Clocks, Standing, room_at
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UsageError
 from quota.ledger.entry import Charge
-from quota.retry_at import Clocks, Standing, room_at
+from quota.terms.attribution import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from quota.account import Account, Asked
-    from quota.checklist import Checklist, Together
+    from quota.deciding.account import Account, Asked
+    from quota.deciding.checklist import Checklist, Together
     from quota.decision import LimitState
     from quota.ledger.contract import Exhaustion
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import Limit
+    from quota.terms.limits import Limit
 
 MAX_COUNTING = 50
 """The most times that a look asks a ledger that is still counting."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.arguments import MAX_NUMBER, texts, whole
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import just_before, read_entries
 from quota.ledger.history import HISTORY_MS, OTHER, HourOfLog
-from quota.limits import DAY_MS, HOUR_MS
+from quota.terms.arguments import MAX_NUMBER, texts, whole
+from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -136,7 +136,7 @@ def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iter
 
 
 class KeptRefusal(NamedTuple):
-    """One refused call as the ledger keeps it: `data` is all of it, as `quota.recorder.refusal_text` wrote it.
+    """One refused call as the ledger keeps it: `data` is all of it, as `quota.deciding.recorder.refusal_text` wrote it.
 
     `limits_left_out` limits are missing, because they did not fit. `unlogged_units` is by limit. Of several `calls`
     together `method` is the first's, and `cost_units` that of all.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.several import several
+from quota.deciding.checklist import cap
 from quota.errors import Refused
 from quota.ledger.contract import (
     ChargeRequest,
@@ -19,23 +19,23 @@ from quota.ledger.contract import (
     retention_of,
 )
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
+from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quota.budget import Budget
-    from quota.costs import Bucket, CostBook
+    from quota.deciding.outlook import Outlook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeResult, Exhaustion, Notes
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
-    from quota.limits import Edges, Limit, Window
-    from quota.outlook import Outlook
     from quota.session import Session
+    from quota.terms.costs import Bucket, CostBook
+    from quota.terms.limits import Edges, Limit, Window
 
 
 class LimitRow(NamedTuple):

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.arguments import MAX_NUMBER, whole
-from quota.attribution import check_name
 from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit
 from quota.ledger.contract import LimitCheck
 from quota.ledger.grants import read_grants
-from quota.limits import HOUR_MS, Calendar, paced_units
+from quota.terms.arguments import MAX_NUMBER, whole
+from quota.terms.attribution import check_name
+from quota.terms.limits import HOUR_MS, Calendar, paced_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quota.costs import CostBook
-    from quota.limits import Limit
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit
 
 MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""

@@ -22,13 +22,13 @@ from urllib.parse import quote
 from quota.common.clock import NEVER
 from quota.common.folders import open_alone
 from quota.common.text import printable
-from quota.limits import Calendar
+from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from quota.ledger.history import RefusedSum, RunningSum
-    from quota.status import CredentialRow, Status
+    from quota.reports.status import CredentialRow, Status
 
 GAUGE, COUNTER = "gauge", "counter"
 

@@ -5,19 +5,17 @@
 
 The ledger decides. Here is only what stands between a question and an answer that holds: the time and the grants that
 the question goes by, what the machine has seen of the ledger (`quota.recovery.high_water_mark`), what it owes it
-(`quota.recovery.allowance`), and what it has to tell (`quota.recorder`).
+(`quota.recovery.allowance`), and what it has to tell (`quota.deciding.recorder`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.answer import Answers, ahead_ms
-from quota.arguments import MAX_NUMBER, whole, whole_clock
-from quota.attribution import AttemptKeys
-from quota.checklist import NO_GRANTS, Checklist, Checklists, believed
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.log import warn
+from quota.deciding.answer import Answers, ahead_ms
+from quota.deciding.checklist import NO_GRANTS, Checklist, Checklists, believed
 from quota.decision import REPAIR
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import (
@@ -28,20 +26,22 @@ from quota.ledger.contract import (
     read_entries,
     retention_of,
 )
-from quota.limits import DAY_MS
 from quota.recovery.observations import SeenAheadError
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
+from quota.terms.attribution import AttemptKeys
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from quota.costs import CostBook
+    from quota.deciding.recorder import Recorder
     from quota.decision import Decision
     from quota.ledger.contract import ChargeResult, Expected, Ledger
     from quota.ledger.entry import Charge, Entry
-    from quota.limits import Limit, View
-    from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
+    from quota.terms.costs import CostBook
+    from quota.terms.limits import Limit, View
 
 MAX_LOSSES = 5
 """The most times that one decision restores lost data to a ledger, or goes by other grants."""

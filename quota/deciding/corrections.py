@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.arguments import text, whole
-from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.clock import NEVER
 from quota.common.text import show
+from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UnknownCharge
 from quota.ledger.contract import RETENTION_SLACK_MS
+from quota.terms.arguments import text, whole
 
 if TYPE_CHECKING:
-    from quota.account import Account
+    from quota.deciding.account import Account
     from quota.ledger.entry import Charge, Entry
     from quota.recovery.allowance import Draw, Repaid
 

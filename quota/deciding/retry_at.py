@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.limits import Calendar, Sliding, paced_until
+from quota.terms.limits import Calendar, Sliding, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Entry
     from quota.ledger.history import HourOfLog
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import Limit, View
+    from quota.terms.limits import Limit, View
 
     ReadEntries = Callable[[int, int], Iterable[Entry]]
     """The log's entries from one time in ms to another, both included, in order."""

@@ -2,7 +2,7 @@
 
     Answers       makes the decisions of one budget
     states_of     each limit, as a result shows it
-    standings_of  the same with all that `quota.retry_at` needs
+    standings_of  the same with all that `quota.deciding.retry_at` needs
 
 Nearly every answer follows from the result alone. When a refused call fits again may have to be read from the log.
 """
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
+from quota.deciding.checklist import cap
+from quota.deciding.retry_at import Clocks, Standing, retry_at
 from quota.decision import COUNTING, REPAIR, Decision, LimitState
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
 from quota.ledger.unlogged import UPSTREAM
-from quota.limits import Calendar
-from quota.retry_at import Clocks, Standing, retry_at
+from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from quota.checklist import Checklist, Grants
+    from quota.deciding.checklist import Checklist, Grants
+    from quota.deciding.retry_at import ReadEntries
     from quota.decision import Reason
     from quota.ledger.contract import ChargeRequest, ChargeResult
-    from quota.limits import Limit
-    from quota.retry_at import ReadEntries
+    from quota.terms.limits import Limit
 
 
 class Answers(NamedTuple):

@@ -28,7 +28,6 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from quota.attribution import machine_name
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
 from quota.common.hosts import is_readable_on_the_way
@@ -37,9 +36,10 @@ from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
-from quota.limits import MINUTE_MS
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.terms.attribution import machine_name
+from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

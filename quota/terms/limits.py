@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from quota.arguments import MAX_NUMBER, one, text, texts, whole
 from quota.common.text import show
 from quota.errors import UsageError
+from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING
 
-from quota.arguments import text
 from quota.common.fork import start_over_in_child
 from quota.errors import UsageError
+from quota.terms.arguments import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.arguments import texts
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
-from quota.limits import Calendar, Window
+from quota.terms.arguments import texts
+from quota.terms.limits import Calendar, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import date
 
-    from quota.limits import Selector
+    from quota.terms.limits import Selector
 
 
 class Bucket(NamedTuple):

@@ -21,7 +21,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -166,8 +166,8 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int
     """
     import json
 
-    from quota.attribution import machine_name
     from quota.ledger.history import MAX_REFUSAL_BYTES
+    from quota.terms.attribution import machine_name
 
     unlogged_units = {one.name: one.unlogged_units for one in decision.limits if one.unlogged_units}
     data: dict[str, object] = {

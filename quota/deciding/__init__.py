@@ -1,0 +1,1 @@
+"""How a budget comes to its decision: what to ask the ledger, what its answer means, what to correct afterwards."""
