@@ -6,10 +6,10 @@ implement them.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s
@@ -77,6 +77,7 @@ from quota.ledger.redis_fields import (
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import checked_target, label_of, user_of
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
@@ -89,7 +90,7 @@ from quota.ledger.state_fields import (
     read_repair,
     read_usages,
 )
-from quota.terms.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_connection import Cluster, Connections
+    from quota.ledger.state_changes import Change, Rule
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import View
 
@@ -122,6 +124,12 @@ MAX_PIECES = 100_000
 READ_AT_ONCE = 250
 """So many entries are read in one script: the server answers nobody else meanwhile."""
 
+CHANGE_WITHIN_S = 3.0
+"""A change of the state is tried anew for so long while others are quicker."""
+
+MAX_CHANGES = 1_000
+"""And so often."""
+
 HOURS_AHEAD = 100
 """So many hours are read that lie ahead of the clock."""
 
@@ -135,7 +143,7 @@ _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here
 _OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 
 
-class RedisLedger(OfOneProcess):
+class RedisLedger(StateChanges, OfOneProcess):
     """A ledger shared by every machine that reaches the server."""
 
     shared = True
@@ -357,9 +365,6 @@ class RedisLedger(OfOneProcess):
             compared=read_compared(state.get("compared") or ""),
         )
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
-
     def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         try:
             args = [grants_text(grants), str(MIN_RETENTION_MS)]
@@ -396,6 +401,26 @@ class RedisLedger(OfOneProcess):
     def _claim_args(self, mode: str, claim: Claim) -> list[str]:
         names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
         return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
+
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
+        """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""
+        keys, ends_s, now, seen = keys_of(project), elapsed_s() + CHANGE_WITHIN_S, self._now(), ""
+        change: Change[T] | None = None
+        for _ in range(MAX_CHANGES):
+            keep_ms, fields = (1, {}) if change is None else (change.keep_ms, change.fields)
+            becomes = [word for name, text in fields.items() for word in (name, "-" if text is None else f"={text}")]
+            args = [now, str(keep_ms), seen, str(len(names)), *names, *becomes]
+            reply = self._retried(partial(self._run, "swap", keys, args), project, ends_s)
+            if change is not None and reply == 1:
+                return change.answer
+            now_ms, seen, *texts = reply
+            known = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+            change = self._read(partial(rule, int(now_ms)), known)
+            if all(known.get(name) == text for name, text in change.fields.items()):
+                return change.answer
+            if elapsed_s() > ends_s:
+                break
+        raise LedgerError(f"ledger {self.label}: others change the same without end; run again in a moment")
 
     # -- after a clock that was wrong --------------------------------------------------------------------------------
 
@@ -551,10 +576,10 @@ class RedisLedger(OfOneProcess):
     def _query(self, *command: str) -> Any:
         return self._retried(lambda ends_s: self._command(*command, ends_s=ends_s))
 
-    def _retried(self, work: Callable[[float], Any], project: str = "") -> Any:
-        """Both tries end by the time that `work` is given (`elapsed_s`)."""
+    def _retried(self, work: Callable[[float], Any], project: str = "", latest_s: float = inf) -> Any:
+        """Both tries end by the time that `work` is given (`elapsed_s`), which is `latest_s` at most."""
         started = elapsed_s()
-        ends_s = started + self._connect_once().wall_s
+        ends_s = min(started + self._connect_once().wall_s, latest_s)
         for last in (False, True):
             try:
                 return work(ends_s)

@@ -61,6 +61,7 @@ from quota.ledger.sqlite_fields import (
     usages_of,
 )
 from quota.ledger.sqlite_views import ViewState, advance, edges_fit, leaving_at, read_piece
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
     read_exhaustion,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
+    from quota.ledger.state_changes import Rule
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -113,7 +115,7 @@ _ADDED_UP = (
 _CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
 
 
-class SqliteLedger(OfOneProcess):
+class SqliteLedger(StateChanges, OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
     shared = False
@@ -479,18 +481,6 @@ class SqliteLedger(OfOneProcess):
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
-            if text is None:
-                return False
-            reopened = read_exhaustion(text)._replace(reopened_ms=self._clock(), reopened_because=because)
-            drop_fields(db, project, [f"closed:{bucket}"])
-            put_fields(db, project, [(f"reopened:{bucket}", exhaustion_text(reopened))])
-            return True
-
-        return self._transact(project, work, write=True)
-
     def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         try:
             fields = [("granted", grants_text(grants))]
@@ -542,6 +532,15 @@ class SqliteLedger(OfOneProcess):
                 put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
             else:
                 drop_fields(db, project, [field])
+            return answer
+
+        return self._transact(project, work, write=True)
+
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
+        def work(db: sqlite3.Connection) -> T:
+            answer, fields, _ = rule(self._clock(), read_fields(db, project, names))
+            put_fields(db, project, [(name, text) for name, text in fields.items() if text is not None])
+            drop_fields(db, project, [name for name, text in fields.items() if text is None])
             return answer
 
         return self._transact(project, work, write=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up")
 SCRIPTS += ("add_refusals", "grant")
 TRIED = sorted(set(COMMANDS) - {"eval", "evalsha", "info"})
 """What the scripts may run, and must be allowed to."""
@@ -247,10 +247,12 @@ def exhaust(scripts: Limited) -> None:
     scripts.run("exhaust", scripts.now_ms, "units", f"{scripts.now_ms + 9} {scripts.now_ms} x", MIN_RETENTION_MS)
 
 
-def reopen(scripts: Limited) -> None:
-    exhaust(scripts)
-    scripts.run("reopen", scripts.now_ms, "units", '"it is raised"')
-    exhaust(scripts)
+def swap(scripts: Limited) -> None:
+    """A field is set, and removed."""
+    for becomes in ("=1", "-"):
+        words = (scripts.now_ms, MIN_RETENTION_MS)
+        _, seen, _ = scripts.run("swap", *words, "", 1, "compared")
+        assert scripts.run("swap", *words, seen, 1, "compared", "compared", becomes) == 1
 
 
 def usage(scripts: Limited) -> None:
@@ -297,7 +299,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
-    "reopen": (reopen, 0),
+    "swap": (swap, 0),
     "add_unlogged": (usage, 4),
     "read": (read, 0),
     "claim": (claim, 0),
@@ -338,7 +340,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match=r"can't run|no permission"):
         at_the_servers_time(limited, name)
@@ -362,7 +364,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"):
+    for name in ("charge", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

@@ -43,6 +43,7 @@ BOUNDS = {
     "MAX_LOOKED": "so many a retry reads at most. A retry of a charge further back counts as spent again",
     "MAX_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
+    "MAX_FIELDS": "so many fields are read, and changed, by one swap; more is an error",
     "MAX_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
     "MAINTENANCE_EVERY_MS": "with the first charge of each, what has expired is removed",
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
@@ -85,6 +86,8 @@ PLACES = {
     "FIRST_ENTRY",
     "ENTRY_SIZE",
     "FIRST_COUNT",
+    "FIRST_NAME",
+    "CHANGE_SIZE",
     "COUNT_SIZE",
 }
 

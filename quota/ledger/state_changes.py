@@ -1,0 +1,54 @@
+"""What changes seldom in a project's state, by one rule on every ledger. The rules (L20, ...) are in ARCHITECTURE.md.
+
+Change          what follows for the fields of a state
+StateChanges    the methods of `quota.ledger.contract.Ledger` that make such changes
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from quota.ledger.history import HISTORY_MS
+from quota.terms.arguments import text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
+
+
+class Change(NamedTuple, Generic[T]):
+    """The answer to who asked, and the fields with what they become; None: they go. The state is kept for `keep_ms` at
+    least."""
+
+    answer: T
+    fields: Mapping[str, str | None] = {}
+    keep_ms: int = HISTORY_MS
+
+
+if TYPE_CHECKING:
+    Rule = Callable[[int, Mapping[str, str]], Change[T]]
+    """Says what follows at a time, of the ledger's clock, for a state that has these fields."""
+
+
+class StateChanges:
+    """The methods of a ledger that change its state by a rule. See `quota.ledger.contract.Ledger`."""
+
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
+        """Change the state in one atomic step by a rule, which gets those of the named fields that there are. It may be
+        asked several times: others change the same, or an answer was lost, and it finds what it has changed itself."""
+        raise NotImplementedError
+
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        """L20. Only what stands when this begins is lifted: upstream may close the bucket anew meanwhile."""
+        import json  # late: a charge begins without it
+
+        closed, reopened = f"closed:{text(bucket, 'bucket')}", f"reopened:{bucket}"
+        record = self._change_state(project, (closed,), lambda _, fields: Change(fields.get(closed)))
+
+        def lift(now_ms: int, fields: Mapping[str, str]) -> Change[bool]:
+            if fields.get(closed) != record:
+                return Change(True)
+            return Change(True, {reopened: f"{now_ms} {json.dumps(because)}\n{record}", closed: None})
+
+        return record is not None and self._change_state(project, (closed,), lift)
