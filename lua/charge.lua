@@ -27,7 +27,7 @@
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
 --                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
---                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
+--                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
 --                      compared             what upstream counted when somebody compared last (grant.lua)
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)

@@ -71,7 +71,6 @@ from quota.ledger.redis_fields import (
     leading_ms,
     range_arguments,
     range_start,
-    read_claimed,
     read_entry,
     units_text,
 )
@@ -97,7 +96,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
@@ -384,23 +382,6 @@ class RedisLedger(StateChanges, OfOneProcess):
         found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
         self._check_format(found, epoch, is_new=last is None and stored is None)
         return read_compared(stored or "")
-
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        from quota.ledger.claims import checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-        args = self._claim_args("take" if take_over else "claim", claim)
-        reply = self._script("claim", project, [*args, *claim.regions])
-        return self._read(partial(read_claimed, claim), reply)
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        from quota.ledger.claims import checked_claim
-
-        self._script("claim", project, self._claim_args(ending, checked_claim(claim)))
-
-    def _claim_args(self, mode: str, claim: Claim) -> list[str]:
-        names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
-        return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
 
     def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
         """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""

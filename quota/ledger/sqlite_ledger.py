@@ -51,6 +51,7 @@ from quota.ledger.sqlite_fields import (
     append_charge,
     drop_fields,
     drop_kind,
+    drop_lapsed,
     entry_of,
     exhaustions_of,
     fields_of,
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeOutcome, ChargeRequest
     from quota.ledger.entry import Charge, Id
@@ -314,6 +314,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
             drop_fields(db, project, [f"view:{name}" for name in gone])
             through_ms = max(newest_trimmed, self._trimmed_through_ms(db, project))
             put_fields(db, project, [("trimmed_through_ms", through_ms)])
+        drop_lapsed(db, project, "claim", now_ms)  # L25
 
     def whole_after_ms(self, project: str) -> int:
         return self._transact(project, lambda db: self._trimmed_through_ms(db, project), write=False)
@@ -507,34 +508,6 @@ class SqliteLedger(StateChanges, OfOneProcess):
             )
 
         return self._transact(project, work, write=False)
-
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        self._claims(project, claim, lambda record, checked: record.end(checked, ending))
-
-    def _claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
-        """Change the stored record of a job's claims (L25)."""
-        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-
-        def work(db: sqlite3.Connection) -> T:
-            now_ms = self._clock()
-            stored = _claims_of(db, project)
-            drop_fields(db, project, [f"claim:{name}" for name, (until_ms, _) in stored.items() if until_ms <= now_ms])
-            until_ms, text = stored.get(claim.name, (0, ""))
-            record = Record(text if until_ms > now_ms else None, now_ms)
-            answer = change(record, claim)
-            field = f"claim:{claim.name}"
-            if until_ms := record.until_ms():
-                put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
-            else:
-                drop_fields(db, project, [field])
-            return answer
-
-        return self._transact(project, work, write=True)
 
     def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
         def work(db: sqlite3.Connection) -> T:

@@ -14,6 +14,8 @@ from quota.terms.arguments import text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from quota.ledger.claims import Claim, Claimed, Ending, Record
+
 T = TypeVar("T")
 
 
@@ -52,3 +54,23 @@ class StateChanges:
             return Change(True, {reopened: f"{now_ms} {json.dumps(because)}\n{record}", closed: None})
 
         return record is not None and self._change_state(project, (closed,), lift)
+
+    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
+        return self._change_claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
+
+    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+        self._change_claims(project, claim, lambda record, checked: record.end(checked, ending))
+
+    def _change_claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
+        """L25. Change the record of a job's claims."""
+        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
+
+        claim = checked_claim(claim)
+        field = f"claim:{claim.name}"
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
+            record = Record(fields.get(field, ""), now_ms)
+            answer = change(record, claim)
+            return Change(answer, {field: record.stored()})
+
+        return self._change_state(project, (field,), rule)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up")
 SCRIPTS += ("add_refusals", "grant")
 TRIED = sorted(set(COMMANDS) - {"eval", "evalsha", "info"})
 """What the scripts may run, and must be allowed to."""
@@ -267,14 +267,6 @@ def read(scripts: Limited) -> None:
     scripts.run("read", "-", "+", 10)
 
 
-def claim(scripts: Limited) -> None:
-    """One claims, and two that have ended: the last leaves nothing."""
-    of_a, of_b = (["job", owner, owner, owner, "host", HOUR_MS, HOUR_MS, "", HOUR_MS] for owner in ("a", "b"))
-    scripts.run("claim", scripts.now_ms, "claim", *of_a, "US", "DE")
-    scripts.run("claim", scripts.now_ms, "take", *of_b, "US", "DE")
-    scripts.run("claim", scripts.now_ms, "failed", *of_b)
-
-
 def repair(scripts: Limited) -> None:
     """An hour is ahead; of what it has, one charge was corrected."""
     while scripts.run("repair", scripts.now_ms and scripts.now_ms - HOUR_MS, 0, "r1") == "MORE":
@@ -302,7 +294,6 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "swap": (swap, 0),
     "add_unlogged": (usage, 4),
     "read": (read, 0),
-    "claim": (claim, 0),
     "repair": (repair, 0),
     "grant": (grant, 0),
     "roll_up": (roll_up, 0),
@@ -340,7 +331,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match=r"can't run|no permission"):
         at_the_servers_time(limited, name)
@@ -364,7 +355,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "swap", "add_unlogged", "repay", "claim", "repair", "roll_up"):
+    for name in ("charge", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

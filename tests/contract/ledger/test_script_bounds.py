@@ -18,7 +18,6 @@ from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import LedgerError
-from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
@@ -56,10 +55,6 @@ BOUNDS = {
     "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
     "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
     "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
-    "MAX_HOLD_MS": "the longest hold and lease; more is an error",
-    "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
-    "MAX_TICKS": "so many are remembered; of more, those that end first go",
-    "MAX_REGIONS": "so many regions are claimed at once; more is an error",
     "PIECE": "settle.lua and repair.lua read so many fields at once, clear.lua removes so many, and then the next",
     "ASIDE_KEPT_MS": "so long a repair that was stopped can be taken up; then it is begun again",
     "MIN_RETENTION_MS": "the keys live for so long at least",
@@ -82,7 +77,6 @@ PLACES = {
     "REPORT_SIZE",
     "FIRST_CHARGE",
     "CHARGE_SIZE",
-    "FIRST_REGION",
     "FIRST_ENTRY",
     "ENTRY_SIZE",
     "FIRST_COUNT",
@@ -155,30 +149,6 @@ def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Sc
     assert not scripts.client.exists(LOG)
     assert scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
     assert scripts.used() == 100
-
-
-@pytest.mark.parametrize(
-    ("hold_ms", "lease_ms", "tick_ms", "regions", "said"),
-    [
-        (MAX_HOLD_MS, MAX_HOLD_MS, MAX_TICK_MS, MAX_REGIONS, None),
-        (MAX_HOLD_MS + 1, 1, 1, 1, "1 to 49 h"),
-        (1, MAX_HOLD_MS + 1, 1, 1, "1 to 49 h"),
-        (1, 1, MAX_TICK_MS + 1, 1, "1 to 8 days"),
-        (0, 1, 1, 1, "1 to 49 h"),
-        ("nan", 1, 1, 1, "1 to 49 h"),
-        (1, 1, 1, MAX_REGIONS + 1, "more than 1000 regions"),
-    ],
-)
-def test_the_bounds_of_a_claim(
-    scripts: Scripts, hold_ms: object, lease_ms: object, tick_ms: object, regions: int, said: str | None
-) -> None:
-    arguments = (NOW, "claim", "job", "a", "run", "m", "h", hold_ms, lease_ms, "tick", tick_ms, *range(regions))
-    if said is None:
-        assert scripts.run("claim", *arguments) == [str(NOW), "", *[""] * regions]
-        return
-    with pytest.raises(redis.ResponseError, match=f"claim.lua: .*{said}"):
-        scripts.run("claim", *arguments)
-    assert not scripts.client.exists(STATE)
 
 
 @pytest.mark.parametrize("count", [0, 251, "all", ""])
