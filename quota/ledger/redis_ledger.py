@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quota.common.clock import NEVER, elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
-from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.compared import compared_text, read_compared
+from quota.errors import LedgerError, UnusableLedger
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
@@ -35,7 +35,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, FILLING, UNSEALED, fenced_error
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
@@ -363,14 +363,6 @@ class RedisLedger(StateChanges, OfOneProcess):
             compared=read_compared(state.get("compared") or ""),
         )
 
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            args = [grants_text(grants), str(MIN_RETENTION_MS)]
-            args += [] if compared is None else [compared_text(compared)]
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._script("grant", project, args)
-
     def grants(self, project: str) -> Sequence[Grant]:
         fields = ("format", "epoch", "last", "granted")
         found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
@@ -383,7 +375,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         self._check_format(found, epoch, is_new=last is None and stored is None)
         return read_compared(stored or "")
 
-    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""
         keys, ends_s, now, seen = keys_of(project), elapsed_s() + CHANGE_WITHIN_S, self._now(), ""
         change: Change[T] | None = None
@@ -392,7 +384,7 @@ class RedisLedger(StateChanges, OfOneProcess):
             becomes = [word for name, text in fields.items() for word in (name, "-" if text is None else f"={text}")]
             args = [now, str(keep_ms), seen, str(len(names)), *names, *becomes]
             reply = self._retried(partial(self._run, "swap", keys, args), project, ends_s)
-            if change is not None and reply == 1:
+            if change is not None and (once or reply == 1):
                 return change.answer
             now_ms, seen, *texts = reply
             known = {name: text for name, text in zip(names, texts, strict=True) if text is not None}

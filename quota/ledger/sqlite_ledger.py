@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import sqlite_history
-from quota.ledger.compared import compared_text, read_compared
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     COUNT_WITHIN_S,
@@ -43,7 +43,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
 from quota.ledger.sqlite_fields import (
     COLUMNS,
@@ -482,15 +482,6 @@ class SqliteLedger(StateChanges, OfOneProcess):
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
 
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            fields = [("granted", grants_text(grants))]
-            if compared is not None:
-                fields.append(("compared", compared_text(compared)))
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._transact(project, lambda db: put_fields(db, project, fields), write=True)
-
     def grants(self, project: str) -> Sequence[Grant]:
         return self.notes(project).grants
 
@@ -509,7 +500,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
 
         return self._transact(project, work, write=False)
 
-    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         def work(db: sqlite3.Connection) -> T:
             answer, fields, _ = rule(self._clock(), read_fields(db, project, names))
             put_fields(db, project, [(name, text) for name, text in fields.items() if text is not None])

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from quota.errors import UsageError
+from quota.ledger.compared import compared_text
+from quota.ledger.grants import grants_text
 from quota.ledger.history import HISTORY_MS
 from quota.terms.arguments import text
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.ledger.claims import Claim, Claimed, Ending, Record
+    from quota.ledger.compared import Compared
+    from quota.ledger.grants import Grant
 
 T = TypeVar("T")
 
@@ -36,24 +41,37 @@ if TYPE_CHECKING:
 class StateChanges:
     """The methods of a ledger that change its state by a rule. See `quota.ledger.contract.Ledger`."""
 
-    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T]) -> T:
-        """Change the state in one atomic step by a rule, which gets those of the named fields that there are. It may be
-        asked several times: others change the same, or an answer was lost, and it finds what it has changed itself."""
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
+        """Change the state in one atomic step by a rule, which gets those of the named fields that there are.
+
+        Where others change the same meanwhile, or an answer was lost, it is asked anew, and finds what it has changed
+        itself. With `once` it is not: what stands there then stands, as if it had come after this.
+        """
         raise NotImplementedError
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        """L20. Only what stands when this begins is lifted: upstream may close the bucket anew meanwhile."""
+        """L20."""
         import json  # late: a charge begins without it
 
         closed, reopened = f"closed:{text(bucket, 'bucket')}", f"reopened:{bucket}"
-        record = self._change_state(project, (closed,), lambda _, fields: Change(fields.get(closed)))
 
-        def lift(now_ms: int, fields: Mapping[str, str]) -> Change[bool]:
-            if fields.get(closed) != record:
-                return Change(True)
-            return Change(True, {reopened: f"{now_ms} {json.dumps(because)}\n{record}", closed: None})
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[bool]:
+            if closed not in fields:
+                return Change(False)
+            lifted = f"{now_ms} {json.dumps(because)}\n{fields[closed]}"
+            return Change(True, {reopened: lifted, closed: None})
 
-        return record is not None and self._change_state(project, (closed,), lift)
+        return self._change_state(project, (closed,), rule, once=True)
+
+    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
+        """L28."""
+        try:
+            fields = {"granted": grants_text(grants) or None}
+            if compared is not None:
+                fields["compared"] = compared_text(compared) or None
+        except ValueError as error:
+            raise UsageError(f"grants: {error}") from None
+        self._change_state(project, tuple(fields), lambda *_: Change(None, fields), once=True)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._change_claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))

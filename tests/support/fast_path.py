@@ -87,7 +87,7 @@ class Pair:
         self.random = random.Random(self.seed)
         text = script("charge")[0]
         self.charge_shas = [self.client.script_load(text), self.client.script_load(without_fast_path(text))]
-        others = ("settle", "exhaust", "swap", "grant", "add_unlogged", "fence", "repay", "repair", "roll_up")
+        others = ("settle", "exhaust", "swap", "add_unlogged", "fence", "repay", "repair", "roll_up")
         self.shas = {name: self.client.script_load(script(name)[0]) for name in others}
         self.client.delete(*(key for project in PROJECTS for key in _keys(project)))
         self.now_ms = self.latest_ms = 1_793_000_000_000 + self.random.randrange(10**9)
@@ -254,7 +254,8 @@ class Pair:
             self._lift(r.choice(("units", "search")))
         elif kind < 0.6:
             grants = r.choice(("", f"units=900:{now_ms}:{now_ms + 9_000}"))
-            self._run("grant", grants, self.retention_ms)
+            seen = self._run("swap", now_ms, self.retention_ms, "", 1, "granted")[1]
+            self._run("swap", now_ms, self.retention_ms, seen, 1, "granted", "granted", f"={grants}" if grants else "-")
         elif kind < 0.63:
             name = r.choice(list(VIEWS)).replace("W", str(r.choice(WINDOWS_MS)))
             usage = (name, self.seen[0] or "e1", f"7:{now_ms + r.choice((1_000, 30_000))}", "0:0:0:0:9007199254740991")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DAY = (ALL, 1_000, 1, DAY_MS)
 SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up")
-SCRIPTS += ("add_refusals", "grant")
+SCRIPTS += ("add_refusals",)
 TRIED = sorted(set(COMMANDS) - {"eval", "evalsha", "info"})
 """What the scripts may run, and must be allowed to."""
 
@@ -273,12 +273,6 @@ def repair(scripts: Limited) -> None:
         pass
 
 
-def grant(scripts: Limited) -> None:
-    """Two, and then none."""
-    for text in ("units=9:1:2", "search=5:1:2;units=9:1:2", ""):
-        scripts.run("grant", text, MIN_RETENTION_MS, "units=7:9:0:2:1:2:3")
-
-
 def roll_up(scripts: Limited) -> None:
     scripts.run("roll_up", scripts.now_ms and scripts.now_ms + HOUR_MS, 0)
 
@@ -295,7 +289,6 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "add_unlogged": (usage, 4),
     "read": (read, 0),
     "repair": (repair, 0),
-    "grant": (grant, 0),
     "roll_up": (roll_up, 0),
     "add_refusals": (add_refusals, 0),
 }

@@ -16,9 +16,8 @@ import quota.ledger.sqlite_ledger
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
-from quota.common.clock import LATEST_MS, NEVER
+from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -54,7 +53,6 @@ BOUNDS = {
     "MAX_COUNTS": "so many counts of refusals by one call; more is an error",
     "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
     "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
-    "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
     "PIECE": "settle.lua and repair.lua read so many fields at once, clear.lua removes so many, and then the next",
     "ASIDE_KEPT_MS": "so long a repair that was stopped can be taken up; then it is begun again",
     "MIN_RETENTION_MS": "the keys live for so long at least",
@@ -281,14 +279,3 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         assert calls(server) >= repeats + 150, "all of them did arrive"
         attempt_keys = [entry.idempotency_key for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
     assert len(attempt_keys) == len(set(attempt_keys)) > 100, "each was charged once"
-
-
-def test_how_much_of_what_upstream_counted_is_kept(scripts: Scripts) -> None:
-    """MAX_COMPARED_BYTES: a hundred buckets with the longest names and numbers fit."""
-    longest = compared_text(Compared(f"{n:064}", *[10**15 - 1] * 4, *[LATEST_MS - 1] * 3) for n in range(MAX_COMPARED))
-    for text in (longest, "a=" + "1" * 19_998):
-        assert scripts.run("grant", "", MIN_RETENTION_MS, text) == ""
-        assert scripts.client.hget(STATE, "compared") == text
-    for bad in ("a=" + "1" * 19_999, "a=1 2", "a=x"):
-        with pytest.raises(redis.ResponseError, match="compared is"):
-            scripts.run("grant", "", MIN_RETENTION_MS, bad)
