@@ -8,7 +8,7 @@
 --
 -- Usage of an epoch "ROOT/*" or "ROOT/EPOCH/*" is a carry: what was seen of another log, which was in use before this one.
 -- Of two carries the larger counts at every moment, and no new epoch begins. A carry of this log's own root is ignored: the
--- log has it. The rules are L17 and L18 in ARCHITECTURE.md; `quota/ledger/unlogged.py` merges the same way.
+-- log has it. The rules are L17 and L18 in docs/ledger-rules.md; `quota/ledger/unlogged.py` merges the same way.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written, and all live as long)
 -- ARGV  1 now_ms         0 = the server's clock

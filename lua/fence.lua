@@ -2,7 +2,7 @@
 --
 -- Guarantee: one atomic step, and only from the standing that the caller names; a repeat changes nothing. A fenced ledger
 -- refuses every decision and every other write, from any language; only its log can be read. The rule is L27 in
--- ARCHITECTURE.md; `quota ledger move` goes through these standings:
+-- docs/ledger-rules.md; `quota ledger move` goes through these standings:
 --
 --       OLD  open -> fenced -> sealed      NEW  empty, or sealed by an earlier move -> filling -> open
 --

@@ -2,7 +2,7 @@
 --
 -- Guarantee: one atomic step, outside of every decision. Each charge is added once, in the order of the log: the id of the
 -- last one stands in the history itself, so both are lost together and rebuilt together. At most 100 charges of one hour
--- are added at a time; call again while the reply says that there is more. The rule is L29 in ARCHITECTURE.md.
+-- are added at a time; call again while the reply says that there is more. The rule is L29 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history   hash, quota:{PROJECT}:history:

@@ -1,6 +1,6 @@
 """A ledger while its content moves to another one: its standing, and what both ledgers must be able to do for it.
 
-The rule is L27 in ARCHITECTURE.md. `quota.ledger.move` takes the steps:
+The rule is L27 in docs/ledger-rules.md. `quota.ledger.move` takes the steps:
 
     OLD     open -> fenced -> sealed
     NEW     empty, or sealed by an earlier move -> filling -> open

@@ -1,5 +1,6 @@
-"""What a project spent and was refused, hour by hour, for 35 days (L29, L30 in ARCHITECTURE.md): the values, and their
-text.
+"""What a project spent and was refused, hour by hour, for 35 days: the values, and their text.
+
+The rules are L29 and L30 in docs/ledger-rules.md.
 
 The log is kept as long as limits need it, at least 49 h. When an hour is over, whoever notices first adds its charges
 up, in one row for each method, job, region and bucket: `Ledger.roll_up`. Together with the log's end, which nobody has

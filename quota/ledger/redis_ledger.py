@@ -1,6 +1,6 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
-One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
+One decision is one script call, one round trip. The rules (L1, L2, ...) are in docs/ledger-rules.md; in Redis, scripts
 implement them.
 """
 
