@@ -15,6 +15,7 @@ failed, and the interpreter crashes if a signal handler raises just there.
 
 from __future__ import annotations
 
+import select
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -246,9 +247,15 @@ def _disconnect(idle: list[redis.Connection]) -> None:
 
 def _is_quiet(line: redis.Connection) -> bool:
     """Whether an idle connection can be used. One that has something to read was closed by the server, or holds what
-    nobody asked for: it is closed."""
+    nobody asked for: it is closed.
+
+    The system is asked first: the library learns from an exception that there is nothing, and with that a decision
+    takes an eighth longer.
+    """
+    ready = select.poll()
+    ready.register(line._sock, select.POLLIN)
     try:
-        if not line.can_read(0):
+        if not ready.poll(0) or not line.can_read(0):
             return True
     except RedisError:
         pass
