@@ -213,7 +213,7 @@ def simulate(
 
 
 class _Region:
-    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to change. `cursor` is the
+    """Where one job stands in one region: a `quota.jobs.rotation.RegionState` that is cheap to change. `cursor` is the
     index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
