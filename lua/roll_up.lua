@@ -18,7 +18,7 @@
 --                   swept_hour       what is older than the history was removed up to this hour
 -- ARGV  1 now_ms      0 = the server's clock
 --       2 caller_ms   the caller's clock, the second witness; 0 = none
---       3 all         1 = also of hours that are not over: before a repair (see repair.lua), and for who wants the sums as they
+--       3 all         1 = also of hours that are not over: before a repair (see repair.lua), and for a reader of the sums as they
 --                     are now; else 0 or nothing
 -- Reply { how many charges were added, 1 if there is more to do, else 0 }
 

@@ -66,12 +66,12 @@ MIN_FREE_BYTES = 4_000_000
 
 MAX_SEARCH_ROWS = 1_000
 MAX_RANKED = 50_000
-"""A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
+"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
 
 AHEAD_MS = HOUR_MS
-"""What is dated so far ahead of now, a clock that was wrong has dated."""
+"""What is dated further ahead of now than this, a wrong clock has dated."""
 
 
 class StoreError(quota.QuotaError):

@@ -117,7 +117,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
 def rotate(as_json: bool, config: str | None) -> None:
     """Change the salt with which `gcra` and `log` hash identities, a minute from now.
 
-    The salt of `counter` changes every day by itself. Nobody is freed by either: whoever is refused stays refused.
+    The salt of `counter` changes every day by itself. Neither frees anybody: a refused visitor stays refused.
 
     \b
     Example:

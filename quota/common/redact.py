@@ -12,7 +12,7 @@ MIN_SECRET_LENGTH = 8
 """Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
 MIN_PIECE_LENGTH = 4
-"""Where a text was cut, a piece of a secret is told by so many characters."""
+"""Where a text was cut, this many characters of a secret are enough to recognize it."""
 
 _CUT = "..."
 """What `quota.common.text` writes in place of what it cuts."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 EXPIRIES = 10
-"""So many of the next expiries are shown."""
+"""How many of the next expiries are shown."""
 
 
 class LimitThenAndNow(NamedTuple):

@@ -42,7 +42,7 @@ class Report(NamedTuple):
     decision_s: float
 
     def ended(self, rule: str, outcome: str) -> int:
-        """So many requests of a rule ended so."""
+        """How many requests of a rule had this outcome."""
         return sum(one.number for one in self.requests if (one.rule, one.outcome) == (rule, outcome))
 
 

@@ -5,8 +5,9 @@ The rule is L27 in docs/ledger-rules.md. `quota.ledger.move` takes the steps:
     OLD     open -> fenced -> sealed
     NEW     empty, or sealed by an earlier move -> filling -> open
 
-A ledger in any of these standings but "open" refuses every decision and every other write. NEW opens only after OLD is
-sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is stopped.
+A ledger in any of these standings except "open" refuses every decision and every other write. NEW opens only after OLD
+is sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is
+stopped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The rules are L29 and L30 in docs/ledger-rules.md.
 
-The log is kept as long as limits need it, at least 49 h. When an hour is over, whoever notices first adds its charges
+The log is kept as long as limits need it, at least 49 h. When an hour is over, the first to notice adds its charges
 up, in one row for each method, job, region and bucket: `Ledger.roll_up`. Together with the log's end, which nobody has
 rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept as a
 whole.

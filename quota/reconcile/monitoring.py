@@ -68,7 +68,7 @@ MAX_UNITS = 10**15
 """No project uses more; sums of such numbers stay exact."""
 
 LIMIT_SAMPLED_MS = 49 * 3_600_000
-"""Upstream samples a limit once a day. Its newest point is at most so old."""
+"""How old the newest point of a limit may be. Upstream samples it once a day."""
 
 AHEAD_MS = 10 * 60_000
 """A point further in the future than this comes from another clock."""

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
 
 SUMS_S, SUMS_READ = 0.002, 100
-"""For the sums so much time is taken to roll up, and so many charges after that are read."""
+"""How long the sums may take to be rolled up, and how many charges behind them are read."""
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 
 CATCH_UP_S = 0.3
-"""A reader rolls up what nobody has rolled up yet for so long; the rest it reads from the log."""
+"""How long a reader rolls up what nobody has rolled up yet; it reads the rest from the log."""
 
 
 @dataclass(frozen=True, slots=True)

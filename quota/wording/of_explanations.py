@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from quota.explain.refusal import Expiry, RefusalExplained
 
 ROWS = 10
-"""So many rows has the table of what fills a limit; the JSON has all."""
+"""The most rows in the table of what fills a limit; the JSON has all."""
 
 NAMED = 3
 SHARE = 20
-"""The line of who filled it names at most so many, each with at least a SHARE-th part."""
+"""The most names in the line that says who filled it. Each has at least one part in SHARE."""
 
 
 # -- a refusal ---------------------------------------------------------------------------------------------------------
