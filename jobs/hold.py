@@ -138,7 +138,7 @@ class Hold:
         log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
 
     def furthest(self) -> Away | None:
-        """Of what is away, that which is free last; None if nothing is away."""
+        """The region that is away for longest; None if none is."""
         return max(self.away.values(), key=lambda away: away.until_ms, default=None)
 
 

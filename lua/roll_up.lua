@@ -7,7 +7,7 @@
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history   hash, quota:{PROJECT}:history:
 --                   rolled_up        the id of the last charge that was added; the state has a copy, which trimming obeys
---                   whole_after_ms   the history has every charge that is newer than this, but for the gap
+--                   whole_after_ms   the history has every charge that is newer than this, except for the gap
 --                   gap              "FROM_MS TO_MS": charges after the first and up to the second may be missing
 --                   hour:N           the hour that begins at N hours since 1970: a line for each method, job, region and
 --                                    bucket, "METHOD|JOB|REGION|BUCKET CHARGES UNITS", with units after corrections

@@ -219,7 +219,7 @@ class Awaiter:
         start_over_in_child(self)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what is no decision, and return what it leads to."""
+        """Do anything except a decision, and return its result."""
         loop = running_loop()
         return await wrap_future(self._submit(self._others, work), loop=loop)
 
@@ -284,7 +284,7 @@ class Awaiter:
 
 
 def running_loop() -> AbstractEventLoop:
-    """The loop that awaits. Raises UsageError where it is none of asyncio's."""
+    """The loop that awaits. Raises UsageError if it is not one of asyncio's."""
     try:
         return get_running_loop()
     except RuntimeError:

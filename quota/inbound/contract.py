@@ -121,7 +121,7 @@ class Policy:
 
     @property
     def longest(self) -> Limit:
-        """The limit with the longest window: who is alive goes by it."""
+        """The limit with the longest window: it tells which identities are alive."""
         return max(self.limits, key=lambda limit: limit.window_ms)
 
     def _check(self, limit: Limit) -> None:

@@ -60,7 +60,7 @@ def shard_of(salt: bytes, identity: bytes) -> int:
 
 
 def encoded(identity: str) -> bytes:
-    """Any text, also one that is no valid Unicode: a header may hold anything. Raises UsageError for all else."""
+    """Any text, valid Unicode or not: a header may hold anything. Raises UsageError for everything else."""
     try:
         return identity.encode("utf-8", "surrogatepass")
     except AttributeError:

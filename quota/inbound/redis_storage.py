@@ -63,7 +63,7 @@ MAX_ASKED = 5
 """How often a decision is asked for, at most: again each time that the server's clock was in another window."""
 
 PREFIX = "quota:inbound:"
-"""Of every key. Who changes what is stored under it changes the prefix."""
+"""Of every key. If the format of what is stored changes, so must the prefix."""
 
 KEYS = PREFIX + "*"
 COMMANDS = (

@@ -160,7 +160,7 @@ class Rules:
         self._methods = frozenset(method for rule in self.rules for method in rule.methods)
         self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
         if not isinstance(url, str | None):
-            raise ConfigError("url: it is no str")  # not shown: it may hold a password
+            raise ConfigError("url: it is not a str")  # not shown: it may hold a password
         self.url = url
         self.x_fields = _flag("x_fields", x_fields)
         self.exempt = tuple(self._exempt(exempt))

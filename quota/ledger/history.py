@@ -110,7 +110,7 @@ class History(NamedTuple):
     """What the ledger has of a project beside its log.
 
     `rolled_up` is the id of the newest charge that `hours` and `sums` have. They have every charge that is newer than
-    `whole_after_ms`, but for the `gap`: after its first time and up to its second, charges may be missing that the
+    `whole_after_ms`, except for the `gap`: after its first time and up to its second, charges may be missing that the
     ledger lost before they were rolled up. `summed_after` is the id up to which the sums were lost with an earlier
     history.
     """

@@ -147,7 +147,7 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
         theirs[one.method] = theirs.get(one.method, 0) + one.units
     charged: dict[str, list[int]] = {}
     for one in ours:
-        if one.units:  # a refunded charge is no call
+        if one.units:  # a refunded charge is not a call
             charged.setdefault(one.method, []).append(one.units)
     rows = []
     for method in {**theirs, **charged}:

@@ -174,7 +174,7 @@ def _series(
 
 
 def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
-    """Labels and points of each series. Raises BadAnswer for what is no such series: a guess would be wrong units."""
+    """Labels and points of each series. Raises BadAnswer for anything else: a guess would be wrong units."""
     try:
         if not isinstance(series, list):
             raise TypeError

@@ -222,7 +222,7 @@ def _moment(text: str) -> int:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
-    is newer than `known_after_ms`, but for the history's gap."""
+    is newer than `known_after_ms`, except for the history's gap."""
 
     project: str
     history: History
@@ -270,7 +270,7 @@ class _Part:
 
 
 def catch_up(ledger: Ledger, project: str) -> None:
-    """Roll up what nobody has rolled up yet, but not for long. Who may only read goes without."""
+    """Roll up what nobody has rolled up yet, but not for long. A user who may only read goes without."""
     ends_s = time.monotonic() + CATCH_UP_S
     with suppress(LedgerError):
         while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:

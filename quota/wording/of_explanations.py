@@ -364,5 +364,5 @@ def _around(x: ChargeExplained) -> Table:
 
 
 def _up(at_ms: int) -> int:
-    """Rounded up to a minute: who comes back then is not early."""
+    """Rounded up to a minute, so that nobody comes back too early."""
     return -(-at_ms // 60_000) * 60_000
