@@ -10,7 +10,8 @@ first refusal ends it, and the rest stays pending, with its cursor, for the next
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
 The budget decides each call, as it decides real ones, until a job has been admitted with all of a tick. From then on
-its ticks are charged as a whole, as long as it is sure that every call of theirs would be admitted."""
+its ticks are charged as a whole, as long as it is sure that every call of theirs would be admitted.
+"""
 
 from __future__ import annotations
 
