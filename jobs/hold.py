@@ -123,7 +123,7 @@ class Hold:
                 self.away[region] = self._away(holder, claimed.now_ms)
 
     def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
-        """Another run has the tick: at the begin it is not to be run, and later this run has been replaced."""
+        """Another run has the tick: this run does not begin, or, if it had begun, it has been replaced."""
         self.tick_is = tick_is
         if self._began:
             away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)

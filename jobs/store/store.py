@@ -230,7 +230,7 @@ class Store:
         return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
 
     def take_id(self, store_id: str) -> None:
-        """Go by this id: that of the store which was in this place before."""
+        """Take this id, which the store had that was in this place before."""
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
@@ -567,7 +567,7 @@ _DELETE_GIVEN_UP = (
     " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
     " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
 )
-"""Those of work that nobody does any longer."""
+"""Those of work that no job does any longer."""
 
 _NO_SPACE = "no space is left for it: free some, then run again"
 

@@ -105,7 +105,7 @@ class AsyncHostGate:
         await self._budget._awaiter.in_thread(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Only an error has more to be done than to be noted."""
+        """Note the answer; in a thread if it is an error, which may have to close a bucket."""
         if status < 400:
             attempt.answered(status, body)
         else:

@@ -78,7 +78,7 @@ def redact(text: str) -> str:
 
 
 def _without_pieces(text: str) -> str:
-    """Who cut a text may have cut a secret: its beginning stands before the dots, or its end behind them."""
+    """A cut text may have cut a secret: its beginning is before the dots, or its end behind them."""
     parts = text.split(_CUT)
     for at, part in enumerate(parts):
         for secret in _secrets:

@@ -53,7 +53,7 @@ MET_LAG_MS = 10_000
 """How late a worker may say which identities it met."""
 
 MET_KEPT_MS = 60_000
-"""How much longer than two windows it is kept who was met."""
+"""How much longer than two windows the identities that were met are kept."""
 
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 31 * 86_400_000

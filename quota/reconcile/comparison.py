@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TOLERANCE_MS = 10 * MINUTE_MS
 
 SLICES = 24
-"""The moments at which unknown units stop to count in a sliding window are whole slices of it, hours of a day."""
+"""The slices of a sliding window. Unknown units stop counting at the end of one: at full hours, for a day."""
 
 
 class Counted(NamedTuple):
