@@ -49,10 +49,8 @@ from quota.ledger.redis_decision import (
     BEFORE_USED,
     FIRST_TRY,
     Question,
-    is_unfinished,
     result_of,
     says_more,
-    still_counting,
 )
 from quota.ledger.redis_errors import (
     MAY_NOT_RUN,
@@ -169,7 +167,7 @@ class RedisLedger(OfOneProcess):
         """
         started_s, question, age = elapsed_s(), self._question(request, commit), FIRST_TRY
         may_be_done = last_try = False
-        more = refused = None
+        more = None
         while True:
             if may_be_done:
                 age = str(int((elapsed_s() - started_s) * 1000))
@@ -179,9 +177,6 @@ class RedisLedger(OfOneProcess):
                 if _is_unknown_script(error) and not question.whole:
                     question = Question(request, commit, whole=True)
                     continue
-                if refused is not None:
-                    reply = still_counting(refused)
-                    break
                 if last_try or not _may_retry(error, started_s):
                     if more is None or may_be_done or not isinstance(error, Lost) or error.left:
                         raise self._error(error, request.project) from error
@@ -189,16 +184,10 @@ class RedisLedger(OfOneProcess):
                     break
                 may_be_done, last_try = may_be_done or _may_be_done(error), True
                 continue
-            has_time = elapsed_s() - started_s < COUNT_WITHIN_S
-            if is_unfinished(request, reply):
-                # That it was refused stands, whatever fails after it: it is asked again as what may be done already.
-                refused, may_be_done, last_try = reply, True, True
-                reply = reply if has_time else still_counting(reply)
-            elif says_more(reply):
-                more = reply
-            else:
+            if not says_more(reply):
                 break
-            if not has_time:
+            more = reply
+            if elapsed_s() - started_s >= COUNT_WITHIN_S:
                 break
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
             self._say_evicts(str(reply.pop()))
