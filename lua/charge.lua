@@ -25,10 +25,10 @@
 --                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
---                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
---                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
---                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
---                      compared             what upstream counted when somebody compared last (grant.lua)
+--                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
+--                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
+--                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
+--                      compared             what upstream counted when somebody compared last
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
