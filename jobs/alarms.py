@@ -66,7 +66,7 @@ def _of_run(project: str, job: str, exit_status: int, report: RunReport, status:
 
 def _counting(report: RunReport) -> bool:
     """Whether it was refused only because the ledger counts first: the next run goes on with that."""
-    return report.refusal is not None and report.refusal.reason == "counting"
+    return report.refusal is not None and report.refusal["reason"] == "counting"
 
 
 def _rows(status: Status | None) -> Iterator[LimitRow]:

@@ -47,6 +47,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     """
     from quota.common.clock import host_clock
     from quota.jobs.history import render_runs
+    from quota.jobs.store.runs import run_json
     from quota.jobs.store.store import Store
 
     since_ms = duration_ms("--since", since)
@@ -55,7 +56,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
         with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
             found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
     if as_json:
-        print_json({"runs": [one.as_json() for one in found]})
+        print_json({"runs": [run_json(one) for one in found]})
     elif found:
         print_rich(render_runs(found))
     else:

@@ -2,7 +2,6 @@
 
     fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
     Page            what one step fetched, and the cursor of the next step
-    RegionReport    how one region ended in one run
     RunReport       how the run ended: what `quota run --json` prints
 
 A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
@@ -21,20 +20,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
+from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.decision import Decision
     from quota.settings.model import JobSettings, Settings
 
 
@@ -138,49 +137,19 @@ class Away:
 
 
 @dataclass(frozen=True)
-class RegionReport:
-    """How one region ended in one run. `items`, `pages` and `units` are what this run added.
+class RunReport(Run):
+    """How a run that this process made has ended.
 
-    done      the pass is complete
-    partial   a part of this pass is stored; the next run continues from `cursor`
-    skipped   nothing of this pass is stored; the next run starts it
-    failed    `error` names the error that ended the pass; the other regions continued
-    """
-
-    region: str
-    outcome: RegionOutcome
-    items: int = 0
-    pages: int = 0
-    units: int = 0
-    cursor: Cursor | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
-
-    `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
     `quota run` exits with `exit_status`, unless it is told to fail on a refusal. `away` says where regions are that
     another machine covers; with the outcome "elsewhere" it covers all that this run has not. `waits`: the run may be
-    tried again soon. `refusal` is the decision that ended it.
+    tried again soon.
     """
 
-    run: str
-    job: str
-    outcome: RunOutcome
-    regions: tuple[RegionReport, ...] = ()
-    units: int = 0
-    attempts: int = 0
-    refused_by: str | None = None
-    retry_at_ms: int | None = None
-    refused: bool = False
-    why: str = ""
     exit_status: int = 0
+    refused: bool = False
     next_step: str = field(default="", compare=False)
     away: Away | None = None
     waits: bool = field(default=False, compare=False)
-    refusal: Decision | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""
@@ -191,18 +160,7 @@ class RunReport:
             "job": self.job,
             "outcome": self.outcome,
             **elsewhere,
-            "regions": [
-                {
-                    "region": r.region,
-                    "outcome": r.outcome,
-                    "items": r.items,
-                    "pages": r.pages,
-                    "units": r.units,
-                    "cursor": r.cursor,
-                    "error": r.error,
-                }
-                for r in self.regions
-            ],
+            "regions": [asdict(region) for region in self.regions],
             "units": self.units,
             "attempts": self.attempts,
             "refused_by": self.refused_by,

@@ -18,9 +18,9 @@ from quota.common.text import many, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quota.jobs.job import RegionReport
     from quota.jobs.runner import Watcher
     from quota.jobs.store.store import Checkpoint
+    from quota.reports.runs import RegionOfRun
 
 
 def named(job: str, region: str) -> str:
@@ -28,7 +28,7 @@ def named(job: str, region: str) -> str:
     return f"{job} {region}".rstrip()
 
 
-def _region_line(job: str, outcome: RegionReport) -> str | None:
+def _region_line(job: str, outcome: RegionOfRun) -> str | None:
     """The line of a region that fetched something. Errors are printed at the end; the last line names who is next."""
     if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
@@ -48,7 +48,7 @@ class _Lines:
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionReport) -> None:
+    def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             say(line, err=True)
@@ -91,7 +91,7 @@ class _Live(_Lines):
         text = printable(f"{named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
         self._progress.update(self._task, description=text)
 
-    def ended(self, outcome: RegionReport) -> None:
+    def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             self._progress.console.print(line, markup=False, highlight=False)

@@ -37,16 +37,17 @@ from quota.common.log import line
 from quota.common.text import describe
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
+from quota.jobs.job import Page, RunReport, attempt_of, load_fetch, wants_store
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.reports.runs import RegionOfRun
 from quota.terms.arguments import texts
 from quota.terms.attribution import attempt_number
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota import Budget, Decision, Session
     from quota.jobs.job import Fetch, RegionOutcome, RunOutcome
@@ -79,7 +80,7 @@ class Watcher(Protocol):
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionReport) -> None: ...
+    def ended(self, outcome: RegionOfRun) -> None: ...
 
 
 class Silent:
@@ -91,7 +92,7 @@ class Silent:
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionReport) -> None: ...
+    def ended(self, outcome: RegionOfRun) -> None: ...
 
 
 def run_job(
@@ -164,7 +165,7 @@ def run_job(
                         endings.append("failed")  # who cannot run the job must not keep it from those who can
                     if max_regions < len(chosen):
                         return report
-                    skipped = [RegionReport(region, "skipped") for region in chosen if region not in mine]
+                    skipped = [RegionOfRun(region, "skipped") for region in chosen if region not in mine]
                     return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
             return failed_report(session, name, error)
@@ -211,7 +212,7 @@ def _elsewhere(
         return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
     if away is None or mine:
         return None
-    skipped = tuple(RegionReport(region, "skipped") for region in regions)
+    skipped = tuple(RegionOfRun(region, "skipped") for region in regions)
     return RunReport(session.run, job.name, "elsewhere", skipped, away=away, waits=away.same_store)
 
 
@@ -253,7 +254,7 @@ def _refused_report(session: Session, job: JobSettings, decision: Decision) -> R
         refused=True,
         why=end.why,
         exit_status=end.exit_status,
-        refusal=decision,
+        refusal=end.refusal,
     )
 
 
@@ -267,7 +268,7 @@ class _End:
     refused: bool = False
     refused_by: str | None = None
     retry_at_ms: int | None = None
-    refusal: Decision | None = None
+    refusal: Mapping[str, Any] | None = None
 
 
 class _Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
@@ -319,7 +320,7 @@ class _Run:
                 self.client.close()
 
     def _run(self) -> RunReport:
-        outcomes: list[RegionReport] = []
+        outcomes: list[RegionOfRun] = []
         self.store.delete_expired()
         checkpoints = self.store.start_round(self.job.name, self.regions, self.work)[: self.max_regions]
         self.watcher.began(checkpoints)
@@ -339,7 +340,7 @@ class _Run:
 
     # -- one region --------------------------------------------------------------------------------------------------
 
-    def _region(self) -> RegionReport:
+    def _region(self) -> RegionOfRun:
         try:
             return self._pass()
         except quota.UsageError:
@@ -355,7 +356,7 @@ class _Run:
             self.end = _End("stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
-    def _pass(self) -> RegionReport:
+    def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
         steps = 0
@@ -507,7 +508,7 @@ class _Run:
         if self.stop():
             raise _Interrupted
 
-    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionReport:
+    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionOfRun:
         match failure.kind:
             case "exhausted":
                 self.end = self._exhausted(checkpoint, failure)
@@ -544,16 +545,16 @@ class _Run:
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionReport:
+    def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionOfRun:
         checkpoint = self.here
         pages, items = self.added.get(checkpoint.region, (0, 0))
         cursor = None if outcome == "done" else checkpoint.cursor
-        return RegionReport(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+        return RegionOfRun(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
 
-    def _unfinished(self, error: str | None = None) -> RegionReport:
+    def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
-    def _report(self, outcomes: list[RegionReport], left: Checkpoint | None) -> RunReport:
+    def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
         units, attempts = self._spent()
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
@@ -648,10 +649,10 @@ _CIRCLE = Failure(
 
 def _refused(decision: Decision) -> _End:
     status = quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0
-    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms, decision)
+    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms, decision.as_json())
 
 
-def _count_failed(failed: Sequence[RegionReport], regions: Sequence[RegionReport]) -> str:
+def _count_failed(failed: Sequence[RegionOfRun], regions: Sequence[RegionOfRun]) -> str:
     if len(regions) == 1:
         return failed[0].error or ""
     return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"

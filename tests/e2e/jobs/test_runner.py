@@ -18,8 +18,9 @@ from tenacity import wait_fixed, wait_none
 
 import quota
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import RegionReport, RunReport, load_fetch
+from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.runner import ATTEMPTS, Silent, run_job
+from quota.reports.runs import RegionOfRun
 from support.commands import QUOTA
 from support.installation import Installation, until
 from support.servers import RedisServer
@@ -924,7 +925,7 @@ def test_a_run_whose_end_cannot_be_stored_still_says_what_it_did(
     """All of its pages are stored: it must not pass for a failed one without any."""
 
     class Breaks(Silent):
-        def ended(self, outcome: RegionReport) -> None:
+        def ended(self, outcome: RegionOfRun) -> None:
             bench.change("DROP TABLE IF EXISTS past_runs")
 
     bench.configure(regions=["US"], units=units)
