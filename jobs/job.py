@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import FunctionType
+from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
@@ -67,6 +67,10 @@ class Page:
     channels: Sequence[Mapping[str, Any]] = ()
     cursor: Cursor | None = None
     complete: bool = True
+
+    @property
+    def items(self) -> int:
+        return len(self.videos) + len(self.channels)
 
     def __post_init__(self) -> None:
         for what, resources in (("videos", self.videos), ("channels", self.channels)):
@@ -234,10 +238,6 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     return found
 
 
-_RETURNS_NO_PAGE = 0x20 | 0x80 | 0x200
-"""The flags of a function that yields, or is `async`, as `inspect` has them: a call of it fetches nothing."""
-
-
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
@@ -257,7 +257,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
         raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
     if not callable(fetch):
         raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
-    if getattr(getattr(fetch, "__code__", None), "co_flags", 0) & _RETURNS_NO_PAGE:
+    if any(kind(fetch) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {function:.100} is a coroutine or a generator;"
             " write a plain function that returns a Page"
@@ -295,26 +295,7 @@ def _doubt_of(path: Path) -> str:
 
 def wants_store(fetch: Fetch) -> bool:
     """Whether the function has a parameter called `store`."""
-    plain = _plain_parameters(fetch)
-    if plain is not None:
-        return "store" in plain[0]
-    import inspect
-
-    return "store" in inspect.signature(fetch).parameters
-
-
-def _plain_parameters(fetch: object) -> tuple[tuple[str, ...], set[str]] | None:
-    """The names of a plain function's parameters, and those behind the first three that it wants; None for any other
-    callable. To import `inspect` is a tenth of a refused tick."""
-    if not isinstance(fetch, FunctionType) or vars(fetch).keys() - {"first_attempt"}:
-        return None
-    code = fetch.__code__
-    if code.co_posonlyargcount or code.co_argcount < 3:
-        return None
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    filled = code.co_argcount - len(fetch.__defaults__ or ())
-    wanted = {*names[3:filled], *names[code.co_argcount :]} - (fetch.__kwdefaults__ or {}).keys()
-    return names, wanted
+    return "store" in signature(fetch).parameters
 
 
 def _import(module_name: str, name: str, folder: Path | None) -> object:
@@ -343,28 +324,20 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
-    plain = _plain_parameters(fetch)
-    if plain is not None and "store" not in options:
-        names, wanted = plain
-        given = {*options} | ({"store"} & {*names})
-        if wanted <= given <= {*names[3:]}:
-            return
-    import inspect
-
     try:
-        signature = inspect.signature(fetch)
+        its = signature(fetch)
     except (TypeError, ValueError) as error:
         raise quota.ConfigError(f"fetch = {name!r:.100}: its parameters cannot be read: {error}") from error
     if "store" in options:
         raise quota.ConfigError(f"fetch = {name!r:.100}: the name 'store' is reserved for the local store")
-    known = [option for option in list(signature.parameters)[3:] if option != "store"]
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    unknown = next((option for option in options if option not in signature.parameters), None)
+    known = [option for option in list(its.parameters)[3:] if option != "store"]
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in its.parameters.values())
+    unknown = next((option for option in options if option not in its.parameters), None)
     if unknown is not None and not open_ended:
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
-    values = options | ({"store": None} if "store" in signature.parameters else {})
+    values = options | ({"store": None} if "store" in its.parameters else {})
     try:
-        signature.bind(None, "US", None, **values)
+        its.bind(None, "US", None, **values)
     except TypeError as error:
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"

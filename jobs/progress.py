@@ -1,5 +1,6 @@
 """The progress of a run, on stderr.
 
+    Watcher     follows a run
     watching    the watcher that fits: a live line at a terminal, otherwise one line for each region
     named       a job and its region
 
@@ -18,7 +19,6 @@ from quota.common.text import many, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quota.jobs.runner import Watcher
     from quota.jobs.store.store import Checkpoint
     from quota.reports.runs import RegionOfRun
 
@@ -36,17 +36,23 @@ def _region_line(job: str, outcome: RegionOfRun) -> str | None:
     return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {items}"
 
 
-class _Lines:
-    """For logs and cron: one line for each region."""
-
-    def __init__(self, job: str) -> None:
-        self.job = job
+class Watcher:
+    """Follows the progress of a run, and says nothing. The methods of others must not raise."""
 
     def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
     def page(self, checkpoint: Checkpoint) -> None: ...
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
+
+    def ended(self, outcome: RegionOfRun) -> None: ...
+
+
+class _Lines(Watcher):
+    """For logs and cron: one line for each region."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
 
     def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
@@ -102,9 +108,7 @@ class _Live(_Lines):
 def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
-        from quota.jobs.runner import Silent
-
-        yield Silent()
+        yield Watcher()
         return
     if not sys.stderr.isatty():
         yield _Lines(job)

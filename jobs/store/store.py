@@ -362,7 +362,7 @@ class Store:
                     int(not finished),
                     None if finished or page.cursor is None else json.dumps(page.cursor),
                     int(page.complete),
-                    len(page.videos) + len(page.channels),
+                    page.items,
                     len(page.videos) if page.ranked else 0,
                     taken_at_ms,
                     max(now_ms, taken_at_ms) if finished else None,  # a clock may go back

@@ -27,7 +27,8 @@ import quota
 from chaos import pages
 from chaos.journal import Journal, NotedSession, NotedWarnings
 from chaos.scene import AHEAD_MS, CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS, SHARED
-from quota.jobs.runner import Silent, run_job
+from quota.jobs.progress import Watcher
+from quota.jobs.runner import run_job
 from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ DEAR_SHARE = 0.04
 TROUBLE = (HttpError, HttpLib2Error, OSError, http.client.HTTPException)
 
 
-class NotingWatcher(Silent):
+class NotingWatcher(Watcher):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
