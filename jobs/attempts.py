@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from quota import Budget, Decision, Session
     from quota.jobs.job import Fetch
     from quota.jobs.progress import Watcher
-    from quota.jobs.store.store import Checkpoint, Store
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Store
     from quota.ledger.entry import Charge, Entry
     from quota.settings.model import JobSettings
 

@@ -15,7 +15,9 @@ from quota.jobs.plan.plan import make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
-from quota.jobs.store.store import Store, is_made, is_stale
+from quota.jobs.store.checkpoints import is_stale
+from quota.jobs.store.file import is_made
+from quota.jobs.store.store import Store
 from quota.jobs.textfile import of_regions, of_run
 from quota.terms.limits import DAY_MS
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
     from quota.dashboard.contract import Stand
     from quota.jobs.plan.plan import Plan
-    from quota.jobs.store.store import Checkpoint, Elsewhere
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Elsewhere
     from quota.reports.metrics import Sample
     from quota.reports.runs import Run
     from quota.session import Session

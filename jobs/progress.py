@@ -19,7 +19,7 @@ from quota.common.text import many, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.runs import RegionOfRun
 
 

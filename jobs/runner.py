@@ -39,7 +39,9 @@ from quota.jobs.hold import Hold
 from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.progress import Watcher
-from quota.jobs.store.store import Checkpoint, Store, StoreError
+from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.file import StoreError
+from quota.jobs.store.store import Store
 from quota.reports.runs import RegionOfRun
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS

@@ -32,7 +32,7 @@ from quota.jobs.runner import run_job
 from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""

@@ -30,7 +30,7 @@ from support.servers import RedisServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
 
 
 DAY_MS = 86_400_000

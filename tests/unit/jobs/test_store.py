@@ -20,8 +20,10 @@ import pytest
 
 import quota
 from quota.jobs.job import Page
+from quota.jobs.store.checkpoints import Checkpoint, is_stale
+from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError
 from quota.jobs.store.reader import Reader
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError, is_stale
+from quota.jobs.store.store import Store
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
