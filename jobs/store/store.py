@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import quota
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
 from quota.jobs.rotation import by_rotation
@@ -77,7 +76,6 @@ PAGE_BYTES = 4096
 MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
 
-MAX_SEARCH_ROWS = 1_000
 MAX_RANKED = 50_000
 """A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
 
@@ -413,12 +411,10 @@ class Store:
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
         Of equally good matches the most viewed comes first. If more than MAX_RANKED match, only those that the store
-        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words, too
-        many words, or a limit out of range.
+        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words or
+        too many.
         """
         phrases = query(as_text(words))
-        if not 1 <= limit <= MAX_SEARCH_ROWS:
-            raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> list[Found]:

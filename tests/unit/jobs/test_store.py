@@ -432,12 +432,10 @@ def test_a_search_finds_what_ranking_all_matches_finds(
         assert found(store, words, region=region, limit=limit) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "limit"), [("", 20), ("  ", 20), ("a " * 33, 20), ("東" * 501, 20), ("a", 0), ("a", 1_001)]
-)
-def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str, limit: int) -> None:
+@pytest.mark.parametrize("words", ["", "  ", "a " * 33, "東" * 501])
+def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str) -> None:
     with pytest.raises(quota.UsageError):
-        store.search(words, limit=limit)
+        store.search(words)
 
 
 def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
