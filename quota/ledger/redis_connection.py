@@ -37,6 +37,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NoAnswer, NotRedis, error_of
+from quota.ledger.redis_tls import behind_plain, behind_secured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -304,8 +305,6 @@ def connections_to(target: Target) -> Connections:
             return failure
         if isinstance(failure, NoAnswer) and not target.is_secure:
             return failure
-        from quota.ledger.redis_tls import behind_plain, behind_secured  # late: most connections can be made
-
         host, port = getattr(pool, "master_address", None) or target.nodes[0]
         if not target.is_secure:
             return behind_plain(host, port, target.remedy) or failure
