@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FAILURES = 3
 OPEN_S = 1.0
 SAY_AGAIN_S = 60.0
-"""A storage that comes and goes is not said more often."""
+"""The least time between two lines of the log about a storage that comes and goes."""
 
 HAND_OVER_S = 10.0
 THREADS = 8

@@ -119,7 +119,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:
-    """Who may rename a folder on the way to what was spent may put an empty one in its place."""
+    """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
     urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
     files = {url.removeprefix("sqlite:///"): at for at, url in urls.items() if url.startswith("sqlite:///")}
     folders = {os.path.dirname(os.path.abspath(file)): at for file, at in files.items()}
@@ -196,7 +196,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
 def _everybody_reads(path: str | Path) -> bool:
     try:
         return bool(os.stat(path).st_mode & 0o004)
-    except OSError:  # who reads it reports that
+    except OSError:  # reported when it is read
         return False
 
 
