@@ -24,7 +24,7 @@ import threading
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -37,7 +37,16 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
+from quota.clients.answers import (
+    AnswerLimits,
+    PatientConnection,
+    Watch,
+    check_redirect,
+    checked,
+    connection_types,
+    digestible,
+    no_http,
+)
 from quota.clients.metering import Hosts, Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
@@ -377,36 +386,22 @@ def _default_port(scheme: str) -> int:
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
-class _Connection(HTTPConnection):
-    """Charges each request to the API, after connecting and before the first byte leaves.
-
-    MeteredHttp combines this mixin with each of httplib2's connection classes. The combined class sets `gate`, `watch`
-    and `timeout_s`.
-    """
+class _Connection(PatientConnection):
+    """Charges each request to the API with its `gate`, after connecting and before the first byte leaves."""
 
     gate: _Gate
-    watch: Watch | None
-    timeout_s: float
     spoiled = False
-    _answer: HTTPResponse | None = None
     _left = False
     _used = False
     _has_answered = False
 
     def connect(self) -> None:
-        self.timeout = self._patience_s()
         super().connect()
         self._used = self._has_answered = False
-
-    def _patience_s(self) -> float:
-        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
 
     def send(self, data: Any) -> None:
         self._left = True
         super().send(data)
-
-    def set_debuglevel(self, level: int) -> None:
-        """Do nothing: at higher levels, http.client would print whole requests, including the key."""
 
     def request(
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
@@ -418,7 +413,7 @@ class _Connection(HTTPConnection):
             self.close()
         if self.sock is None:
             self.connect()
-        self.sock.settimeout(self._patience_s())
+        self.sock.settimeout(self.patience_s())
         sent = self.gate.charge((self.host, self.port), method, url, headers or {}, body)
         self._left = False
         try:
@@ -456,28 +451,6 @@ class _Connection(HTTPConnection):
         self._has_answered = True
         return answer
 
-    def response_class(  # type: ignore[override]  # http.client calls it like a class
-        self, sock: Any, debuglevel: int = 0, method: str | None = None
-    ) -> HTTPResponse:
-        """Create the object that reads the next answer."""
-        if self.watch is None:
-            self._answer = HTTPResponse(sock, method=method)
-        else:
-            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
-        return self._answer
-
-    @property
-    def unread(self) -> bool:
-        """Whether part of an answer is still unread. The next request must not take it for its own answer."""
-        answer = self._answer
-        return answer is not None and (answer.headers is None or not answer.isclosed())
-
-    def hang_up(self) -> None:
-        """Close the connection, and any unfinished answer, which would keep the socket open."""
-        if self._answer is not None:
-            self._answer.close()
-        self.close()
-
 
 def _readable(sock: Any) -> bool:
     poller = select.poll()
@@ -498,11 +471,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     ) -> None:
         self.watch = watch
         self._gate = _Gate(meter, document)
-        of_each = {"gate": self._gate, "watch": watch, "timeout_s": timeout_s}
-        self._types = {
-            scheme: type(f"Metered{parent.__name__}", (_Connection, parent), of_each)
-            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
-        }
+        self._types = connection_types(_Connection, gate=self._gate, watch=watch, timeout_s=timeout_s)
         self._start_pool()
         start_over_in_child(self)
         loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")

@@ -24,8 +24,6 @@ class Routes:
     def __init__(self, document: Mapping[str, Any]) -> None:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
         self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
-        self._literal: dict[tuple[str, str], str] = {}
-        self._nearly: dict[tuple[str, str], str] = {}
         self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
         self._uploads: list[re.Pattern[str]] = []
         base = f"/{document['servicePath']}"
@@ -40,10 +38,6 @@ class Routes:
         self._patterns.sort(key=itemgetter(0), reverse=True)
 
     def _add(self, method: Mapping[str, Any], path: str) -> None:
-        if "{" not in path:
-            self._literal[method["httpMethod"], path] = method["id"]
-            self._nearly[method["httpMethod"], path.lower()] = method["id"]
-            return
         said = len(re.sub(r"\{[^}]*\}", "", path))
         self._patterns.append((said, method["httpMethod"], _pattern(path), method["id"]))
 
@@ -53,10 +47,7 @@ class Routes:
         A path that is nearly a method's (`/youtube/v3//Search/`) is that method, and HEAD is GET: upstream may take
         them for it, and the book's default is far less than a search costs.
         """
-        if (known := self._literal.get((verb, unquote(path)))) or (known := self._matching(verb, path)):
-            return known
-        verb, path = "GET" if verb == "HEAD" else verb, _plain(path)
-        return self._nearly.get((verb, path.lower())) or self._matching(verb, path)
+        return self._matching(verb, path) or self._matching("GET" if verb == "HEAD" else verb, _plain(path))
 
     def _matching(self, verb: str, path: str) -> str | None:
         return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)

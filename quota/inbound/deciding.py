@@ -110,7 +110,7 @@ class Decider:
         self.storage = storage
         self._breaker = Breaker(storage.label)
         self.counts = Counts()
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = _threads()
         self._hand_over_at = 0.0
         start_over_in_child(self)
         _at_exit(self)
@@ -134,7 +134,7 @@ class Decider:
         if not self._breaker.lets_through():
             return self._without(rule, started)
         try:
-            future = loop.run_in_executor(self._threads(), self.storage.decide, rule.policy, identity, rule.cost)
+            future = loop.run_in_executor(self._threads, self.storage.decide, rule.policy, identity, rule.cost)
             # It is left to itself after that, and not cancelled: its connection has an answer to read.
             future.add_done_callback(_look)
             done, _ = await wait((future,), timeout=WALL_S)
@@ -166,41 +166,27 @@ class Decider:
             except StorageAway as error:
                 self._breaker.failed(error)
 
-    def hand_over_soon(self, loop: AbstractEventLoop) -> None:
-        """The same in a thread, HAND_OVER_S from now, unless that is to come already."""
-        if self._is_time():
-            loop.call_later(HAND_OVER_S, self._start_hand_over, loop)
-
-    def hand_over_by_itself(self) -> None:
-        """The same for servers without an event loop: no request waits for it, and it needs no further request."""
-        if self._is_time():
+    def hand_over_soon(self) -> None:
+        """The same in a thread, HAND_OVER_S from now, unless that is to come already: no request waits for it, and it
+        needs no further request."""
+        now = monotonic()
+        if now >= self._hand_over_at:
+            self._hand_over_at = now + HAND_OVER_S
             timer = threading.Timer(HAND_OVER_S, self.hand_over)
             timer.daemon = True
             with suppress(RuntimeError):  # no more threads can begin; the end of the process hands over, too
                 timer.start()
 
-    def _start_hand_over(self, loop: AbstractEventLoop) -> None:
-        with suppress(RuntimeError):
-            loop.run_in_executor(self._threads(), self.hand_over)
-
-    def _is_time(self) -> bool:
-        now = monotonic()
-        if now < self._hand_over_at:
-            return False
-        self._hand_over_at = now + HAND_OVER_S
-        return True
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
-        return self._pool
-
     def start_over_in_child(self) -> None:
         """The parent hands over what it counted itself; its threads do not exist in the child."""
         self.counts = Counts()
-        self._pool = None
+        self._threads = _threads()
         self._hand_over_at = 0.0
         self._breaker.start_over_in_child()
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
 
 
 def _look(future: Future[Decision]) -> None:
