@@ -223,10 +223,10 @@ def _is_quiet(line: redis.Connection) -> bool:
     hiredis and the system are asked first. The library learns from an exception that there is nothing to read; with
     that alone a decision takes an eighth longer.
     """
-    hiredis_reader = getattr(line._parser, "_reader", None)
-    if hiredis_reader is not None and not hiredis_reader.has_data():
+    hiredis_reader, sock = getattr(line._parser, "_reader", None), line._sock
+    if hiredis_reader is not None and sock is not None and not hiredis_reader.has_data():
         ready = select.poll()
-        ready.register(line._sock, select.POLLIN)
+        ready.register(sock, select.POLLIN)
         if not ready.poll(0):
             return True
     try:
