@@ -90,7 +90,7 @@ def limit_option(default: int, most: int) -> Callable[[F], F]:
     """`--limit N`, for a list that may be long."""
     kind = click.IntRange(1, most)
     return click.option(
-        "--limit", type=kind, default=default, metavar="N", show_default=True, help="List at most so many."
+        "--limit", type=kind, default=default, metavar="N", show_default=True, help="Show at most N."
     )
 
 

@@ -131,5 +131,4 @@ def _start_over(ones: list[StartsOver]) -> None:
             _start_over(ones)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_after_in_child)
+os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_after_in_child)
