@@ -71,7 +71,7 @@ def range_start(after: Id) -> str:
 
 
 def added_up(rows: Sequence[tuple[str, Sequence[str]]], corrected: Sequence[str | None]) -> list[HourOfLog]:
-    """Entries as the server has them, and what was corrected of them: by hour, and by all that they say but their
+    """Entries as the server has them, and what was corrected of them: by hour, and by all that they say except their
     number."""
 
     def ms_of(row: tuple[str, Sequence[str]]) -> int:

@@ -1,6 +1,6 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
-One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
+One decision is one script call, one round trip. The rules (L1, L2, ...) are in docs/ledger-rules.md; in Redis, scripts
 implement them.
 """
 
@@ -49,10 +49,8 @@ from quota.ledger.redis_decision import (
     BEFORE_USED,
     FIRST_TRY,
     Question,
-    is_unfinished,
     result_of,
     says_more,
-    still_counting,
 )
 from quota.ledger.redis_errors import (
     MAY_NOT_RUN,
@@ -174,7 +172,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         """
         started_s, question, age = elapsed_s(), self._question(request, commit), FIRST_TRY
         may_be_done = last_try = False
-        more = refused = None
+        more = None
         while True:
             if may_be_done:
                 age = str(int((elapsed_s() - started_s) * 1000))
@@ -184,9 +182,6 @@ class RedisLedger(StateChanges, OfOneProcess):
                 if _is_unknown_script(error) and not question.whole:
                     question = Question(request, commit, whole=True)
                     continue
-                if refused is not None:
-                    reply = still_counting(refused)
-                    break
                 if last_try or not _may_retry(error, started_s):
                     if more is None or may_be_done or not isinstance(error, Lost) or error.left:
                         raise self._error(error, request.project) from error
@@ -194,16 +189,10 @@ class RedisLedger(StateChanges, OfOneProcess):
                     break
                 may_be_done, last_try = may_be_done or _may_be_done(error), True
                 continue
-            has_time = elapsed_s() - started_s < COUNT_WITHIN_S
-            if is_unfinished(request, reply):
-                # That it was refused stands, whatever fails after it: it is asked again as what may be done already.
-                refused, may_be_done, last_try = reply, True, True
-                reply = reply if has_time else still_counting(reply)
-            elif says_more(reply):
-                more = reply
-            else:
+            if not says_more(reply):
                 break
-            if not has_time:
+            more = reply
+            if elapsed_s() - started_s >= COUNT_WITHIN_S:
                 break
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
             self._say_evicts(str(reply.pop()))
@@ -455,7 +444,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
         try:
             _, more = self._run("roll_up", keys, args, within_s=within_s)
-        except Failed as error:  # whoever asks next goes on from where it came to
+        except Failed as error:  # the next one to ask goes on from there
             raise self._error(error, project) from error
         return bool(int(more))
 

@@ -3,7 +3,7 @@
 
 Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
 moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
-ARCHITECTURE.md.
+docs/ledger-rules.md.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from quota.ledger.sqlite_fields import (
     read_fields,
     usages_of,
 )
-from quota.ledger.sqlite_views import ViewState, advance, edges_fit, leaving_at, read_piece
+from quota.ledger.sqlite_views import ViewState, advance, edges_fit, read_piece
 from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
@@ -157,35 +157,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
         result = self._run(lambda db: self._decide(db, request, commit), write=True)
         while result.outcome == "counting" and elapsed_s() < ends_s:
             result = self._run(lambda db: self._decide(db, request, commit), write=True)
-        if result.outcome != "refused":
-            return result
-        return result._replace(leaving_ms=self._leaving_ms(request, result))
-
-    def _leaving_ms(self, request: ChargeRequest, result: ChargeResult) -> tuple[int | None, ...]:
-        """L9. See `ChargeResult.leaving_ms`. It is read outside of the decision: nobody waits for this."""
-        project, now_ms = request.project, result.now_ms
-
-        def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
-            last, found = newest_id(db, project), []
-            fields = read_fields(
-                db, project, [f"{kind}:{check.view.name}" for check in request.checks for kind in ("view", "unlogged")]
-            )
-            for check, used in zip(request.checks, result.used_units, strict=True):
-                leaving_ms = None
-                if used + check.cost_units > check.cap_units:
-                    view, _ = advance(
-                        db, project, check, now_ms, last, ViewState.of(fields.get(f"view:{check.view.name}")), NEVER
-                    )
-                    usages = _unlogged(fields, check.view, now_ms)
-                    expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
-                    leaving_ms = leaving_at(db, project, check, view, sorted(expiring))
-                found.append(leaving_ms)
-            return tuple(found)
-
-        try:
-            return self._run(read, write=False)
-        except LedgerError:  # that it was refused stands
-            return ()
+        return result
 
     def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
         if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes

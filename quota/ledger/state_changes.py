@@ -1,4 +1,4 @@
-"""What changes seldom in a project's state, by one rule on every ledger. The rules (L20, ...) are in ARCHITECTURE.md.
+"""What changes seldom in a project's state, by one rule on every ledger. See docs/ledger-rules.md.
 
 Change          what follows for the fields of a state
 StateChanges    the methods of `quota.ledger.contract.Ledger` that make such changes

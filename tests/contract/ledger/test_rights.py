@@ -109,7 +109,7 @@ def without_progress(held: dict[str, Any]) -> dict[str, Any]:
     return {**held, STATE: state}
 
 
-PROGRESS = ("view:", "retried:", "rooms", "maintained_ms")
+PROGRESS = ("view:", "retried:", "maintained_ms")
 
 
 def refusal_of(work: Callable[[], Any]) -> Any:
