@@ -131,7 +131,7 @@ class ChargeResult(NamedTuple):
     leaving_ms: tuple[int | None, ...] = ()
     """With "refused", for each check the time of the charge that must leave a sliding window before the call fits, or
     of one that would leave when enough unlogged usage expires. None where the check did not refuse, or where the log
-    must be read for it; empty where none is known."""
+    must be read for it; empty where the ledger says none."""
     also: tuple[str, ...] = ()
     """The ids of the further charges, in the request's order."""
 

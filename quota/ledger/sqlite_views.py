@@ -6,7 +6,6 @@ function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,6 @@ from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
     from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Id
@@ -44,6 +42,10 @@ class ViewState(NamedTuple):
         """As the field `view:NAME` has it: `TOTAL TAIL HEAD DROPPED_THROUGH_MS`."""
         total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = self
         return f"{total} {tail_ms}-{tail_seq} {head_ms}-{head_seq} {dropped_through_ms}"
+
+    def charged(self, units: int, at: Id) -> ViewState:
+        """With what was just charged, up to the log's new end."""
+        return self._replace(total=self.total + units, head_ms=at[0], head_seq=at[1])
 
     def has_read(self, at: Id) -> bool:
         """Whether an entry with this id is in the total, if the view selects it."""
@@ -119,48 +121,12 @@ def read_piece(db: sqlite3.Connection, project: str, view: View | None, after: I
     return Piece(charges, newest_ms, units, until)
 
 
-def edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
-    """L11. Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
-    for check in checks:  # noqa: SIM110  # half the time of `all` and a generator
-        if check.edges is not None and not check.edges[0] <= now_ms < check.edges[2]:
-            return False
-    return True
-
-
 def _cutoff(check: LimitCheck, now_ms: int) -> int:
     """L5. The newest millisecond that is out of the window at `now_ms`."""
     if isinstance(check.view.window, Sliding):
         return now_ms - check.view.window.window_ms
     assert check.edges is not None  # noqa: S101  # a calendar limit comes with its edges
     return check.edges[1 if now_ms >= check.edges[1] else 0] - 1
-
-
-def leaving_at(
-    db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState, expiring: Sequence[tuple[int, int]]
-) -> int | None:
-    """The time of the first charge behind which a view counts so little that the call fits; or of one that would leave
-    when the unlogged units expire with which it does. `expiring`: until when those count, and how many, in order."""
-    left, room = view.total + sum(units for _, units in expiring), check.cap_units - check.cost_units
-    if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
-        return None
-    window_ms, expired = check.view.window.window_ms, 0
-    selected, names = _selected(check.view)
-    sql = (
-        f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?) AND {selected} ORDER BY ms, seq"
-    )
-    rows = db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names))
-    for ms, units in itertools.chain(rows, [(NEVER, 0)]):
-        while expired < len(expiring) and expiring[expired][0] <= ms + window_ms:
-            until_ms, lost_units = expiring[expired]
-            expired, left = expired + 1, left - lost_units
-            if left <= room:
-                return max(0, until_ms - window_ms)
-        left -= units
-        if left <= room:
-            at_ms: int = checked_row((ms,), integers=1)[0]
-            return at_ms
-    return None
 
 
 @lru_cache(maxsize=1_000)
