@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quota.ledger.compared import Compared
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.history import History, HourOfLog, RefusalCount
+    from quota.ledger.history import History, RefusalCount
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import Edges, View, Window
 
@@ -332,14 +332,6 @@ class Ledger(Protocol):
     ) -> Sequence[Entry]:
         """At most `count` (1 to MAX_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order. With
         `within_s` the ledger gives up after that time."""
-        ...
-
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        """The entries with `after` < (ms, seq) <= `through`, by hour, method, job, region, bucket and run: each in one
-        row; several rows may be alike.
-
-        The log is read in bounded pieces. A correction that is made meanwhile may be missing.
-        """
         ...
 
     def add_unlogged(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -55,20 +55,6 @@ class HourOfSpending(NamedTuple):
     job: str
     region: str
     bucket: str
-    charges: int
-    units: int
-
-
-class HourOfLog(NamedTuple):
-    """What the log has of one run in the hour that begins at `hour_ms`, as in HourOfSpending. `run` is the beginning of
-    the idempotency keys of its charges."""
-
-    hour_ms: int
-    method: str
-    job: str
-    region: str
-    bucket: str
-    run: str
     charges: int
     units: int
 
@@ -135,13 +121,6 @@ class History(NamedTuple):
             _, _, charges, units, corrected_units = sums.get(key, (*key, 0, 0, 0))
             sums[key] = RunningSum(*key, charges + 1, units + entry.charged_units, corrected_units)
         return tuple(sums.values())
-
-
-def hours_of(entries: Iterable[Entry]) -> Iterator[HourOfLog]:
-    """Each charge as a row of its own."""
-    for e in entries:
-        hour_ms, run = e.ms // HOUR_MS * HOUR_MS, e.idempotency_key[:RUN_CHARS]
-        yield HourOfLog(hour_ms, e.method, e.job, e.region, e.bucket, run, 1, e.units)
 
 
 def cut(name: str) -> str:

@@ -20,7 +20,6 @@ from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
-    MAX_READ,
     MIN_RETENTION_MS,
     Ahead,
     ChargeResult,
@@ -29,7 +28,6 @@ from quota.ledger.contract import (
     Repair,
     checked_exhaustion,
     checked_range,
-    entries_between,
     read_entries,
     units_beyond,
 )
@@ -40,9 +38,7 @@ from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
     History,
-    HourOfLog,
     RefusalCount,
-    hours_of,
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
@@ -67,10 +63,8 @@ from quota.ledger.redis_errors import (
 )
 from quota.ledger.redis_fields import (
     UNREADABLE,
-    added_up,
     leading_ms,
     range_arguments,
-    range_start,
     read_claimed,
     read_entry,
     units_text,
@@ -81,7 +75,6 @@ from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
     history_of,
-    id_text,
     read_epoch,
     read_exhaustion,
     read_id,
@@ -93,13 +86,13 @@ from quota.terms.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
-    from quota.ledger.entry import Charge, Id
+    from quota.ledger.entry import Charge
     from quota.ledger.grants import Grant
     from quota.ledger.redis_connection import Cluster, Connections
     from quota.ledger.unlogged import UnloggedUsage
@@ -296,25 +289,6 @@ class RedisLedger(OfOneProcess):
             if len(rows) < piece or len(found) >= count:
                 return found
             after = found[-1].ms, found[-1].seq
-
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        keys, until = keys_of(project), id_text(through)
-        found, epoch, last = self._query("HMGET", keys.state, "format", "epoch", "last")
-        self._check_format(found, epoch, is_new=last is None)
-        any_corrections = self._query("EXISTS", keys.corrections)
-        while True:
-            rows = self._query("XRANGE", keys.log, range_start(after), until, "COUNT", str(MAX_READ))
-            if not rows:
-                return
-            first, last_id = self._read(read_id, rows[0][0]), self._read(read_id, rows[-1][0])
-            units = self._query("HMGET", keys.corrections, *(row[0] for row in rows)) if any_corrections else []
-            if units and self.whole_after_ms(project) >= first[0]:  # some of the corrections may be gone
-                yield from hours_of(entries_between(self, project, after, last_id))
-            else:
-                yield from self._read(partial(added_up, rows), units)
-            if len(rows) < MAX_READ:
-                return
-            after = last_id
 
     def whole_after_ms(self, project: str) -> int:
         fields = ("format", "epoch", "last", "trimmed_through_ms")

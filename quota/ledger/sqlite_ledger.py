@@ -9,7 +9,6 @@ ARCHITECTURE.md.
 from __future__ import annotations
 
 import os
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,8 +43,7 @@ from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.grants import grants_text, read_grants
-from quota.ledger.history import RUN_CHARS, HourOfLog
-from quota.ledger.sqlite_decision import ROWS_AT_ONCE, decide
+from quota.ledger.sqlite_decision import decide
 from quota.ledger.sqlite_fields import (
     COLUMNS,
     UNREADABLE,
@@ -62,7 +60,7 @@ from quota.ledger.sqlite_fields import (
     trimmed_through_ms,
     usages_of,
 )
-from quota.ledger.sqlite_views import ViewState, read_piece
+from quota.ledger.sqlite_views import ViewState
 from quota.ledger.state_fields import (
     exhaustion_text,
     read_exhaustion,
@@ -77,7 +75,7 @@ from quota.terms.limits import HOUR_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
@@ -94,14 +92,6 @@ T = TypeVar("T")
 SCHEMA_VERSION = 12
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
-
-
-_ADDED_UP = (
-    "SELECT ms / ? AS hour, COUNT(*), SUM(units), MIN(units), method, job, region, bucket,"
-    " substr(idempotency_key, 1, ?) AS run FROM charges"
-    " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
-    " GROUP BY hour, method, job, region, bucket, run"
-)
 
 
 class SqliteLedger(OfOneProcess):
@@ -303,24 +293,6 @@ class SqliteLedger(OfOneProcess):
         )
         values = (project, after[0], until_ms, *after, count)
         return self._run(lambda db: [entry_of(row) for row in db.execute(sql, values)], write=None, within_s=within_s)
-
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        room = 0
-        while not room:
-            rows, after, room = self._transact(project, partial(self._add_up, project, after, through), write=False)
-            yield from rows
-
-    def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:
-        """The rows of a piece, the id that it ends with, and 0 if there is more."""
-        piece = read_piece(db, project, None, after, through, ROWS_AT_ONCE)
-        until, room = piece.through, ROWS_AT_ONCE - piece.charges
-        between = (HOUR_MS, RUN_CHARS, project, after[0], until[0], *after, *until)
-        rows: Iterable[tuple[int, int, int, int, str, str, str, str, str]] = db.execute(_ADDED_UP, between)
-        hours = []
-        for row in rows:
-            hour, charges, units, _, method, job, region, bucket, run = checked_row(row, integers=4)
-            hours.append(HourOfLog(hour * HOUR_MS, method, job, region, bucket, run, charges, units))
-        return hours, until, room
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)

@@ -109,9 +109,9 @@ def advance(
     return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms), room
 
 
-def read_piece(db: sqlite3.Connection, project: str, view: View | None, after: Id, until: Id, room: int) -> Piece:
+def read_piece(db: sqlite3.Connection, project: str, view: View, after: Id, until: Id, room: int) -> Piece:
     """The charges with after < id <= until, at most so many of them."""
-    counted, names = ("0", ()) if view is None else _counted_if_selected(view)
+    counted, names = _counted_if_selected(view)
     between = (project, after[0], until[0], *after, *until)
     sql = f"SELECT COUNT(*), COALESCE(MAX(ms), 0), COALESCE(SUM({counted}), 0) FROM (SELECT * {_BETWEEN} LIMIT ?)"  # noqa: S608
     row: tuple[int, int, int] = db.execute(sql, (*names, *between, room)).fetchone()

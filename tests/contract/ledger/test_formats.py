@@ -46,7 +46,6 @@ WORK: dict[str, Callable[[Setup], Any]] = {
         setup.project, "e2", [UnloggedUsage(ALL, "e1", ((5, NOW + DAY_MS),), (1, 0))]
     ),
     "read": lambda setup: setup.ledger.read(setup.project, (0, 0), NEVER, 10),
-    "add_up": lambda setup: list(setup.ledger.add_up(setup.project, (0, 0), (NEVER, 0))),
     "exhaust": lambda setup: setup.ledger.exhaust(setup.project, Exhaustion("units", 1, NEVER, "said so", "test")),
     "exhaustions": lambda setup: setup.ledger.exhaustions(setup.project),
     "reopen": lambda setup: setup.ledger.reopen(setup.project, "units"),
