@@ -15,6 +15,7 @@ failed, and the interpreter crashes if a signal handler raises just there.
 
 from __future__ import annotations
 
+import select
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -246,7 +247,17 @@ def _disconnect(idle: list[redis.Connection]) -> None:
 
 def _is_quiet(line: redis.Connection) -> bool:
     """Whether an idle connection can be used. One that has something to read was closed by the server, or holds what
-    nobody asked for: it is closed."""
+    nobody asked for: it is closed.
+
+    hiredis and the system are asked first. The library learns from an exception that there is nothing to read; with
+    that alone a decision takes an eighth longer.
+    """
+    hiredis_reader = getattr(line._parser, "_reader", None)
+    if hiredis_reader is not None and not hiredis_reader.has_data():
+        ready = select.poll()
+        ready.register(line._sock, select.POLLIN)
+        if not ready.poll(0):
+            return True
     try:
         if not line.can_read(0):
             return True
