@@ -82,7 +82,7 @@ class Health:
             return Check("ledger", "warn", "nothing was charged yet")  # a question would make the file
         try:
             for project in sorted({credential.project for credential in settings.credentials.values()}):
-                self._session.ledger.exhaustions(project)
+                self._session.ledger.whole_after_ms(project)
         except QuotaError:
             return Check("ledger", "warn", "the ledger does not answer; what is stored is served")
         return Check("ledger")

@@ -1,6 +1,6 @@
 """One project's ledger for a simulation: charges in memory, with a running total for each view.
 
-    MemoryLedger    as much of `quota.ledger.contract.Ledger` as a budget needs to charge
+    MemoryLedger    a `quota.ledger.contract.Ledger` without any part beside
     Room            some calls that were admitted once, ready to be charged again many times at once
 
 Its clock never goes back, and nobody else writes to it. So a total needs no more than its charges in the order of
@@ -88,11 +88,22 @@ class Room(NamedTuple):
 
 
 class MemoryLedger:
-    """Charges of one project. `longest_ms` is the longest window of its limits."""
+    """Charges of one project. `longest_ms` is the longest window of its limits.
+
+    `exhaustions`, `grants` and `unlogged` usage are those with which the simulation begins.
+    """
 
     label = "in memory"
+    shared = False
 
-    def __init__(self, clock: Callable[[], int], longest_ms: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        longest_ms: int,
+        exhaustions: Iterable[Exhaustion] = (),
+        grants: Sequence[Grant] = (),
+        unlogged: Iterable[UnloggedUsage] = (),
+    ) -> None:
         self._clock = clock
         self._longest_ms = longest_ms
         self._last: Id = (0, 0)
@@ -101,21 +112,13 @@ class MemoryLedger:
         """The last request that was admitted and charged."""
         self._trim_at = KEEP_AT_LEAST
         self._views: dict[View, _Total] = {}
-        self._granted = ""
-        self._grants: Sequence[Grant] = ()
-        self._exhaustions: dict[str, Exhaustion] = {}
-        self._unlogged: dict[tuple[str, str], UnloggedUsage] = {}
-
-    # -- where a simulation begins -----------------------------------------------------------------------------------
-
-    def exhaust(self, exhaustions: Iterable[Exhaustion]) -> None:
-        self._exhaustions = {x.bucket: x for x in sorted(exhaustions)}
-
-    def grant(self, grants: Sequence[Grant]) -> None:
         self._granted, self._grants = grants_text(grants), grants
+        self._exhaustions = {x.bucket: x for x in sorted(exhaustions)}
+        self._unlogged = {(usage.view, usage.epoch): usage for usage in unlogged}
+        self._trimmed_ms = 0
 
-    def add_unlogged(self, usages: Iterable[UnloggedUsage]) -> None:
-        self._unlogged = {(usage.view, usage.epoch): usage for usage in usages}
+    def now_ms(self) -> int:
+        return self._clock()
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,8 @@ class MemoryLedger:
         self._last = (ms, seq + times - 1)
         self._log.append(_Logged(ms, seq, times, charge))
         if len(self._log) >= self._trim_at:
-            del self._log[: bisect_right(self._log, now_ms - self._longest_ms, key=lambda logged: logged.ms)]
+            self._trimmed_ms = now_ms - self._longest_ms
+            del self._log[: bisect_right(self._log, self._trimmed_ms, key=lambda logged: logged.ms)]
             self._trim_at = max(KEEP_AT_LEAST, 2 * len(self._log))
 
     def _total(self, view: View) -> _Total:
@@ -198,8 +202,7 @@ class MemoryLedger:
                 total.add(logged.ms, _counted(view, logged.charge) * logged.times)
         return total
 
-    def read(self, project: str, after: Id, until_ms: int, count: int) -> list[Entry]:
-        """The entries after an id, as `Ledger.read` gives them."""
+    def read(self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None) -> list[Entry]:
         entries: list[Entry] = []
         for index in range(bisect_right(self._log, after, key=lambda logged: logged.last), len(self._log)):
             ms, first, times, charge = self._log[index]
@@ -210,6 +213,12 @@ class MemoryLedger:
             if len(entries) == count:
                 break
         return entries
+
+    def whole_after_ms(self, project: str) -> int:
+        return self._trimmed_ms
+
+    def close(self) -> None:
+        pass
 
 
 def _counted(view: View, charge: Charge) -> int:

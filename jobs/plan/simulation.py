@@ -16,7 +16,7 @@ charged as a whole, as long as it is sure that every call of theirs would be adm
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
@@ -27,6 +27,7 @@ from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, read_entries
 from quota.ledger.entry import Charge
+from quota.ledger.parts import notes_in
 from quota.session import machine_jitter_ms
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from quota.jobs.plan.memory_ledger import Room
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.store import Checkpoint
-    from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
+    from quota.ledger.contract import ChargeRequest, Exhaustion
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
@@ -180,8 +181,9 @@ def read_state(session: Session) -> State:
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
         unlogged[credential.project] = unlogged_usage(account_of(session.budget(credential.name)))
-        exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
-        grants[credential.project] = ledger.grants(credential.project)
+        notes = notes_in(ledger).notes(credential.project)
+        exhaustions[credential.project] = [x for x in notes.exhaustions if not x.reopened_ms]
+        grants[credential.project] = notes.grants
     checkpoints: dict[str, list[Checkpoint]] = {}
     if is_made(settings.store.url):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
@@ -350,7 +352,7 @@ class _Simulation:
             project=credential.project,
             book=credential.book,
             limits=credential.limits,
-            ledger=cast("Ledger", ledger),
+            ledger=ledger,
             leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
             clock=lambda: self.now_ms,
             jitter_ms=machine_jitter_ms(),
@@ -361,15 +363,18 @@ class _Simulation:
         ledgers, start_ms = {}, self.now_ms
         for project, limits in {c.project: c.limits for c in settings.credentials.values()}.items():
             longest_ms = max((limit.view.window.longest_ms for limit in limits), default=0)
-            ledger = ledgers[project] = MemoryLedger(lambda: self.now_ms, longest_ms)
+            ledger = ledgers[project] = MemoryLedger(
+                lambda: self.now_ms,
+                longest_ms,
+                state.exhaustions.get(project, ()),
+                state.grants.get(project, ()),
+                state.unlogged.get(project, ()),
+            )
             for entry in state.entries.get(project, ()):
                 self.now_ms = entry.ms
                 charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.idempotency_key)
                 ledger.append(charge, 1)
             self.now_ms = start_ms
-            ledger.add_unlogged(state.unlogged.get(project, ()))
-            ledger.exhaust(state.exhaustions.get(project, ()))
-            ledger.grant(state.grants.get(project, ()))
         return ledgers
 
     def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:

@@ -237,10 +237,12 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     """
     import quota
     from quota.ledger.contract import clocks_are_one
+    from quota.ledger.parts import repairable
 
     with quota.open(config) as session:
         projects = list(dict.fromkeys(x.project for x in session.settings.credentials.values()))
-        label, found = session.ledger.label, {project: session.ledger.ahead(project) for project in projects}
+        label, ahead_in = session.ledger.label, repairable(session.ledger).ahead
+        found = {project: ahead_in(project) for project in projects}
         here_ms, there_ms = host_clock(), session.ledger.now_ms()
         if not clocks_are_one(there_ms, here_ms) or (yes and not all(map(session.repair, projects))):
             raise RepairRefused(

@@ -20,6 +20,7 @@ from quota.deciding.retry_at import counted, cutoff, room_at
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
 from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
 from quota.terms.limits import Calendar, Limit, Selector, View
@@ -331,7 +332,7 @@ def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
     """The record of the exhaustion that refused, as long as no newer one has taken its place."""
     if not closed_by_upstream(kept):
         return None
-    records = session.ledger.exhaustions(kept.project)
+    records = notes_in(session.ledger).notes(kept.project).exhaustions
     return next((x for x in records if x.bucket == kept.refused_by and x.since_ms <= kept.at_ms + CLOCK_SLACK_MS), None)
 
 

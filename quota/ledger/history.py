@@ -2,9 +2,9 @@
 text.
 
 The log is kept as long as limits need it, at least 49 h. When an hour is over, whoever notices first adds its charges
-up, in one row for each method, job, region and bucket: `Ledger.roll_up`. Together with the log's end, which nobody has
-rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept as a
-whole.
+up, in one row for each method, job, region and bucket: `KeepsHistory.roll_up`. Together with the log's end, which
+nobody has rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept
+as a whole.
 
 No decision reads any of this. `lua/roll_up.lua` and `lua/add_refusals.lua` write the same text.
 """
@@ -24,7 +24,7 @@ HISTORY_MS = 35 * DAY_MS
 """How long hours are kept."""
 
 ROLL_UP_AT_ONCE = 100
-"""`Ledger.roll_up` adds so many charges at once, of one hour."""
+"""`KeepsHistory.roll_up` adds so many charges at once, of one hour."""
 
 MAX_CELLS = 200
 """So many rows an hour has, and so many sums a project; what comes later counts under OTHER."""
@@ -43,7 +43,7 @@ MAX_REFUSAL_BYTES = 4_000
 """So many refusals of a project are kept as a whole, each in so many bytes."""
 
 MAX_COUNTS = 200
-"""`Ledger.add_refusals` takes so many counts at once."""
+"""`KeepsHistory.add_refusals` takes so many counts at once."""
 
 
 class HourOfSpending(NamedTuple):

@@ -303,9 +303,6 @@ class RedisLedger(OfOneProcess):
         reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(MIN_RETENTION_MS)])
         return self._read(read_exhaustion, reply)
 
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return self._exhaustions(self._state(project))
-
     def _exhaustions(self, state: Mapping[str, str]) -> Sequence[Exhaustion]:
         lifted = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("reopened:")]
         closed = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("closed:")]
@@ -342,18 +339,6 @@ class RedisLedger(OfOneProcess):
             raise UsageError(f"grants: {error}") from None
         self._script("grant", project, args)
 
-    def grants(self, project: str) -> Sequence[Grant]:
-        fields = ("format", "epoch", "last", "granted")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return self._read(read_grants, stored or "")
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        fields = ("format", "epoch", "last", "compared")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return read_compared(stored or "")
-
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         from quota.ledger.claims import checked_claim  # late: a charge claims nothing
 
@@ -385,7 +370,7 @@ class RedisLedger(OfOneProcess):
         state = self._state(project)
         lines = {field[len("unlogged:") :]: line for field, line in state.items() if field.startswith("unlogged:")}
         usages = [usage for view, line in lines.items() for usage in self._read(partial(read_usages, view), line)]
-        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self.exhaustions(project)]
+        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self._exhaustions(state)]
         claims_ms = [self._read(leading_ms, text) for field, text in state.items() if field.startswith("claim:")]
         return Ahead(
             now_ms,

@@ -310,9 +310,6 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
-
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         def work(db: sqlite3.Connection) -> bool:
             text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
@@ -333,12 +330,6 @@ class SqliteLedger(OfOneProcess):
         except ValueError as error:
             raise UsageError(f"grants: {error}") from None
         self._transact(project, lambda db: put_fields(db, project, fields), write=True)
-
-    def grants(self, project: str) -> Sequence[Grant]:
-        return self.notes(project).grants
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        return self.notes(project).compared
 
     def notes(self, project: str) -> Notes:
         def work(db: sqlite3.Connection) -> Notes:

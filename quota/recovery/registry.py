@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from quota.ledger.contract import Identity, Ledger
+    from quota.ledger.contract import Ledger
+    from quota.ledger.identity import Identity
 
 MAX_FILES = 100
 """So many of their files are open in a process. It may use thousands of projects; some systems allow it 256 files."""

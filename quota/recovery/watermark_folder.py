@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger.contract import Identity
+    from quota.ledger.identity import Identity
 
-FOLDER = "marks"
+FOLDER = "high-water-marks"
 """Part of the state folder. It has one folder for each project and endpoint."""
 
-FORMER_FOLDERS = ("watermarks", "seen")
+FORMER_FOLDERS = ("marks", "watermarks", "seen")
 """Older versions wrote here. They are not read any more."""
 
 FORGET_AFTER_DAYS = 400

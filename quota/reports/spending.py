@@ -24,6 +24,7 @@ from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import entries_between, just_before, read_entries
 from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS
+from quota.ledger.parts import history_in
 from quota.terms.arguments import MAX_NUMBER, texts, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
@@ -166,7 +167,7 @@ def read_refusals(ledger: Ledger, project: str) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
     import json
 
-    for text in ledger.refusals(project):
+    for text in history_in(ledger).refusals(project):
         try:
             yield _kept(json.loads(text), project)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
@@ -247,7 +248,7 @@ class _Part:
     def read(cls, ledger: Ledger, project: str, since_ms: int, until_ms: int) -> _Part:
         catch_up(ledger, project)
         log_after_ms = ledger.whole_after_ms(project)
-        history = ledger.history(project, since_ms, until_ms)
+        history = history_in(ledger).history(project, since_ms, until_ms)
         known_after_ms = log_after_ms
         if history.rolled_up != (0, 0):
             # Trimming leaves the newest charge that was rolled up. A log without it was lost, unnoticed so far.
@@ -289,7 +290,7 @@ def catch_up(ledger: Ledger, project: str) -> None:
     """Roll up what nobody has rolled up yet, but not for long. Who may only read goes without."""
     ends_s = time.monotonic() + CATCH_UP_S
     with suppress(LedgerError):
-        while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:
+        while history_in(ledger).roll_up(project, host_clock()) and time.monotonic() < ends_s:
             pass
 
 
@@ -302,10 +303,10 @@ def read_sums(ledger: Ledger, project: str) -> tuple[tuple[RunningSum, ...], tup
     """
     ends_s = time.monotonic() + SUMS_S
     with suppress(LedgerError):
-        while ledger.roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
+        while history_in(ledger).roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
             pass
     now_ms = ledger.now_ms()
-    history = ledger.history(project, now_ms, now_ms)
+    history = history_in(ledger).history(project, now_ms, now_ms)
     return history.sums_with(ledger.read(project, history.rolled_up, NEVER, SUMS_READ)), history.refused_sums
 
 
