@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--job", metavar="J", help="Only runs of this job.")
 @click.option("--since", default="7d", metavar="DURATION", help="How far back, at most 35d.", show_default=True)
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="N", help="At most so many.", show_default=True
+    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="N", help="Show at most N runs.", show_default=True
 )
 @json_option
 @config_option

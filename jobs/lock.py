@@ -1,7 +1,7 @@
 """One run of a job and a store at a time on a machine: locks on files, which end with the process that has them.
 
-A run has one in the state folder, which others cannot fill or empty, and one beside the store: whoever writes there may
-have another state folder.
+A run has one in the state folder, which others cannot fill or empty, and one beside the store: users who write there
+may have another state folder.
 
 only_one      takes the lock for a block
 lock_name     names it, so that the ledger can tell a dead run from one on another machine
@@ -75,7 +75,7 @@ def lock_name(descriptor: int) -> str:
 
 
 def hashed(text: str, size: int) -> str:
-    """A short name for a text: so many bytes, in hexadecimal digits."""
+    """A short name for a text: `size` bytes, in hexadecimal digits."""
     try:
         from _blake2 import blake2b  # hashlib would load all of OpenSSL for it
     except ImportError:

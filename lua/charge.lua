@@ -5,7 +5,7 @@
 -- script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right are an
 -- error, and nothing is written.
 --
--- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
+-- The rules have numbers (L1, L2, ...) in docs/ledger-rules.md.
 --
 -- Redis takes nothing back when a script fails (L22). So the log is written last; if that fails, the script puts the state
 -- back. Housekeeping comes after that, and may fail without a word.

@@ -14,7 +14,7 @@
 --       6 machine     names a lock that the run holds: of two runs with the same one, the earlier is dead
 --       7 host        where it runs, for people
 --       8 hold_ms     how long the regions stay with the store after the run was last heard of: 1 to 49 h
---       9 lease_ms    a run that is silent for so long counts as dead: 1 to 49 h
+--       9 lease_ms    a run that is silent for longer counts as dead: 1 to 49 h
 --      10 tick        the tick of a schedule that this run is; empty = none
 --      11 tick_ms     how long a tick that was run is remembered: 1 to 8 days. Of more than 1,000, those that end first go
 --      then the regions, at most 1,000 (none when a run has ended: all of its own are meant)

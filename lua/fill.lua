@@ -1,7 +1,7 @@
 -- fill.lua: put a piece of a ledger that moves into the one that it moves to.
 --
 -- Guarantee: one atomic step, and idempotent: pieces follow each other without a gap, and one that is here already changes
--- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in ARCHITECTURE.md.
+-- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history                           (see roll_up.lua)

@@ -1,7 +1,7 @@
 -- grant.lua: remember what upstream says: what it grants, where that is less than the callers believe, and what it counted.
 --
 -- Guarantee: all that was remembered before is replaced, in one step; the same text again changes nothing. A caller that
--- passes another text with its next call of charge.lua is answered GRANTED. The rule is L28 in ARCHITECTURE.md.
+-- passes another text with its next call of charge.lua is answered GRANTED. The rule is L28 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written)
 -- ARGV  1 granted        BUCKET=UNITS:SINCE_MS:UNTIL_MS, sorted, with `;` between; empty = nothing is remembered

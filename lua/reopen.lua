@@ -1,7 +1,7 @@
 -- reopen.lua: lift an exhaustion, because somebody knows better than upstream's last word.
 --
 -- Guarantee: the bucket is open for everybody from now on. What upstream had said is kept for people, with the reason, until
--- the bucket is closed again. The rule is L20 in ARCHITECTURE.md.
+-- the bucket is closed again. The rule is L20 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written)
 -- ARGV  1 now_ms    0 = the server's clock

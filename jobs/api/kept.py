@@ -36,7 +36,7 @@ class KeptAnswers(Generic[T]):
         return kept[0]
 
     def put(self, state: object, question: str, answer: T, size: int) -> None:
-        """Keep the answer, of so many bytes. Nothing is kept of a state that is over."""
+        """Keep the answer, of `size` bytes. Nothing is kept of a state that is over."""
         size += len(question) + OVERHEAD_BYTES
         if state != self._state or size > self._max_bytes // 10 or question in self._answers:
             return

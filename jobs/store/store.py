@@ -66,12 +66,12 @@ MIN_FREE_BYTES = 4_000_000
 
 MAX_SEARCH_ROWS = 1_000
 MAX_RANKED = 50_000
-"""A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
+"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
 
 AHEAD_MS = HOUR_MS
-"""What is dated so far ahead of now, a clock that was wrong has dated."""
+"""What is dated further ahead of now than this, a wrong clock has dated."""
 
 
 class StoreError(quota.QuotaError):
@@ -230,7 +230,7 @@ class Store:
         return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
 
     def take_id(self, store_id: str) -> None:
-        """Go by this id: that of the store which was in this place before."""
+        """Take this id, which the store had that was in this place before."""
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
@@ -567,7 +567,7 @@ _DELETE_GIVEN_UP = (
     " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
     " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
 )
-"""Those of work that nobody does any longer."""
+"""Those of work that no job does any longer."""
 
 _NO_SPACE = "no space is left for it: free some, then run again"
 

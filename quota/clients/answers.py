@@ -6,7 +6,7 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
     AnswerLimits      the limits; None: no limit
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
-    check_redirect    refuses to be sent to anything but HTTP
+    check_redirect    refuses a redirect to anything except HTTP
     digestible        an error's body, if the client can parse it
     checked           checks the shape of a body before the client parses it
 """
@@ -197,7 +197,7 @@ def no_http() -> BadAnswer:
 
 
 def check_redirect(uri: str) -> None:
-    """Raise BadAnswer for a redirect to anything but an address of HTTP: a file, another protocol, a user's name."""
+    """Raise BadAnswer for a redirect to anything except an address of HTTP: a file, another protocol, a user's name."""
     try:
         parts = urlsplit(uri)
         sound = (

@@ -27,8 +27,8 @@ PEEK_WITHIN_S = 2.0
 """A body that comes drop by drop is classified by what has come until then: its reader may want it as it comes."""
 
 UNPACKED_AT_ONCE = 16
-"""It is unpacked in pieces of so many bytes. Of gzip such a piece holds up to 16 kB, of brotli 16 MB. All that is
-read of a body may hold more than there is memory."""
+"""How many packed bytes are unpacked at once. As gzip they hold up to 16 kB, as brotli 16 MB. All that is read of a
+body may hold more than there is memory."""
 
 
 def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
@@ -105,7 +105,7 @@ class AsyncHostGate:
         await self._budget._awaiter.in_thread(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Only an error has more to be done than to be noted."""
+        """Note the answer; in a thread if it is an error, which may have to close a bucket."""
         if status < 400:
             attempt.answered(status, body)
         else:

@@ -638,7 +638,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
         """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused, and
-        BadAnswer for a redirect to what is no HTTP."""
+        BadAnswer for a redirect to something that is not HTTP."""
         if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
             check_redirect(uri)
         if headers and not self._gate.keeps_key(uri):

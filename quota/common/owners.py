@@ -46,7 +46,7 @@ def doubt_of_link(found: os.stat_result) -> str:
 def doubt_of_path(path: str | os.PathLike[str]) -> str:
     """Why others could make the file at `path` another one, or put something beside it; "" if they could not.
 
-    Every folder and link on the way counts: who may rename one of them may replace all below. In a folder such as /tmp
+    Every folder and link on the way counts: a user who may rename one may replace all below. In a folder such as /tmp
     (mode 1777) nobody renames what is somebody else's, so one may be on the way, but not hold the file. Raises OSError.
     """
     if os.name != "posix":

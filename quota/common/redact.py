@@ -12,7 +12,7 @@ MIN_SECRET_LENGTH = 8
 """Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
 MIN_PIECE_LENGTH = 4
-"""Where a text was cut, a piece of a secret is told by so many characters."""
+"""Where a text was cut, this many characters of a secret are enough to recognize it."""
 
 _CUT = "..."
 """What `quota.common.text` writes in place of what it cuts."""
@@ -78,7 +78,7 @@ def redact(text: str) -> str:
 
 
 def _without_pieces(text: str) -> str:
-    """Who cut a text may have cut a secret: its beginning stands before the dots, or its end behind them."""
+    """A cut text may have cut a secret: its beginning is before the dots, or its end behind them."""
     parts = text.split(_CUT)
     for at, part in enumerate(parts):
         for secret in _secrets:

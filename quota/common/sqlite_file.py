@@ -208,7 +208,7 @@ class SqliteFile:
             self._let_go()
 
     def __del__(self) -> None:
-        """Close what nobody closed, as every Python before 3.13 does by itself, without a ResourceWarning."""
+        """Close a file that its user forgot to close, without a ResourceWarning, as every Python before 3.13 does."""
         db = vars(self).get("_db")  # not there if `__init__` failed
         if db is not None:
             db.close()

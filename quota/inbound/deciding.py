@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from quota.inbound.rules import Rule
 
 HELD_S, HELD_SHARE = 0.01, 0.5
-"""Decisions hold up an event loop for half of its time, and for so long in one go. Where the storage is
-slower than that, they are waited for in threads: fifty that come at once do not wait for it one after another."""
+"""How long decisions may hold up an event loop in one go, and which part of its time in all. Where the storage is
+slower than that, threads wait for it: fifty decisions that come at once do not wait one after another."""
 
 FAILURES = 3
 OPEN_S = 1.0
 SAY_AGAIN_S = 60.0
-"""A storage that comes and goes is not said more often."""
+"""The least time between two lines of the log about a storage that comes and goes."""
 
 HAND_OVER_S = 10.0
 THREADS = 8

@@ -60,10 +60,10 @@ TIMEOUT_S = 0.08
 """How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""
 
 MAX_ASKED = 5
-"""A decision is asked for so many times, each time that the server's clock was in another window."""
+"""How often a decision is asked for, at most: again each time that the server's clock was in another window."""
 
 PREFIX = "quota:inbound:"
-"""Of every key. Who changes what is stored under it changes the prefix."""
+"""Of every key. If the format of what is stored changes, so must the prefix."""
 
 KEYS = PREFIX + "*"
 COMMANDS = (
@@ -193,7 +193,7 @@ class RedisStorage:
             self._behind_ms = now_ms - host_clock()
 
     def _new_plan(self, policy: Policy, now_ms: int) -> Generator[Words, Any, _Plan]:
-        """The salts, made where there are none yet: whoever is first, makes them for all (I4). Two questions as a rule:
+        """The salts, made where there are none yet: the first process makes them for all (I4). As a rule two questions:
         with the decision they fit into WALL_S on a slow line too."""
         needed = salt_names(policy, now_ms)
         fixed = _pairs((yield ("HGETALL", FIXED)))

@@ -66,14 +66,14 @@ PAGE_BYTES = 1024
 """A decision changes one or two pages, and SQLite writes each of them whole."""
 
 SWEEP_EVERY = 16
-"""With one in so many identities that are new to a window, what has expired is deleted."""
+"""One in this many identities that are new to a window deletes what has expired."""
 
 SWEEP_AT_ONCE = 64
-"""So many expired states are deleted at once: four for each new one, so the file does not grow with time."""
+"""How many expired states are deleted at once: four for each new one, so the file does not grow with time."""
 
 SWEEP_LATER, SWEEP_PAUSE_S = 256, 0.002
-"""A worker that hands over its totals deletes so many at once, with pauses for decisions: what a quiet time follows
-would stay else."""
+"""How many a worker deletes at once when it hands over its totals, with pauses for decisions. Otherwise they would stay
+when a quiet time follows."""
 
 _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"

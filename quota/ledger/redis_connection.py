@@ -209,7 +209,7 @@ class Call:
             return True
 
     def reply(self, within_s: float, skipped: int = 0) -> Any:
-        """The server's reply, unchanged, after so many others; the call has ended then, however it went. Raises
+        """The server's reply, unchanged, after `skipped` others; the call has ended then, however it went. Raises
         Failed."""
         line, connections = self._line, self._connections
         failure: Failed | None = None

@@ -58,8 +58,8 @@ def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
 
 
 class Question:
-    """A call of charge.lua for one kind of charge, packed but for the words that each decision has of its own: to pack
-    all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
+    """A call of charge.lua for one kind of charge, packed except for the words that each decision has of its own: to
+    pack all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
 
     __slots__ = ("_before", "_checked", "_how", "_what", "checks", "whole")
 

@@ -1,6 +1,6 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
-One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
+One decision is one script call, one round trip. The rules (L1, L2, ...) are in docs/ledger-rules.md; in Redis, scripts
 implement them.
 """
 
@@ -425,7 +425,7 @@ class RedisLedger(OfOneProcess):
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
         try:
             _, more = self._run("roll_up", keys, args, within_s=within_s)
-        except Failed as error:  # whoever asks next goes on from where it came to
+        except Failed as error:  # the next one to ask goes on from there
             raise self._error(error, project) from error
         return bool(int(more))
 

@@ -1,4 +1,4 @@
-"""One decision of the SQLite ledger: what `lua/charge.lua` does in Redis. The rules are in ARCHITECTURE.md.
+"""One decision of the SQLite ledger: what `lua/charge.lua` does in Redis. The rules are in docs/ledger-rules.md.
 
 Each function works in a transaction of `quota.ledger.sqlite_ledger`.
 """

@@ -3,7 +3,7 @@
 
 Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
 moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
-ARCHITECTURE.md.
+docs/ledger-rules.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A view of the log in the SQLite ledger: as it is stored, brought up to the log's end, and what leaves it next.
 
-A view is moved over what is new and what has expired since it was last used: L3 to L9 in ARCHITECTURE.md. Each
+A view is moved over what is new and what has expired since it was last used: L3 to L9 in docs/ledger-rules.md. Each
 function works in a transaction of `quota.ledger.sqlite_ledger`.
 """
 
@@ -110,7 +110,7 @@ def advance(
 
 
 def read_piece(db: sqlite3.Connection, project: str, view: View, after: Id, until: Id, room: int) -> Piece:
-    """The charges with after < id <= until, at most so many of them."""
+    """The charges with after < id <= until, at most `room` of them."""
     counted, names = _counted_if_selected(view)
     between = (project, after[0], until[0], *after, *until)
     sql = f"SELECT COUNT(*), COALESCE(MAX(ms), 0), COALESCE(SUM({counted}), 0) FROM (SELECT * {_BETWEEN} LIMIT ?)"  # noqa: S608

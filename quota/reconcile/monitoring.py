@@ -68,7 +68,7 @@ MAX_UNITS = 10**15
 """No project uses more; sums of such numbers stay exact."""
 
 LIMIT_SAMPLED_MS = 49 * 3_600_000
-"""Upstream samples a limit once a day. Its newest point is at most so old."""
+"""How old the newest point of a limit may be. Upstream samples it once a day."""
 
 AHEAD_MS = 10 * 60_000
 """A point further in the future than this comes from another clock."""
@@ -174,7 +174,7 @@ def _series(
 
 
 def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
-    """Labels and points of each series. Raises BadAnswer for what is no such series: a guess would be wrong units."""
+    """Labels and points of each series. Raises BadAnswer for anything else: a guess would be wrong units."""
     try:
         if not isinstance(series, list):
             raise TypeError

@@ -231,7 +231,7 @@ class WatermarkFile(SlotReader):
                 self._unlock(slot)
 
     def close(self) -> None:
-        """Whoever is in the middle of using it gets an OSError."""
+        """A thread in the middle of using it gets an OSError."""
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
         fd, self._fd = self._fd, -1

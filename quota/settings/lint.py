@@ -115,7 +115,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:
-    """Who may rename a folder on the way to what was spent may put an empty one in its place."""
+    """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
     from quota.common.owners import doubt_of_way
 
     urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
@@ -200,7 +200,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
 def _everybody_reads(path: str | Path) -> bool:
     try:
         return os.name == "posix" and bool(os.stat(path).st_mode & 0o004)
-    except OSError:  # who reads it reports that
+    except OSError:  # reported when it is read
         return False
 
 

@@ -101,9 +101,8 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
 
 def _check_found(path: Path) -> None:
-    """Whoever wrote a configuration may run code, and send any variable of the environment anywhere. Who names one
-    trusts it; one that is read only because it stands there must be this user's or root's, and nobody else's to change.
-    """
+    """A configuration may run code, and send any variable of the environment anywhere. A file that was named is
+    trusted. One that is read only because it is there must be this user's or root's, and nobody else's to change."""
     from quota.common.owners import doubt_of_path  # late: a file that is named is not checked
 
     try:

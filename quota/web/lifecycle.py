@@ -43,7 +43,7 @@ HEAD_WITHIN_S = 10.0
 """A client that has not sent the head of a request by then is let go. uvicorn would wait for ever, and a thousand such
 connections are all that a process may have."""
 READ_WITHIN_S = 60.0
-"""The same for a client that takes nothing of its answer for so long: nginx waits as long (`send_timeout`)."""
+"""How long a client may take nothing of its answer: as long as nginx waits (`send_timeout`)."""
 
 MAX_FILES = 65_536
 SAID_AGAIN_S = 60.0
