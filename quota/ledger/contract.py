@@ -77,23 +77,24 @@ MAX_REPAIR_MS = MINUTE_MS
 """A repair that was begun longer ago is begun again (L26)."""
 
 MAX_REPAIRS = 10
-"""So many marks of repairs are kept (L26). A machine that has not asked since the one before them is told `clock`."""
+"""The most marks of repairs that are kept (L26). A machine that has not asked since the one before them is told
+`clock`."""
 
 LONGEST_CLAIM_MS = 9 * DAY_MS
 """Nothing that is claimed is remembered for longer: see `quota.ledger.claims`."""
 
 MAX_READ = 1_000
-"""`Ledger.read` gives at most so many entries at once."""
+"""The most entries that `Ledger.read` gives at once."""
 
 
 COUNT_WITHIN_S = 0.7
-"""A decision reads so long for views that have far to go; then it answers "counting" (L21)."""
+"""How long a decision reads for views that have far to go. Then it answers "counting" (L21)."""
 
 COUNT_AGAIN_MS = 1_000
-"""Who was answered "counting" may ask again after this time."""
+"""After which time one who was answered "counting" may ask again."""
 
 MAX_CHARGES = 100
-"""So many charges are made in one step at most."""
+"""The most charges that are made in one step."""
 
 ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted", "counting"]
 

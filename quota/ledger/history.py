@@ -25,10 +25,10 @@ HISTORY_MS = 35 * DAY_MS
 """How long hours are kept."""
 
 ROLL_UP_AT_ONCE = 100
-"""`KeepsHistory.roll_up` adds so many charges at once, of one hour."""
+"""The most charges that `KeepsHistory.roll_up` adds at once, of one hour."""
 
 MAX_CELLS = 200
-"""So many rows an hour has, and so many sums a project; what comes later counts under OTHER."""
+"""The most rows of an hour, and the most sums of a project. What comes later counts under OTHER."""
 
 OTHER = "(other)"
 """Stands for each name of the row or sum that holds what came after MAX_CELLS."""
@@ -37,14 +37,14 @@ MAX_NAME_BYTES = 256
 """Longer names, which no program of ours charges, are cut."""
 
 RUN_CHARS = 8
-"""So many characters of an idempotency key name the run that charged."""
+"""How many characters of an idempotency key name the run that charged."""
 
 MAX_REFUSALS = 100
 MAX_REFUSAL_BYTES = 4_000
-"""So many refusals of a project are kept as a whole, each in so many bytes."""
+"""The most refusals of a project that are kept as a whole, and the most bytes of each."""
 
 MAX_COUNTS = 200
-"""`KeepsHistory.add_refusals` takes so many counts at once."""
+"""The most counts that `KeepsHistory.add_refusals` takes at once."""
 
 
 class HourOfSpending(NamedTuple):

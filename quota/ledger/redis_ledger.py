@@ -110,13 +110,13 @@ MAX_KEPT = 1_000
 """The most kinds of charges whose words are kept packed."""
 
 MAX_PIECES = 100_000
-"""A repair may take so many script calls of 250 entries each (L26)."""
+"""The most script calls that a repair takes, of 250 entries each (L26)."""
 
 READ_AT_ONCE = 250
-"""So many entries are read in one script: the server answers nobody else meanwhile."""
+"""The most entries that are read in one script: the server answers nobody else meanwhile."""
 
 HOURS_AHEAD = 100
-"""So many hours are read that lie ahead of the clock."""
+"""The most hours that are read ahead of the clock."""
 
 _LASTING_WORDS = re.compile(
     "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"

@@ -90,10 +90,10 @@ LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
 
 PIECE = 250
-"""So many entries of the log are read at once after a decision."""
+"""The most entries of the log that are read at once after a decision."""
 
 LAST_PIECE = 1_000
-"""So many when the process gives up its ledger."""
+"""The most that are read when the process gives up its ledger."""
 
 READ_SHARE = 0.1
 """While there is more to be read, reading takes no more than about this part of the time."""

@@ -33,7 +33,7 @@ FORMER_FOLDERS = ("marks", "watermarks", "seen")
 """Older versions wrote here. They are not read any more."""
 
 FORGET_AFTER_DAYS = 400
-"""A file that nobody wrote for so long, longer than any window in use, is removed."""
+"""After how many days a file is removed that nobody wrote: more than any window in use has."""
 
 _swept_at_s: dict[str, float] = {}
 """When this process last looked for what is to be forgotten in a folder."""
