@@ -96,10 +96,10 @@ class Session(OfOneProcess):
         if self._ledger is None:
             from quota.ledger.factory import open_ledger
 
-            url = self.settings.ledger.url
-            if url.startswith(f"sqlite:///{state_folder()}{os.sep}"):
+            settings = self.settings.ledger
+            if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
                 make_state_folder()
-            self._ledger = open_ledger(url, clock=self._clock)
+            self._ledger = open_ledger(settings.url, clock=self._clock)
         return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
@@ -146,7 +146,7 @@ class Session(OfOneProcess):
 
     def _open_high_water_mark(self, identity: Identity) -> HighWaterMark | None:
         """This machine's high-water mark of a project's ledger; None for one in memory, which has no other users."""
-        if self.settings.ledger.url == "sqlite://":
+        if self.settings.ledger.file == "":
             return None
         if identity not in self._high_water_marks:
             from quota.recovery.registry import open_high_water_mark

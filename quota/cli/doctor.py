@@ -78,13 +78,12 @@ def _configuration(session: Session) -> Iterator[Finding]:
 
 
 def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
-    url = session.settings.ledger.url
     try:
         ledger = session.ledger
     except ConfigError as error:
         yield finding_of("error", "ledger", error)
         return
-    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
+    path = session.settings.ledger.file or ""
     prevented = obstacle(path) if os.path.lexists(path) else None
     if prevented:
         why, remedy = prevented

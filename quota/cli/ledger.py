@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -126,19 +127,12 @@ def _told(source: Movable, target: Movable, moved: Moved) -> str:
 
 def _movable(name: str, url: str, settings: Settings) -> Movable:
     """The ledger at a url of the command line. Raises UsageError."""
-    from quota.ledger.factory import open_movable
+    from quota.ledger.factory import file_of, open_movable
+    from quota.ledger.file_url import absolute
 
     url = _with_secrets(name, url, settings)
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite":
-        if rest in ("", "/", "/:memory:") or not rest.startswith("/"):
-            raise UsageError(f"{name}: a file is sqlite:///relative/path or sqlite:////absolute/path")
-        path = os.path.abspath(os.path.expanduser(rest[1:]))
-        if os.path.isdir(path):
-            raise UsageError(f"{name}: sqlite:///{path} is a folder; name a file in it")
-        url = f"sqlite:///{path}"
     try:
-        return open_movable(url)
+        return open_movable(url if file_of(url) is None else absolute(url, Path.cwd()))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -156,7 +150,7 @@ def _with_secrets(name: str, url: str, settings: Settings) -> str:
         except ConfigError as error:
             raise UsageError(f"{name}: {error}") from None
     ours = settings.ledger.url
-    return ours if not ours.startswith("sqlite:") and url == _label(ours) else url
+    return ours if settings.ledger.file is None and url == _label(ours) else url
 
 
 def _label(url: str) -> str:

@@ -42,6 +42,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
+from quota.ledger.file_url import label_of, path_of
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.sqlite_decision import decide
 from quota.ledger.sqlite_fields import (
@@ -105,8 +106,8 @@ class SqliteLedger(OfOneProcess):
     _deadline_s = DEADLINE_S
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        path = url.removeprefix("sqlite://").removeprefix("/")
-        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        path = path_of(url)
+        self.label = label_of(path)
         refuse_others(path, "ledger")
         self._file = SqliteFile(
             path,

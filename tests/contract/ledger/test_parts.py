@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import quota
+from quota.cli.check import check
+from quota.cli.rights import acl_lines
 from quota.errors import UnusableLedger, UsageError
+from quota.ledger import factory
 from quota.ledger.contract import Exhaustion, Ledger
 from quota.ledger.factory import open_ledger
 from quota.ledger.parts import claims_in, correctable, history_in, notes_in, repairable
+from quota.reports.spending import read_spending
+from quota.reports.status import read_status
 from quota.terms.limits import DAY_MS
 from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from quota.ledger.contract import ChargeRequest, ChargeResult
     from quota.ledger.entry import Entry, Id
@@ -101,3 +108,30 @@ def test_what_is_no_ledger_is_refused(setup: Setup, other: Any) -> None:
     with pytest.raises(UsageError, match=r"is not one; quota\.ledger\.factory\.open_ledger"):
         setup.budget()
     setup.ledger = open_ledger("sqlite://")
+
+
+# -- a third kind ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A configuration whose ledger is of a kind that has one row, and no part."""
+    row = factory.Backend(
+        ("bare",), lambda url, clock: Bare(open_ledger("sqlite://")), factory.BACKENDS[0].open_movable
+    )
+    monkeypatch.setattr(factory, "BACKENDS", (*factory.BACKENDS, row))
+    path = tmp_path / "quota.toml"
+    path.write_text('[ledger]\nurl = "bare://somewhere"\n[credentials.main]\napi = "youtube-v3"\n')
+    return path
+
+
+def test_a_third_kind_of_ledger_takes_one_row(config: Path) -> None:
+    with quota.open(config) as session:
+        assert session.settings.ledger.file is None
+        assert session.budget().charge("search.list").admitted
+        assert [finding.location for finding in check(session) if finding.level == "error"] == []
+        with pytest.raises(UnusableLedger, match="ledger bare keeps no history; "):
+            read_spending(session.ledger, "main", "job", 0)
+        with pytest.raises(UnusableLedger, match="ledger bare keeps no notes"):
+            read_status(session)
+    assert acl_lines(session.settings, (), cluster=False)[0].startswith("ACL SETUSER quota ")
