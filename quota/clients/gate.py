@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Hosts, Meter
 from quota.errors import UsageError
 from quota.terms.arguments import text, texts
@@ -14,7 +15,6 @@ from quota.terms.arguments import text, texts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quota.async_budget import AsyncBudget
     from quota.budget import Budget
 
 MethodOf = str | Callable[[str, str], str]
@@ -78,8 +78,6 @@ class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
     def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
-        from quota.async_budget import AsyncBudget, Awaiter
-
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
         self._gate = HostGate(blocking, method, hosts)
         self._own: Awaiter | None = None

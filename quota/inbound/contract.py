@@ -3,7 +3,6 @@
     Policy      an algorithm and the limits of one rule
     Limit       a number of units within a window
     Decision    admitted or not, and for each limit what remains, and when more will fit
-    Pending     a decision that was not there at once
     Storage     what Redis and SQLite do alike
 
 A request has an *identity*: any text that tells one client from another. A storage keeps a *name* instead, 8 bytes
@@ -13,11 +12,6 @@ docs/inbound-algorithms.md.
     storage = open_storage("sqlite:///inbound.db")
     search = Policy("search", (Limit(100, 60_000),))
     decision = storage.decide(search, "203.0.113.7")
-
-On an event loop, `attempt` answers at once or hands back what a thread can wait for:
-
-    answer = storage.attempt(search, "203.0.113.7")
-    decision = answer if isinstance(answer, Decision) else await asyncio.to_thread(answer.finish)
 
 Any error except `StorageAway` is a mistake of the caller.
 """
@@ -45,9 +39,6 @@ Algorithm = Literal["counter", "gcra", "log"]
 
 WALL_S = 0.25
 """A decision takes no longer, waiting included. Then the storage counts as away."""
-
-AT_ONCE_S = 0.005
-"""How long `attempt` waits before it hands back a `Pending`."""
 
 MET_LAG_MS = 10_000
 """How late a worker may say which identities it met."""
@@ -172,15 +163,6 @@ class Decision(NamedTuple):
         return max(limit.retry_after_ms for limit in self.limits)
 
 
-class Pending(Protocol):
-    """A decision under way: `finish` waits for it, once, in whatever thread calls it.
-
-    Call it, or the request that was sent counts without an answer. Raises StorageAway.
-    """
-
-    def finish(self) -> Decision: ...
-
-
 class Consumer(NamedTuple):
     """One identity of a rule, by its name in hexadecimal digits, and the units that were counted in the current window
     of the rule's longest limit; with `gcra` the units of its burst that have not come back yet."""
@@ -211,11 +193,6 @@ class Storage(Protocol):
 
         Raises StorageAway, and UsageError for a cost that is not 1 to `policy.most`.
         """
-        ...
-
-    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | Pending:
-        """The same within AT_ONCE_S or less, for an event loop. What takes longer (a lock held by another process, a
-        new connection, a slow server) is left to `Pending.finish`."""
         ...
 
     def add_totals(self, totals: Mapping[str, int]) -> None:

@@ -49,7 +49,7 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
             verdicts.append(verdict)
             if not verdict.passes:
                 break
-        self._decider.hand_over_by_itself()
+        self._decider.hand_over_soon()
         with_x = self._rules.x_fields
         if not verdicts[-1].passes:
             problem = problem_of(verdicts[-1], with_x=with_x)

@@ -14,6 +14,7 @@ from quota.ledger.history import HISTORY_MS
 from quota.ledger.sqlite_fields import (
     append_charge,
     drop_fields,
+    drop_lapsed,
     fields_of,
     following_id,
     newest_id,
@@ -162,3 +163,4 @@ def _trim(db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) 
         drop_fields(db, project, [f"view:{name}" for name in gone])
         through_ms = max(newest_trimmed, trimmed_through_ms(db, project))
         put_fields(db, project, [("trimmed_through_ms", through_ms)])
+    drop_lapsed(db, project, "claim", now_ms)  # L25

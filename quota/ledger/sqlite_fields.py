@@ -106,6 +106,12 @@ def trimmed_through_ms(db: sqlite3.Connection, project: str) -> int:
     return read_ms(read_fields(db, project, ("trimmed_through_ms",)).get("trimmed_through_ms", "0"))
 
 
+def drop_lapsed(db: sqlite3.Connection, project: str, kind: str, now_ms: int) -> None:
+    """Drop those of the fields `KIND:...` that begin with a time up to `now_ms`."""
+    lapsed = f"DELETE {_BEGINNING} AND CAST(value AS INTEGER) <= ?"  # a constant
+    db.execute(lapsed, (project, f"{kind}:", f"{kind};", now_ms))
+
+
 def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
     """The recorded exhaustions by bucket, those that were lifted too."""
     texts = fields_of(db, project, "closed") | fields_of(db, project, "reopened")

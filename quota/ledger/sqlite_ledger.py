@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import sqlite_history
-from quota.ledger.compared import compared_text, read_compared
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     COUNT_WITHIN_S,
@@ -43,7 +43,7 @@ from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.file_url import label_of, path_of
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.sqlite_decision import decide
 from quota.ledger.sqlite_fields import (
     COLUMNS,
@@ -62,9 +62,9 @@ from quota.ledger.sqlite_fields import (
     usages_of,
 )
 from quota.ledger.sqlite_views import ViewState
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
-    read_exhaustion,
     read_ms,
     read_repair,
     repair_text,
@@ -79,12 +79,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending, Record
-    from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
+    from quota.ledger.state_changes import Rule
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -95,7 +93,7 @@ APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 
-class SqliteLedger(OfOneProcess):
+class SqliteLedger(StateChanges, OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
     shared = False
@@ -311,27 +309,6 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
-            if text is None:
-                return False
-            reopened = read_exhaustion(text)._replace(reopened_ms=self._clock(), reopened_because=because)
-            drop_fields(db, project, [f"closed:{bucket}"])
-            put_fields(db, project, [(f"reopened:{bucket}", exhaustion_text(reopened))])
-            return True
-
-        return self._transact(project, work, write=True)
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            fields = [("granted", grants_text(grants))]
-            if compared is not None:
-                fields.append(("compared", compared_text(compared)))
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._transact(project, lambda db: put_fields(db, project, fields), write=True)
-
     def notes(self, project: str) -> Notes:
         def work(db: sqlite3.Connection) -> Notes:
             fields = read_fields(db, project, ("trimmed_through_ms", "granted", "compared"))
@@ -344,30 +321,11 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=False)
 
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        self._claims(project, claim, lambda record, checked: record.end(checked, ending))
-
-    def _claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
-        """Change the stored record of a job's claims (L25)."""
-        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         def work(db: sqlite3.Connection) -> T:
-            now_ms = self._clock()
-            stored = _claims_of(db, project)
-            drop_fields(db, project, [f"claim:{name}" for name, (until_ms, _) in stored.items() if until_ms <= now_ms])
-            until_ms, text = stored.get(claim.name, (0, ""))
-            record = Record(text if until_ms > now_ms else None, now_ms)
-            answer = change(record, claim)
-            field = f"claim:{claim.name}"
-            if until_ms := record.until_ms():
-                put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
-            else:
-                drop_fields(db, project, [field])
+            answer, fields, _ = rule(self._clock(), read_fields(db, project, names))
+            put_fields(db, project, [(name, text) for name, text in fields.items() if text is not None])
+            drop_fields(db, project, [name for name, text in fields.items() if text is None])
             return answer
 
         return self._transact(project, work, write=True)

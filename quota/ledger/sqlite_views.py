@@ -1,4 +1,4 @@
-"""A view of the log in the SQLite ledger: as it is stored, brought up to the log's end, and what leaves it next.
+"""A view of the log in the SQLite ledger: as it is stored, brought up to the log's end.
 
 A view is moved over what is new and what has expired since it was last used: L3 to L9 in docs/ledger-rules.md. Each
 function works in a transaction of `quota.ledger.sqlite_ledger`.

@@ -71,6 +71,7 @@ from quota.recovery.knowledge import (
 )
 from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
+from quota.recovery.repaired import as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots, slots_of
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of
 
@@ -359,8 +360,6 @@ class HighWaterMark:
     ) -> tuple[list[Watermark], list[Watermark], Sequence[SlotContent]]:
         """What all processes of this machine saw, this one last, and those of its other configurations, as it is since
         the ledger's last repair; and the slots that this was read from."""
-        from quota.recovery.repaired import as_repaired, concerns  # late: a decision that loses nothing needs neither
-
         slots = self._read_slots()
         watermarks, siblings = [*_watermarks(slots), known.watermark(self._configuration)], [*self._siblings]
         if concerns((*watermarks, *siblings), result.epoch, result.now_ms):
