@@ -25,7 +25,7 @@ from quota.jobs.store.rows import as_text, count_or_none
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUSY_TIMEOUT_MS = 200
+BUSY_TIMEOUT_S = 0.2
 """Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""
 
 MAX_HITS = 500
@@ -151,7 +151,7 @@ class Reader:
     Every method raises StoreError when the file is missing, locked, or cannot be read.
     """
 
-    def __init__(self, url: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+    def __init__(self, url: str) -> None:
         path = path_of(url)
         self._file = SqliteFile(
             path,
@@ -162,15 +162,11 @@ class Reader:
             wording=wording(path),
             lenient=True,
             read_only=True,
-            deadline_s=busy_timeout_ms / 1_000,
+            deadline_s=BUSY_TIMEOUT_S,
         )
 
     def close(self) -> None:
         self._file.close()
-
-    def state(self) -> tuple[int, int]:
-        """What changes whenever anybody changes the file or puts another in its place. Waits for nobody."""
-        return self._file.state()
 
     def chart(self, region: str, jobs: Sequence[str], after: int, count: int) -> Chart | None:
         """At most `count` ranks after the rank `after`; None if no ranking of the region is complete.
