@@ -12,11 +12,11 @@ from quota.common.text import one_line
 from quota.deciding.corrections import draw_of
 from quota.deciding.retry_at import counted
 from quota.errors import UnknownCharge, UsageError
-from quota.explain.log import added_up, cutoff
+from quota.explain.log import added_up
 from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
-from quota.terms.limits import Calendar, Limit
+from quota.terms.limits import Calendar, Limit, cutoff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,7 +207,7 @@ def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained |
 def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[LimitAroundCharge, ...], tuple[str, ...]]:
     """Each limit before and after an entry, and the names of those that do not count it."""
     counting = [x for x in budget.limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
-    cutoffs_ms = [cutoff(limit.view, entry.ms) for limit in counting]
+    cutoffs_ms = [cutoff(limit.view.window, entry.ms) for limit in counting]
     before_units = [0] * len(counting)
     edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
     last = (entry.ms, entry.seq - 1) if entry.seq else just_before(entry.ms)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from quota.ledger.contract import entries_between
 from quota.ledger.history import hours_of
-from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Id
     from quota.ledger.history import HourOfLog
-    from quota.terms.limits import View
-
-
-def cutoff(view: View, at_ms: int) -> int:
-    """The newest millisecond that no longer counts (L5)."""
-    return view.window.edges(at_ms)[0] - 1 if isinstance(view.window, Calendar) else at_ms - view.window.window_ms
 
 
 def added_up(ledger: Ledger, project: str, after: Id, through: Id, *, calls: bool) -> Iterator[HourOfLog]:
