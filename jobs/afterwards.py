@@ -47,7 +47,7 @@ def _tell(session: Session, job: str, exit_status: int, report: RunReport) -> No
 
 
 def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
-    """Where the job stands in each region, for those who ask; nothing where the store cannot be read."""
+    """Where the job is in each region; nothing if the store cannot be read."""
     job, settings, notify = session.settings.jobs[name], session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notify is None or notify.stale_ms is None):
         return []

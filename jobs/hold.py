@@ -123,7 +123,7 @@ class Hold:
                 self.away[region] = self._away(holder, claimed.now_ms)
 
     def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
-        """Another run has the tick: at the begin it is not to be run, and later this run has been replaced."""
+        """Another run has the tick: this run does not begin, or, if it had begun, it has been replaced."""
         self.tick_is = tick_is
         if self._began:
             away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
@@ -138,7 +138,7 @@ class Hold:
         log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
 
     def furthest(self) -> Away | None:
-        """Of what is away, that which is free last; None if nothing is away."""
+        """The region that is away for longest; None if none is."""
         return max(self.away.values(), key=lambda away: away.until_ms, default=None)
 
 

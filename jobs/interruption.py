@@ -111,9 +111,9 @@ def _threads_left() -> bool:
 
 
 def _say(line: bytes) -> None:
-    """Print a line on stderr if it can be written at once. Whoever waits here could not end the process, and the block
-    itself may be waiting for stderr. A thread could wait instead, but Python 3.12 starts none after the main one ends.
-    """
+    """Print a line on stderr if it can be written at once. A thread that waited here could not end the process, and the
+    block itself may be waiting for stderr. A thread could wait instead, but Python 3.12 starts none after the main one
+    ends."""
     import select  # imported late: few runs are interrupted
 
     with suppress(OSError):

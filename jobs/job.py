@@ -269,7 +269,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
 def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
     """The fetch function of a job, for a command that only looks at a configuration: `check`, `plan`, the page.
 
-    Whoever names a file to such a command has not decided yet to run its code. So that is imported only from a
+    A user who names a file to such a command has not decided yet to run its code. So that is imported only from a
     configuration that nobody else could have written. Raises ConfigError as `load_fetch` does, and where it is not.
     """
     folder = None

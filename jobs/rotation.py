@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Standing(Protocol):
+class RegionState(Protocol):
     """Where one region stands, as far as the order depends on it. `quota.jobs.store.checkpoints.Checkpoint` is one."""
 
     @property
@@ -24,7 +24,7 @@ class Standing(Protocol):
     def failed_at_ms(self) -> int | None: ...
 
 
-S = TypeVar("S", bound=Standing)
+S = TypeVar("S", bound=RegionState)
 
 
 def by_rotation(checkpoints: Iterable[S]) -> list[S]:

@@ -128,7 +128,7 @@ def run_job(
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
                         endings.append("stopped")  # its tick goes on with the next start
                     if run.end is not None and run.end.outcome == "failed" and not run.added:
-                        endings.append("failed")  # who cannot run the job must not keep it from those who can
+                        endings.append("failed")  # a machine that cannot run the job must not keep it from others
                     if max_regions < len(chosen):
                         return report
                     skipped = [RegionOfRun(region, "skipped") for region in chosen if region not in mine]

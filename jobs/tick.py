@@ -103,7 +103,7 @@ def _ping(session: Session, job: str) -> Ping | None:
 
 
 def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport) -> None:
-    """Do what the configuration asks for after a run. The imports are for those who ask."""
+    """Do what the configuration asks for after a run. Nothing is imported for a run that asks for nothing."""
     settings = session.settings
     asks = settings.textfile is not None or settings.notify is not None or ping is not None
     if job in settings.jobs and asks:

@@ -8,7 +8,7 @@
 --
 -- Usage of an epoch "ROOT/*" or "ROOT/EPOCH/*" is a carry: what was seen of another log, which was in use before this one.
 -- Of two carries the larger counts at every moment, and no new epoch begins. A carry of this log's own root is ignored: the
--- log has it. The rules are L17 and L18 in ARCHITECTURE.md; `quota/ledger/unlogged.py` merges the same way.
+-- log has it. The rules are L17 and L18 in docs/ledger-rules.md; `quota/ledger/unlogged.py` merges the same way.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written, and all live as long)
 -- ARGV  1 now_ms         0 = the server's clock
@@ -19,7 +19,7 @@
 --         epoch          the ledger as it was before the loss
 --         expiries       what is missing of it, soonest first: UNITS:UNTIL_MS,UNITS:UNTIL_MS, until when each counts. One
 --                        pair for all of it is right too, and counts longer than it must
---         kept           KEPT_UNITS:KEPT_SINCE_MS:KEPT_LAST_MS:LOGGED_UNITS:SINCE_MS. So many units of this view are still in
+--         kept           KEPT_UNITS:KEPT_SINCE_MS:KEPT_LAST_MS:LOGGED_UNITS:SINCE_MS. KEPT_UNITS of this view are still in
 --                        the log, or there again, and in its window, of what came after KEPT_SINCE_MS, the last of them at
 --                        KEPT_LAST_MS. The report is of what was seen after SINCE_MS; LOGGED_UNITS of that are not missing.
 --                        If these are fewer than another report has kept, the rest fell to a later loss, and is reported for
@@ -61,7 +61,7 @@ local function units_at(expiries, at_ms)
   end
   return sum
 end
--- So many of the units: those that count longest.
+-- The expiries of as many `units`: those that count longest.
 local function newest_expiries(expiries, units)
   local pairs_there, found = {}, {}
   for n, until_ms in string.gmatch(expiries, '(%d+):(%d+)') do

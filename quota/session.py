@@ -255,7 +255,7 @@ class Session(OfOneProcess):
         What this process still has to tell and to read, of all projects together, it does within a second, mostly at
         once. What it has not read by then is read after a later decision.
         """
-        with self._closing.lock:  # whoever closes it meanwhile waits for the end
+        with self._closing.lock:  # another one that closes it meanwhile waits for the end
             self._closed = True
             while self._services:
                 self._services.pop().close()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quota.terms.limits import View
 
 KEEP_AT_LEAST = 10_000
-"""The log is trimmed when it has twice the charges that it had after the last time, and at least so many."""
+"""The log is trimmed when it has twice the charges that it had after the last time, but at least these."""
 
 
 class _Total:
@@ -164,7 +164,7 @@ class MemoryLedger:
         return Room(until_ms, calls, tuple((self._total(view), units, caps[view]) for view, units in needs.items()))
 
     def charge_all(self, room: Room, times: int) -> bool:
-        """Charge all these calls so many times, if that is sure to be admitted call by call, in any order. If it is
+        """Charge all these calls `times` over, if that is sure to be admitted call by call, in any order. If it is
         not sure, nothing is charged."""
         now_ms = self._clock()
         if now_ms >= room.until_ms:
@@ -179,7 +179,7 @@ class MemoryLedger:
         return True
 
     def append(self, charge: Charge, times: int) -> None:
-        """Log a charge so many times, dated now: ids never go back (L10). The caller adds it to the totals that count
+        """Log a charge `times` over, dated now: ids never go back (L10). The caller adds it to the totals that count
         it: credentials of a project have the same limits, so a request names them all."""
         now_ms, (ms, seq) = self._clock(), self._last
         ms, seq = (now_ms, 0) if now_ms > ms else (ms, seq + 1)

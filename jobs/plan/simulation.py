@@ -1,4 +1,4 @@
-"""The configured schedule, run ahead of time: the real decision code over a ledger in memory, with a clock that jumps.
+"""The configured schedule, run ahead of time: the real budget over a ledger in memory, with a clock that jumps.
 
     Step            one call of a pass, as the budget sees it
     pass_steps      the calls that one pass of one region makes: the model of each fetch function
@@ -9,8 +9,8 @@ A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in 
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
-The budget decides each call, as ever, until a job has been admitted with all of a tick. From then on its ticks are
-charged as a whole, as long as it is sure that every call of theirs would be admitted.
+The budget decides each call, as it decides real ones, until a job has been admitted with all of a tick. From then on
+its ticks are charged as a whole, as long as it is sure that every call of theirs would be admitted.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def simulate(
 
 
 class _Region:
-    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to change. `cursor` is the
+    """Where one job stands in one region: a `quota.jobs.rotation.RegionState` that is cheap to change. `cursor` is the
     index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")

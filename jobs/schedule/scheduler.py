@@ -77,7 +77,7 @@ WAKE_S = 10.0
 """The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
 
 SET_BACK_MS = MINUTE_MS
-"""A clock that is set back by less is waited for: what is due until then has run."""
+"""If a clock is set back by less, the schedule waits for it: what is due until then has run."""
 
 ASK_AGAIN_S = 1.0
 """How often a tick asks whether a run of its store on another machine has ended."""
@@ -129,7 +129,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
 
 
 def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
-    """Start them now: a job whose first tick finds no thread to be had would never run. Raises QuotaError."""
+    """Start them now: a job whose first tick finds no free thread would never run. Raises QuotaError."""
     together = threading.Barrier(workers)
     try:
         for future in [pool.submit(together.wait) for _ in range(workers)]:

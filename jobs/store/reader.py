@@ -29,13 +29,13 @@ BUSY_TIMEOUT_S = 0.2
 """Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""
 
 MAX_HITS = 500
-"""A search ranks at most so many videos. Ranking all of 100,000 that have a word takes 100 ms, and even the first of
-them 2 ms, because the relevance of a word depends on how many have it. Words that frequent say little, so then the
-views decide."""
+"""The most videos that a search ranks. Ranking all of 100,000 that have a word takes 100 ms, and even the first of them
+2 ms, because the relevance of a word depends on how many have it. Such frequent words say little, so then the views
+decide."""
 
 
 MAX_RANK = 2**31
-"""No page of any upstream has so many. A damaged file may."""
+"""The highest rank that is believed. No page of any upstream has as many rows; a damaged file may."""
 
 
 class Chart(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEPT_MS = 35 * DAY_MS
 MAX_AHEAD_MS = 2 * DAY_MS
-"""Runs may be so far apart. A time that is further on is believed once runs have had it for DOUBTED_MS."""
+"""How far apart runs may be. A time beyond that is believed once runs have had it for DOUBTED_MS."""
 
 DOUBTED_MS = DAY_MS
 

@@ -77,7 +77,7 @@ MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
 
 MAX_RANKED = 50_000
-"""A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
+"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
 
@@ -206,7 +206,7 @@ class Store:
         return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
 
     def take_id(self, store_id: str) -> None:
-        """Go by this id: that of the store which was in this place before."""
+        """Take this id, which the store had that was in this place before."""
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
@@ -522,7 +522,7 @@ _DELETE_GIVEN_UP = (
     " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
     " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
 )
-"""Those of work that nobody does any longer."""
+"""Those of work that no job does any longer."""
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:

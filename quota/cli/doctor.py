@@ -276,7 +276,7 @@ def _textfile(folder: str | None) -> Iterator[Finding]:
 
 
 def _told(settings: Settings) -> Iterator[Finding]:
-    """Whether those who are to be told can be: a wrong address would be noticed on the day that it is needed."""
+    """Whether the configured people can be told. A wrong address would be noticed only on the day that it is needed."""
     notify = settings.notify
     if notify is not None and notify.command:
         program = one_line(notify.command[0])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quota.inbound.contract import Consumer, Storage
-    from quota.inbound.metrics import Standing
+    from quota.inbound.metrics import Report
     from quota.inbound.rules import Rule, Rules
 
 
@@ -51,20 +51,20 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
     from quota.errors import StorageAway
-    from quota.inbound.metrics import exposition, nothing_yet, read_standing
+    from quota.inbound.metrics import exposition, nothing_yet, read_report
     from quota.inbound.opening import is_there
 
     rules, storage = _open(config)
     try:
-        standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+        report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
     except StorageAway:
         _write(textfile, storage, exposition(None))
         raise
-    _write(textfile, storage, exposition(standing))
+    _write(textfile, storage, exposition(report))
     if as_json:
-        print_json({"storage": storage.label, "rules": [_as_json(rule, standing) for rule in rules.rules]})
+        print_json({"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]})
         return
-    print_rich(_render(rules.rules, standing))
+    print_rich(_render(rules.rules, report))
     say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
@@ -109,7 +109,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 def rotate(as_json: bool, config: str | None) -> None:
     """Change the salt with which `gcra` and `log` hash identities, a minute from now.
 
-    The salt of `counter` changes every day by itself. Nobody is freed by either: whoever is refused stays refused.
+    The salt of `counter` changes every day by itself. Neither frees anybody: a refused visitor stays refused.
 
     \b
     Example:
@@ -148,7 +148,7 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
         raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name a folder that exists") from None
 
 
-def _as_json(rule: Rule, standing: Standing) -> dict[str, object]:
+def _as_json(rule: Rule, report: Report) -> dict[str, object]:
     from quota.inbound.counting import Outcome
 
     return {
@@ -164,12 +164,12 @@ def _as_json(rule: Rule, standing: Standing) -> dict[str, object]:
         "fail": rule.fail,
         "shadow": rule.shadow,
         "count_rejected": rule.policy.count_rejected,
-        "identities": standing.identities[rule.name],
-        **{outcome: standing.ended(rule.name, outcome) for outcome in get_args(Outcome)},
+        "identities": report.identities[rule.name],
+        **{outcome: report.ended(rule.name, outcome) for outcome in get_args(Outcome)},
     }
 
 
-def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
+def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
     columns = [
         Column("rule"),
         Column("requests"),
@@ -182,8 +182,8 @@ def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
     ]
     rows = []
     for rule in rules:
-        refused = standing.ended(rule.name, "refused") + standing.ended(rule.name, "shadowed")
-        unasked = standing.ended(rule.name, "failed_open") + standing.ended(rule.name, "failed_closed")
+        refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
+        unasked = report.ended(rule.name, "failed_open") + report.ended(rule.name, "failed_closed")
         limits = ", ".join(f"{one.number:,} in {format_duration(one.window_ms)}" for one in rule.limits)
         rows.append(
             (
@@ -191,8 +191,8 @@ def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
                 f"{' '.join(sorted(rule.methods))} {rule.path or 'any path'}".strip(),
                 limits,
                 f"{rule.policy.algorithm}{', shadow' if rule.shadow else ''}",
-                f"{standing.identities[rule.name]:,}",
-                f"{standing.ended(rule.name, 'admitted'):,}",
+                f"{report.identities[rule.name]:,}",
+                f"{report.ended(rule.name, 'admitted'):,}",
                 f"{refused:,}",
                 f"{unasked:,}",
             )

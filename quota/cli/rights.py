@@ -51,7 +51,7 @@ def _inbound_url(settings: Settings) -> str:
 
 
 def _of_redis(url: str) -> str:
-    """The url, if that is a server's: who goes by a file may be about to move."""
+    """The url, if it is a server's. A user with a file may be about to move."""
     return "" if url.startswith("sqlite:") else url
 
 

@@ -167,7 +167,7 @@ def httpx_async_transport(
     return MeteredTransport()
 
 
-# The library is imported by whoever calls these; it comes along as an argument.
+# The callers of these have imported the library, and pass it as an argument.
 
 
 def _unsent(library: Any) -> tuple[type[Exception], ...]:

@@ -28,7 +28,7 @@ EDGE = 3.0
 """A label nearer to either end would stand out of the chart."""
 
 CHARACTER = 2.6
-"""So wide is a letter of a name, in percent of a narrow chart."""
+"""The width of a letter of a name, in percent of a narrow chart."""
 
 _STEPS_MS = (15 * MINUTE_MS, HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS, 7 * DAY_MS)
 _MOST_TICKS = 9

@@ -49,7 +49,7 @@ ROWS = 12
 REFUSALS = RUNS = 10
 
 NEAR_MS = 10 * MINUTE_MS
-"""Rows of a limit's table are at least so far apart."""
+"""The least time between two rows of a limit's table."""
 
 TYPICAL = ("videos.list", "search.list", "videos.insert")
 """What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""

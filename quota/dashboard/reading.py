@@ -39,7 +39,7 @@ SEARCH = "search.list"
 """What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""
 
 WHOLE_MS = 2 * DAY_MS
-"""So far back single charges are read. Limits that count for longer are drawn from the history, by the hour."""
+"""How far back single charges are read. Limits with longer windows are drawn from the history, by the hour."""
 
 SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 

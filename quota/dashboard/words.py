@@ -15,7 +15,7 @@ NAME_CHARACTERS = 64
 
 
 class When(NamedTuple):
-    """A time: the local clock's, to the second too, how far away it is, and exactly for machines and who hovers."""
+    """A time: the local clock's, to the second too, how far away it is, and exactly, for programs and for a tooltip."""
 
     clock: str
     second: str

@@ -220,8 +220,8 @@ class Account:
     # -- what the ledger is told beside its decisions ----------------------------------------------------------------
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
-        """Count a refusal in the project's history (L30), of so many calls together. `Budget.charge` does so itself; a
-        job that ends with the refusal of a peek says so here."""
+        """Count a refusal of `calls` together in the project's history (L30). `Budget.charge` does so itself; a job
+        that ends with the refusal of a peek says so here."""
         if self.recorder is not None:
             self.recorder.refused(decision, job, region, self.attempt_keys.run, calls)
 

@@ -32,7 +32,7 @@ MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
 
 MAX_KEPT = 1_000
-"""So many checklists are kept: a caller may give each call other units."""
+"""The most checklists that are kept: a caller may give each call other units."""
 
 Key = tuple[str, "int | None", "str | None", str]
 """A kind of call: its method, its units and bucket where they are not the book's, and its job."""
@@ -66,7 +66,7 @@ def believed(text: str, now_ms: int) -> Grants:
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
-    """The number that a limit may enforce where upstream grants so many units by bucket: its grant less the limit's
+    """The number that a limit may enforce where upstream grants these units by bucket: its grant less the limit's
     headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
     a longer window than a day, the longest period that upstream's grant may stand for."""
     selector = limit.view.selector
@@ -167,7 +167,7 @@ class Together(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The checklist of those who only look, by a book with the prices of now, and limits."""
+    """The checklist for looking at a budget, with today's prices of its book, and its limits."""
 
     book: CostBook
     limits: tuple[Limit, ...]
@@ -175,7 +175,7 @@ class _Look(NamedTuple):
 
 
 MAX_LOOKS = 100
-"""So many are remembered."""
+"""The most looks that are remembered."""
 
 _looks: dict[tuple[int, int], _Look] = {}
 """By the addresses of book and limits: many credentials have the same."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.deciding.answer import ahead_ms, clocks_of, standings_of, states_of
+from quota.deciding.answer import ahead_ms, clocks_of, occupancies_of, states_of
 from quota.deciding.checklist import PriceChangedError, charge_units
-from quota.deciding.retry_at import Clocks, Standing, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UsageError
 from quota.ledger.entry import Charge
@@ -65,8 +65,8 @@ def look(account: Account, methods: Sequence[str]) -> Outlook:
     room_ms: tuple[int | None, ...] = (None,) * len(account.limits)
     full: Decision | None = None
     if result.outcome != "admitted":  # else every limit has room
-        standings, clocks = standings_of(*asked)
-        rooms = (room_at(one, clocks, account.entries, clocks.now_ms) if one.full else None for one in standings)
+        occupancies, clocks = occupancies_of(*asked)
+        rooms = (room_at(one, clocks, account.entries, clocks.now_ms) if one.full else None for one in occupancies)
         room_ms, full = tuple(rooms), _full(account, asked)
     closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
     if closed is not None:
@@ -164,12 +164,12 @@ def _counted(account: Account, checklist: Checklist, charge: Charge) -> Asked:
 
 class Answer(NamedTuple):
     """What a call would be told now, and from what that was computed: each limit that counts it. There are no
-    `standings` where the clocks disagree, or the ledger still counts. `granted` is what upstream grants by bucket,
+    `occupancies` where the clocks disagree, or the ledger still counts. `granted` is what upstream grants by bucket,
     where that is less than the configuration says.
     """
 
     decision: Decision
-    standings: tuple[Standing, ...]
+    occupancies: tuple[Occupancy, ...]
     clocks: Clocks
     granted: Mapping[str, int]
 
@@ -190,8 +190,8 @@ def ask(account: Account, method: str, units: int, job: str, together: Together 
             continue
     checklist, request, result = asked
     decision = account.answers.decision(*asked, account.entries, commit=False)
-    standings: tuple[Standing, ...] = ()
+    occupancies: tuple[Occupancy, ...] = ()
     clocks = Clocks(result.now_ms, request.caller_ms, result.last[0])
     if result.outcome not in ("clock", "counting"):
-        standings = tuple(standings_of(*asked)[0])
-    return Answer(decision, standings, clocks, checklist.grants.units)
+        occupancies = tuple(occupancies_of(*asked)[0])
+    return Answer(decision, occupancies, clocks, checklist.grants.units)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from quota.budget import Budget
-    from quota.deciding.retry_at import Clocks, Standing
+    from quota.deciding.retry_at import Clocks, Occupancy
     from quota.decision import LimitState
     from quota.explain.admits import Change
     from quota.ledger.contract import Exhaustion, Ledger
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 EXPIRIES = 10
-"""So many of the next expiries are shown."""
+"""How many of the next expiries are shown."""
 
 
 class LimitThenAndNow(NamedTuple):
@@ -233,15 +233,15 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     except UsageError as error:
         never = str(error)
     now_ms = ledger.now_ms() if asked is None else asked.clocks.now_ms
-    standings = {} if asked is None else {one.limit.name: one for one in asked.standings}
+    occupancies = {} if asked is None else {one.limit.name: one for one in asked.occupancies}
     states = {one.name: one for one in (budget.usage(kept.job) if asked is None else asked.decision.limits)}
 
     def read(since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(ledger, kept.project, since_ms, until_ms)
 
-    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in standings.items()}
+    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in occupancies.items()}
     known = {limit.name: limit for limit in budget.limits}
-    names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in standings)])
+    names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in occupancies)])
     then = {one.name: one for one in kept.limits}
     limits = tuple(
         LimitThenAndNow(
@@ -266,8 +266,8 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     if asked is not None and asked.decision.reason in ("limit", "leave"):
         expiring = asked.decision.refused_by
     expiries: tuple[Expiry, ...] = ()
-    if asked is not None and expiring in standings:
-        expiries = _expiries(standings[expiring], asked.clocks, room_ms[expiring], read)
+    if asked is not None and expiring in occupancies:
+        expiries = _expiries(occupancies[expiring], asked.clocks, room_ms[expiring], read)
     exhaustion, buckets = _exhaustion(session, kept), budget.book.buckets
     admits, admitted_today = changes_that_admit(session, budget, kept, {} if asked is None else asked.granted)
     return RefusalExplained(
@@ -362,22 +362,22 @@ def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_m
 
 
 def _expiries(
-    standing: Standing, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
+    occupancy: Occupancy, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
 ) -> tuple[Expiry, ...]:
     """The next ten expiries, and the one at `room_ms` with which the call fits. Where that one is far, it is the first
     that leaves at this moment: what lies between is not shown, and not read.
     """
-    view, now_ms = standing.limit.view, clocks.now_ms
+    view, now_ms = occupancy.limit.view, clocks.now_ms
     lost = [
         Expiry(until_ms, units, "upstream" if usage.epoch.startswith(UPSTREAM) else "lost")
-        for usage in standing.unlogged
+        for usage in occupancy.unlogged
         for units, until_ms in usage.expiries
         if until_ms > now_ms and units
     ]
     lost.sort()
     if isinstance(view.window, Calendar):
         edge_ms = view.window.edges(now_ms)[1]
-        logged_units = standing.used_units - sum(one.units for one in lost)
+        logged_units = occupancy.used_units - sum(one.units for one in lost)
         rows = [*lost, *([Expiry(edge_ms, logged_units, "reset")] if logged_units > 0 else [])]
         if room_ms is not None and all(one.at_ms != room_ms for one in rows):
             rows.append(Expiry(room_ms, 0, "pace"))
@@ -391,32 +391,32 @@ def _expiries(
                     yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
 
         found = merge(leaving(now_ms - window_ms + 1), lost, key=lambda one: one.at_ms)
-        if standing.leaving_ms is not None and not lost:
+        if room_ms is not None and not lost:
             nearest = list(islice(found, EXPIRIES + 1))
-            if nearest and nearest[-1].at_ms < standing.leaving_ms + window_ms:
-                first = (one._replace(makes_room=True) for one in leaving(standing.leaving_ms) if one.at_ms == room_ms)
+            if nearest and nearest[-1].at_ms < room_ms:
+                first = (one._replace(makes_room=True) for one in leaving(room_ms - window_ms) if one.at_ms == room_ms)
                 return (*nearest[:EXPIRIES], *islice(first, 1))
             found = chain(nearest, found)
     shown: list[Expiry] = []
     fits: Expiry | None = None
-    lacking_units = standing.used_units + standing.cost_units - standing.cap_units
+    lacking_units = occupancy.used_units + occupancy.cost_units - occupancy.cap_units
     for one in found:
         if room_ms is not None and one.at_ms > room_ms:
             shown, room_ms = _marked(shown, fits), None
         if len(shown) >= EXPIRIES and room_ms is None:
             return tuple(shown)
-        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or standing.limit.paced):
+        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or occupancy.limit.paced):
             fits = one
         shown += [one] if len(shown) < EXPIRIES else []
         lacking_units -= one.units
     return tuple(shown if room_ms is None else _marked(shown, fits))
 
 
-def _room_at(standing: Standing, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
+def _room_at(occupancy: Occupancy, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
     """When a full limit has room again; None where it has room now, or never will: upstream grants too little."""
-    if not standing.full or standing.cost_units > standing.cap_units:
+    if not occupancy.full or occupancy.cost_units > occupancy.cap_units:
         return None
-    return room_at(standing, clocks, read, clocks.now_ms)
+    return room_at(occupancy, clocks, read, clocks.now_ms)
 
 
 def _marked(shown: list[Expiry], fits: Expiry | None) -> list[Expiry]:

@@ -33,8 +33,8 @@ ONE = "{}"
 
 MAX_PATTERN = 256
 MAX_MARKS = 30
-"""So many marks (accents and the like) of one letter are compared, as in Unicode's stream-safe text (UAX #15). To bring
-them into their order takes the square of their number, which a client chooses."""
+"""The most marks (accents and the like) of one letter that are compared, as in Unicode's stream-safe text (UAX #15). To
+sort them takes the square of their number, which a client chooses."""
 
 _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")

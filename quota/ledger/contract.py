@@ -8,7 +8,7 @@ how far it has read. One decision is atomic over all limits that it checks:
 3. the costs are compared: the charge is admitted if every limit has room for its cost;
 4. an admitted charge is appended and added to the views; a refused one changes nothing.
 
-ARCHITECTURE.md, "The ledger, normatively", states the rules by number (L1, L2, ...); every implementation cites them.
+docs/ledger-rules.md, states the rules by number (L1, L2, ...); every implementation cites them.
 
 The values are named tuples: a decision makes several of them, and they cost a third of a frozen dataclass.
 

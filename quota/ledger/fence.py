@@ -1,12 +1,13 @@
 """A ledger while its content moves to another one: its standing, and what both ledgers must be able to do for it.
 
-The rule is L27 in ARCHITECTURE.md. `quota.ledger.move` takes the steps:
+The rule is L27 in docs/ledger-rules.md. `quota.ledger.move` takes the steps:
 
     OLD     open -> fenced -> sealed
     NEW     empty, or sealed by an earlier move -> filling -> open
 
-A ledger in any of these standings but "open" refuses every decision and every other write. NEW opens only after OLD is
-sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is stopped.
+A ledger in any of these standings except "open" refuses every decision and every other write. NEW opens only after OLD
+is sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is
+stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ moves between any two ledgers."""
 NOT_MOVED = frozenset(
     (
         *("format", "epoch", "fenced_epoch", "fence", "move", "filled"),
-        *("has_corrections", "maintained_ms", "housekeeping_cursor", "eviction_checked_ms", "repairing", "rooms"),
+        *("has_corrections", "maintained_ms", "housekeeping_cursor", "eviction_checked_ms", "repairing"),
     )
 )
 """Fields of the state that belong to one ledger, or follow from what is in it."""

@@ -1,7 +1,8 @@
-"""What a project spent and was refused, hour by hour, for 35 days (L29, L30 in ARCHITECTURE.md): the values, and their
-text.
+"""What a project spent and was refused, hour by hour, for 35 days: the values, and their text.
 
-The log is kept as long as limits need it, at least 49 h. When an hour is over, whoever notices first adds its charges
+The rules are L29 and L30 in docs/ledger-rules.md.
+
+The log is kept as long as limits need it, at least 49 h. When an hour is over, the first to notice adds its charges
 up, in one row for each method, job, region and bucket: `Ledger.roll_up`. Together with the log's end, which nobody has
 rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept as a
 whole.
@@ -109,7 +110,7 @@ class History(NamedTuple):
     """What the ledger has of a project beside its log.
 
     `rolled_up` is the id of the newest charge that `hours` and `sums` have. They have every charge that is newer than
-    `whole_after_ms`, but for the `gap`: after its first time and up to its second, charges may be missing that the
+    `whole_after_ms`, except for the `gap`: after its first time and up to its second, charges may be missing that the
     ledger lost before they were rolled up. `summed_after` is the id up to which the sums were lost with an earlier
     history.
     """

@@ -3,7 +3,7 @@
     arguments                           what charge.lua is asked
     Question                            the call that asks it, packed once for all calls of a kind
     result_of, result_of_line           a reply, as a ChargeResult
-    says_more, is_unfinished            whether the script is to be asked again (L21)
+    says_more                           whether the script is to be asked again (L21)
 
 The head of `lua/charge.lua` describes the arguments and the reply.
 """
@@ -58,8 +58,8 @@ def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
 
 
 class Question:
-    """A call of charge.lua for one kind of charge, packed but for the words that each decision has of its own: to pack
-    all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
+    """A call of charge.lua for one kind of charge, packed except for the words that each decision has of its own: to
+    pack all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
 
     __slots__ = ("_before", "_checked", "_how", "_what", "checks", "whole")
 
@@ -73,10 +73,14 @@ class Question:
 
     def words(self, request: ChargeRequest, now: str, age: str = FIRST_TRY) -> list[bytes]:
         """The packed words for a request of this kind. `age`: of a retry, in ms since the first try."""
-        own = now, str(request.caller_ms), _keys(request), age, _expected(request)
-        now_, caller, keys, age_, expected = map(_bulk, own)
-        parts = (self._before, now_, caller, self._what, keys, age_, self._how, expected, self._checked)
-        return [b"".join(parts)]
+        clock, caller, keys = now.encode(), b"%d" % request.caller_ms, _keys(request).encode()
+        since, expected = age.encode(), _expected(request).encode()
+        parts = self._before, len(clock), clock, len(caller), caller, self._what, len(keys), keys
+        return [_QUESTION % (*parts, len(since), since, self._how, len(expected), expected, self._checked)]
+
+
+_QUESTION = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b"
+"""What is packed already, and between it the words that each decision has of its own."""
 
 
 def _bulk(word: str) -> bytes:
@@ -182,25 +186,9 @@ def _used_units(checks: Sequence[LimitCheck], outcome: str, words: Sequence[str]
     return used_units
 
 
-def is_unfinished(request: ChargeRequest, reply: Any) -> bool:
-    """Whether a refusal has more to read before it can say when there is room."""
-    if isinstance(reply, str):
-        return reply[:8] == "REFUSED " and "+" in reply.split(" ")[-len(request.checks) :]
-    return isinstance(reply, list) and reply[:1] == ["REFUSED"] and "+" in str(reply[4:5])
-
-
-def still_counting(reply: Any) -> list[str]:
-    """The answer of a ledger that has more to read, instead of a refusal that cannot say yet when there is room."""
-    if isinstance(reply, str):
-        _, now_ms, last, epoch, *_ = reply.split(" ")
-    else:
-        _, _, now_ms, last, _, epoch, *_ = reply
-    return ["MORE", "", now_ms, last, "", epoch, ""]
-
-
 def _leaving_ms(checks: Sequence[LimitCheck], words: list[str]) -> tuple[int | None, ...]:
     """A word for each limit."""
-    leaving_ms = tuple([None if word in ("-", "+") else int(word) for word in words])
+    leaving_ms = tuple([None if word == "-" else int(word) for word in words])
     for at_ms in leaving_ms:
         if at_ms is not None and not 0 <= at_ms < LATEST_MS:
             raise ValueError("a charge in the far future")

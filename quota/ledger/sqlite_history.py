@@ -1,4 +1,4 @@
-"""The history of the embedded ledger: charges added up by hour, and refusals (L29, L30 in ARCHITECTURE.md).
+"""The history of the embedded ledger: charges added up by hour, and refusals (L29, L30 in docs/ledger-rules.md).
 
 Its fields are those of `lua/roll_up.lua` and `lua/add_refusals.lua`, with `history:` before their names. Each function
 works in a transaction of `quota.ledger.sqlite_ledger`.

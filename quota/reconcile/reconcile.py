@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quota.terms.limits import Limit
 
 BELIEVED_MS = 7 * DAY_MS
-"""A smaller grant is believed for so long, or until a later run hears of another. Upstream samples it once a day."""
+"""How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""
 
 CONFIRM_MS = DAY_MS
 """A grant that is still the same is written again when it is this old."""

@@ -31,9 +31,9 @@ So what was seen at one place counts on at the next, as a carry: see quota.recov
 All that a process knows is one value (quota.recovery.knowledge), and a change puts another one in its place. It is
 written to a slot of the process's own in one file (quota.recovery.watermark_file). So the next process knows what a
 killed one saw, and each process sees what the others of its machine saw last. A process claims its slot with the first
-decision that shows more than the file has: who only looks writes nothing. Writing a slot costs some microseconds and
-waits for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be written, a process
-still remembers what it saw itself.
+decision that shows more than the file has: a process that only looks writes nothing. Writing a slot costs some
+microseconds and waits for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be
+written, a process still remembers what it saw itself.
 
 What cannot be known: charges seen only by machines that no longer run. They are at most what was spent between the loss
 and the first decision of a machine that had seen more.
@@ -70,6 +70,7 @@ from quota.recovery.knowledge import (
 )
 from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
+from quota.recovery.repaired import as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots, slots_of
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of
 
@@ -354,8 +355,6 @@ class HighWaterMark:
     ) -> tuple[list[Watermark], list[Watermark], Sequence[SlotContent]]:
         """What all processes of this machine saw, this one last, and those of its other configurations, as it is since
         the ledger's last repair; and the slots that this was read from."""
-        from quota.recovery.repaired import as_repaired, concerns  # late: a decision that loses nothing needs neither
-
         slots = self._read_slots()
         watermarks, siblings = [*_watermarks(slots), known.watermark(self._configuration)], [*self._siblings]
         if concerns((*watermarks, *siblings), result.epoch, result.now_ms):

@@ -352,7 +352,7 @@ def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: Cha
 
 
 def _in_epoch(known: Knowledge, epoch: str) -> Knowledge:
-    """Nothing is known of this log yet but its epoch; what is known of other logs stays."""
+    """Only the epoch of this log is known yet; what is known of other logs stays."""
     root, rest = root_of(known.epoch), known.rest
     usages = {key: usage for key, usage in rest.usages.items() if _is_of_another_log(usage, root)}
     rest = Rest(epoch=epoch, observations=rest.observations, usages=usages)

@@ -1,4 +1,4 @@
-"""The high-water marks of this process: one for each file, whoever uses it, and few of the files open at once."""
+"""The high-water marks of this process: one for each file, for all its users, with few files open at once."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ Nothing waits for the disk. What a process wrote survives its death, though not 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
-import sys
 import threading
 import zlib
 from functools import lru_cache
@@ -28,9 +28,6 @@ from quota.common.folders import open_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-if sys.platform != "win32":
-    import fcntl
 
 SLOTS = 64
 """If more processes of one machine run at once, the others have no slot: they only read."""
@@ -167,8 +164,6 @@ class WatermarkFile(SlotReader):
     """
 
     def __init__(self, path: str, *, make: bool = False, known: Collection[SlotContent] = ()) -> None:
-        if sys.platform == "win32":
-            raise OSError(0, "this platform has no locks on parts of a file")
         super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
         try:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
@@ -231,7 +226,7 @@ class WatermarkFile(SlotReader):
                 self._unlock(slot)
 
     def close(self) -> None:
-        """Whoever is in the middle of using it gets an OSError."""
+        """A thread in the middle of using it gets an OSError."""
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
         fd, self._fd = self._fd, -1

@@ -92,7 +92,7 @@ def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] =
 
 
 def _escaped(value: str) -> str:
-    """A name as a label, without control characters: whoever wrote into the ledger may have charged under any name."""
+    """A name as a label, without control characters: a program may have charged under any name."""
     value = printable(value.encode("utf-8", "backslashreplace").decode())
     return value.replace("\\", "\\\\").replace('"', '\\"')
 

@@ -113,7 +113,7 @@ _Claimed = Callable[[bool], None]
 
 
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
-    """Whether this process is the one to say it: then what is to be told how that ended."""
+    """None if another process delivers the notice. Otherwise call the result with whether it was delivered."""
     once_ms, key = min(notice.once_ms, MAX_TICK_MS), notice.key(way)
     if notice.here:
         return _claim_here(key, once_ms)

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
 
 SUMS_S, SUMS_READ = 0.002, 100
-"""For the sums so much time is taken to roll up, and so many charges after that are read."""
+"""How long the sums may take to be rolled up, and how many charges behind them are read."""
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 
 CATCH_UP_S = 0.3
-"""A reader rolls up what nobody has rolled up yet for so long; the rest it reads from the log."""
+"""How long a reader rolls up what nobody has rolled up yet; it reads the rest from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def _moment(text: str) -> int:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
-    is newer than `known_after_ms`, but for the history's gap."""
+    is newer than `known_after_ms`, except for the history's gap."""
 
     project: str
     history: History
@@ -279,7 +279,7 @@ class _Part:
 
 
 def catch_up(ledger: Ledger, project: str) -> None:
-    """Roll up what nobody has rolled up yet, but not for long. Who may only read goes without."""
+    """Roll up what nobody has rolled up yet, but not for long. A user who may only read goes without."""
     ends_s = time.monotonic() + CATCH_UP_S
     with suppress(LedgerError):
         while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:

@@ -10,10 +10,12 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote_plus
 
 from quota.common.text import one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import canonical, check_file_url
+from quota.settings.keys import read_secret
 
 if TYPE_CHECKING:
     from quota.settings.toml import TomlTable
@@ -109,8 +111,6 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
         if not text.isprintable():
             raise table.error(f"a {what} has no control characters", key)
         return text, ""
-    from quota.settings.keys import read_secret
-
     ref = reference(table, folder, key)
     try:
         return read_secret(ref, what, key), ref
@@ -151,7 +151,6 @@ def _stands_in(url: str, key: str) -> bool:
 def _with_options(url: str, options: dict[str, str], table: TomlTable, folder: Path) -> str:
     if not options and "ssl_" not in url:
         return url
-    from urllib.parse import quote, unquote_plus
 
     def absolute(found: re.Match[str]) -> str:
         return f"{found[1]}={quote(path_at(table, folder, 'url', unquote_plus(found[2])), safe='/')}"

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock
 from quota.common.findings import Finding, finding_of, ranked
+from quota.common.owners import doubt_of_way
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
+from quota.ledger.factory import open_ledger
+from quota.ledger.redis_url import FALSE
+from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.toml import TomlTable
@@ -68,8 +74,6 @@ def lint(settings: Settings) -> list[Finding]:
 
 
 def _opening(url: str) -> Iterator[Finding]:
-    from quota.ledger.factory import open_ledger
-
     try:
         open_ledger(url).close()  # opening contacts nothing; the first use does
     except ConfigError as error:
@@ -115,9 +119,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:
-    """Who may rename a folder on the way to what was spent may put an empty one in its place."""
-    from quota.common.owners import doubt_of_way
-
+    """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
     urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
     files = {url.removeprefix("sqlite:///"): at for at, url in urls.items() if url.startswith("sqlite:///")}
     folders = {os.path.dirname(os.path.abspath(file)): at for file, at in files.items()}
@@ -136,8 +138,6 @@ def _server(settings: Settings) -> Iterator[Finding]:
     yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings.path)
     if settings.inbound is None or settings.path is None:
         return
-    from quota.settings.address import address_of
-
     try:
         address = address_of(TomlTable(settings.inbound, settings.source, "inbound"), settings.path.absolute().parent)
     except ConfigError:  # the check of `[inbound]` reports it
@@ -163,10 +163,6 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
             yield Finding("warning", location, message, "chmod 600 the file")
     if "ssl" not in url:
         return
-    from urllib.parse import parse_qs
-
-    from quota.ledger.redis_url import FALSE
-
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
     if options.get("ssl_cert_reqs") == "none":
         yield Finding(
@@ -199,8 +195,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
 
 def _everybody_reads(path: str | Path) -> bool:
     try:
-        return os.name == "posix" and bool(os.stat(path).st_mode & 0o004)
-    except OSError:  # who reads it reports that
+        return bool(os.stat(path).st_mode & 0o004)
+    except OSError:  # reported when it is read
         return False
 
 
@@ -481,7 +477,7 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             "warning", f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable"
         )
         return
-    if os.name == "posix" and mode & 0o004:
+    if mode & 0o004:
         yield Finding(
             "warning", f"{location}.auth", "every user of this machine can read this file", "chmod 600 the file"
         )
@@ -559,8 +555,6 @@ def _checks(settings: Settings) -> Iterator[Finding]:
     error that would stop a command; the message says what is wrong and, after a semicolon, what to do. A Finding is
     itself.
     """
-    from importlib.metadata import entry_points
-
     for point in entry_points(group="quota.checks"):
         for found in point.load()(settings):
             if isinstance(found, Finding):

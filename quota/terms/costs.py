@@ -117,7 +117,7 @@ class CostBook(NamedTuple):
     @property
     def version(self) -> str:
         """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
-        import re  # late: only those who build a client ask
+        import re  # late: only a program that builds a client asks
 
         found = re.search(r"\bv[0-9]\w*", self.name)
         return found[0] if found else "v3"
@@ -230,7 +230,7 @@ class _Cheapest(NamedTuple):
 
 
 MAX_VALID = 100
-"""So many are remembered."""
+"""The most books that are remembered."""
 
 _valid: dict[int, _Valid] = {}
 """What `CostBook.at` made last, by the book's address: many credentials have one book."""

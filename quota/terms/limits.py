@@ -193,7 +193,7 @@ class Selector:
             object.__setattr__(self, names, texts(getattr(self, names), f"{names} of a limit:"))
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
-        """Whether this limit counts a charge of this bucket, method and job (L2 in ARCHITECTURE.md)."""
+        """Whether this limit counts a charge of this bucket, method and job (L2 in docs/ledger-rules.md)."""
         return (
             (not self.buckets or bucket in self.buckets)
             and (not self.methods or method in self.methods)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from quota.explain.refusal import Expiry, RefusalExplained
 
 ROWS = 10
-"""So many rows has the table of what fills a limit; the JSON has all."""
+"""The most rows in the table of what fills a limit; the JSON has all."""
 
 NAMED = 3
 SHARE = 20
-"""The line of who filled it names at most so many, each with at least a SHARE-th part."""
+"""The most names in the line that says who filled it. Each has at least one part in SHARE."""
 
 
 # -- a refusal ---------------------------------------------------------------------------------------------------------
@@ -364,5 +364,5 @@ def _around(x: ChargeExplained) -> Table:
 
 
 def _up(at_ms: int) -> int:
-    """Rounded up to a minute: who comes back then is not early."""
+    """Rounded up to a minute, so that nobody comes back too early."""
     return -(-at_ms // 60_000) * 60_000

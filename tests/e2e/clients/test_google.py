@@ -30,8 +30,9 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
-from quota.clients.google import MeteredHttp, _methods, service
+from quota.clients.google import MeteredHttp, service
 from quota.clients.metering import Meter
+from quota.clients.routes import methods_of
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, Refused, UsageError
 from quota.jobs.emulator import Emulator
@@ -361,7 +362,7 @@ def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) 
     name, version = api.split()
     document = json.loads(get_static_doc(name, version))
     routes = MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes
-    described = list(_methods(document))
+    described = list(methods_of(document))
     assert described
     for method in described:
         path = re.sub(r"\{.*?\}", "x", f"/{document['servicePath']}{method.get('flatPath', method['path'])}")
@@ -920,7 +921,7 @@ FORKED = """
 import os, sys
 from quota.budget import Budget
 from quota.settings.books import load_book
-from quota.clients.google import MeteredHttp, _methods, service
+from quota.clients.google import service
 from quota.ledger.factory import open_ledger
 ledger = open_ledger(sys.argv[2])
 budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)

@@ -220,7 +220,7 @@ from quota.cli.program import run
 sys.argv[1:] = ["run", "t"]
 run()
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
-    "importlib.metadata", "platformdirs")
+    "importlib.metadata")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
     env = bench.quota.env
