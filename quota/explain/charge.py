@@ -55,29 +55,16 @@ class ChargeExplained:
     not_counted_by: tuple[str, ...]
 
     @property
-    def method(self) -> str:
-        return self._fields[0]
-
-    @property
-    def job(self) -> str:
-        return self._fields[1]
-
-    @property
-    def region(self) -> str:
-        return self._fields[2]
-
-    @property
-    def bucket(self) -> str:
-        return self._fields[3]
+    def charge(self) -> Entry | Charge:
+        """What was charged, and what it counts now."""
+        if self.entry is not None:
+            return self.entry
+        assert self.drawn is not None  # noqa: S101  # one of both is there
+        return self.drawn.charge
 
     @property
     def run(self) -> str:
-        return self._fields[4][:RUN_CHARS]
-
-    @property
-    def units(self) -> int:
-        """What it counts now."""
-        return self._source.units
+        return self.charge.idempotency_key[:RUN_CHARS]
 
     @property
     def charged_units(self) -> int | None:
@@ -91,18 +78,6 @@ class ChargeExplained:
         assert self.entry is not None  # noqa: S101  # one of both is there
         return self.entry.ms
 
-    @property
-    def _source(self) -> Entry | Charge:
-        if self.entry is not None:
-            return self.entry
-        assert self.drawn is not None  # noqa: S101  # one of both is there
-        return self.drawn.charge
-
-    @property
-    def _fields(self) -> tuple[str, str, str, str, str]:
-        one = self._source
-        return one.method, one.job, one.region, one.bucket, one.idempotency_key
-
     def as_json(self) -> dict[str, object]:
         return {
             "id": self.charge_id,
@@ -110,13 +85,13 @@ class ChargeExplained:
             "at": rfc3339(self.at_ms),
             "credential": self.credential,
             "project": self.project,
-            "method": self.method,
-            "bucket": self.bucket,
-            "job": self.job,
-            "region": self.region,
+            "method": self.charge.method,
+            "bucket": self.charge.bucket,
+            "job": self.charge.job,
+            "region": self.charge.region,
             "run": self.run,
             "charged_units": self.charged_units,
-            "units": self.units,
+            "units": self.charge.units,
             "drawn": None
             if self.drawn is None
             else {
