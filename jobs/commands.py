@@ -232,7 +232,7 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     """
     from quota.web.lifecycle import require_web
 
-    require_web()
+    require_web("jinja2")
     from quota.jobs.api.serving import run_api
 
     log_to_stderr()

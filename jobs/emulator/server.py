@@ -25,7 +25,6 @@ writes that carry only a key; upstream requires a token for them.
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from quota.common.clock import host_clock
 from quota.common.text import many
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
@@ -50,10 +50,6 @@ __all__ = ["Allocation", "Emulator", "Fault"]
 _CONTROL = "/emulator/"
 _BATCH_PATHS = ("/batch", "/batch/youtube/v3")
 _POLL_SECONDS = 0.02
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Emulator:
         allocation: Allocation = "pool",
         quota: int = 10_000,
         projects: Mapping[str, str] | None = None,
-        clock: Callable[[], int] = _now_ms,
+        clock: Callable[[], int] = host_clock,
         lag_ms: int = 0,
     ) -> None:
         if allocation not in ("pool", "buckets"):
