@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from quota.jobs.emulator.words import DESCRIPTIONS, LANGUAGES, NAMES, REGIONS, TAGS, TITLES
 
@@ -27,25 +27,6 @@ CHANNELS = 5_000
 _REMEMBERED_SEARCHES = 10_000
 _NEWEST = datetime(2026, 6, 1, 12, tzinfo=UTC)  # fixed: answers do not depend on today
 _CATEGORY_IDS = ("1", "2", "10", "15", "17", "19", "20", "22", "23", "24", "25", "26", "27", "28")
-
-
-class Catalogue(Protocol):
-    """The items that the emulator can list, in a fixed order. An unknown name gives None, never an error."""
-
-    def chart(self, region: str | None) -> Sequence[Json] | None:
-        """The most popular videos of a region (None: the default region)."""
-
-    def video(self, video_id: str) -> Json | None: ...
-
-    def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
-        """The matching videos, best match first."""
-
-    def channel(self, channel_id: str) -> Json | None: ...
-
-    def channel_id(self, handle: str) -> str | None: ...
-
-    def uploads(self, channel_id: str) -> Sequence[Json] | None:
-        """The videos of one channel."""
 
 
 def etag(*names: str) -> str:
@@ -114,6 +95,7 @@ class GeneratedCatalogue:
         self._regions = list(REGIONS)
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
+        """The most popular videos of a region (None: the default region)."""
         region = region or "US"
         return _chart(self._regions.index(region)) if region in REGIONS else None
 
@@ -131,6 +113,7 @@ class GeneratedCatalogue:
         return None if words is None else _video(video_id, words=words)
 
     def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
+        """The matching videos, best match first."""
         words = " ".join(words.split())[:60]
         if channel_id is not None:
             uploads = self.uploads(channel_id) or ()
@@ -382,3 +365,7 @@ def _items(path: Path) -> list[Json]:
     if not usable:
         raise ValueError(f"{path.name} is no page of videos.list: an item has no id")
     return list(items)
+
+
+Catalogue = GeneratedCatalogue | RecordedCatalogue
+"""What the emulator can list, in a fixed order. An unknown name gives None, never an error."""
