@@ -11,7 +11,8 @@ from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import one_line
 from quota.jobs.job import NotImported, fetch_to_look_at
-from quota.jobs.store.store import Store, StoreError, is_made, path_of
+from quota.jobs.store.file import StoreError, is_made, path_of
+from quota.jobs.store.store import Store
 from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:

@@ -21,6 +21,12 @@ from quota.common.fork import start_over_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+STOP_WITHIN_S = 8.0
+"""How long the page in flight may take after a signal to stop."""
+
+END_WITHIN_S = 9.0
+"""How long a process may live after a signal to stop, whatever it waits for. Supervisors kill after 10 s."""
+
 
 @contextmanager
 def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> Iterator[Callable[[], int]]:
@@ -33,8 +39,6 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal. With
     `says` a line on stderr tells what the block still waits for.
     """
-    from quota.jobs.runner import END_WITHIN_S, STOP_WITHIN_S
-
     seen: list[int] = []
     over: list[bool] = []
     # Python runs a handler only after the current call, which may look up a host name for a minute. The byte that the

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class RegionState(Protocol):
-    """Where one region stands, as far as the order depends on it. `quota.jobs.store.store.Checkpoint` is one."""
+    """Where one region stands, as far as the order depends on it. `quota.jobs.store.checkpoints.Checkpoint` is one."""
 
     @property
     def pending(self) -> bool: ...

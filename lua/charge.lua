@@ -25,16 +25,15 @@
 --                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
---                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
---                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
---                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
---                      compared             what upstream counted when somebody compared last (grant.lua)
+--                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
+--                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
+--                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
+--                      compared             what upstream counted when somebody compared last
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
 --                      rolled_up            the last charge that the history has (L29; see roll_up.lua)
---                      rooms                when limits that refused have room, as far as it is known: see `rooms` below
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
 --       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :corrections
 --
@@ -64,8 +63,8 @@
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
 --       outcome     ADMITTED, REFUSED (in `exhaustion` is a word for each limit: the ms of the charge that must leave its
 --                   window before the call fits, or, where unlogged usage expires then, of a charge that would leave with it;
---                   + where more must be read to know it: call again; - where it did not refuse, its window does not slide, or
---                   the log lacks a part of it), EXHAUSTED (its record is in `exhaustion`),
+--                   - where it did not refuse, its window does not slide, or the log must be read for it: it lacks a part of
+--                   the window, or more than 250 entries leave before there is room), EXHAUSTED (its record is in `exhaustion`),
 --                   CLOCK (the clocks disagree; nothing was compared), MORE (call again), RETRIED (a late first try: its
 --                   retry was answered already), BEHIND (this ledger lacks what the caller expects; nothing was compared:
 --                   add_unlogged.lua, then call again),
@@ -97,7 +96,6 @@ local MAX_CHARGES = 100
 local LATEST_MS = 100000000000000
 local MAX_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local RETRIED_KEPT_MS = 300000 -- L16
-local MAX_ROOMS = 20
 local CHECK_EVICTION_EVERY_MS = 86400000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
 local MAINTENANCE_EVERY_MS = 60000 -- L23
@@ -262,32 +260,11 @@ repeat
   end
   if not sure then break end
 
-  -- When there is room: as far as `rooms`, below, has kept it up to the log's end.
-  local rooms, leaving_words = not fits and (call('HGET', state, 'rooms') or ''), ''
-  for at = FIRST_LIMIT, fits and 0 or count, LIMIT_SIZE do
-    local place, name, cap, word = at - FIRST_LIMIT, ARGV[at], tonumber(ARGV[at + 1]), '-'
-    local total, tail, cost = views[place + 1], views[place + 2], views[place + 4]
-    local room = cap - cost
-    if cost ~= 0 and total > room and room >= 0 and tonumber(ARGV[at + 3]) then
-      local _, to = string.find(rooms, '\n' .. name .. ' ' .. string.format('%.0f', room) .. ' ', 1, true)
-      local through, found, found_ms, found_seq, left =
-        match(rooms, '^(%d+%-%d+) ((%d+)%-(%d+)) (%d+)', (to or #rooms) + 1)
-      local tail_time, tail_seq = match(tail, '^(%d+)%-(%d+)$')
-      sure = through == last and tonumber(left) <= room and not string.find(name, '%c')
-        and (found == tail or tonumber(found_ms) > tonumber(tail_time)
-          or (found_ms == tail_time and tonumber(found_seq) > tonumber(tail_seq)))
-        and (found == last or tonumber(found_ms) < last_ms
-          or (found_ms == last_time and tonumber(found_seq) < tonumber(last_seq)))
-      if not sure then break end
-      word = found_ms
-    end
-    leaving_words = leaving_words .. ' ' .. word
-  end
-  if not sure then break end
+  if not fits then break end -- when there is room is said below
 
   -- Changes nothing, and fails where a charge would, as on a replica: a peek promises no more than that.
   if not commit then call('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v') end
-  local admitted = commit and fits
+  local admitted = commit
   local newest = last
   if admitted then
     newest = clock_ms > last_ms and clock .. '-0' or last_time .. '-' .. string.format('%.0f', tonumber(last_seq) + 1)
@@ -331,11 +308,11 @@ repeat
       break
     end
   end
-  local outcome = fits and 'ADMITTED' or 'REFUSED'
+  local outcome = 'ADMITTED'
   local line = in_one_line and not string.find(epoch, ' ', 1, true)
-    and outcome .. ' ' .. now .. ' ' .. newest .. ' ' .. epoch .. used .. leaving_words
+    and outcome .. ' ' .. now .. ' ' .. newest .. ' ' .. epoch .. used
   if line and not due then return line end
-  local reply = { outcome, admitted and newest or '', now, newest, string.sub(leaving_words, 2), epoch, '' }
+  local reply = { outcome, admitted and newest or '', now, newest, '', epoch, '' }
   for total in string.gmatch(used, '%d+') do reply[#reply + 1] = total end
   if not due then return reply end
   local house = { clock_ms, now_ms, last_ms, kept_ms, trimmed_through_ms, tonumber(known[5] or 0), known[6] == '1' }
@@ -770,101 +747,44 @@ for _, view in ipairs(views) do
   if not view.fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
--- L9. When a limit that slides has room again. Its charges leave in the order of the log, and between them expires what was
--- lost (L17). So it is when one charge leaves, or one expiry: the first behind which the view counts at most cap - cost. That
--- depends on what comes behind it alone. So the charge is kept in the field `rooms`, in a line "VIEW ROOM LAST AT LEFT" for each
--- view and each cap - cost (ROOM, with a name for what is unlogged): all up to AT was taken off, and LEFT is what the log has of
--- the view behind it, up to LAST. It stands while LAST does, and goes on from there; a correction empties the field.
-local unfinished = false
-local function rooms()
-  local lines, written, words = redis.call('HGET', state, 'rooms') or '', {}, {}
-  for index, view in ipairs(views) do
-    local room, window_ms, expiries = view.cap - view.cost, view.window_ms, view.expiries
-    words[index] = '-'
-    if not view.fits and window_ms and view.whole and room >= 0 and not string.find(view.name, '%c') then
-      local key = '\n' .. view.name .. ' ' .. int(room)
-      if #expiries > 0 then
-        table.sort(expiries, function(a, b) return a.ms < b.ms end)
-        local named = {}
-        for n, one in ipairs(expiries) do named[n] = int(one.units) .. ':' .. int(one.ms) end
-        key = key .. '+' .. redis.sha1hex(table.concat(named, ','))
-      end
-      key = key .. ' '
-      local first, to = string.find(lines, key, 1, true)
-      local stored = to and string.match(lines, '^[^\n]*', to + 1) or ''
-      local through, at, left = string.match(stored, '^(%d+%-%d+) (%d+%-%d+) (%d+)$')
-      left = tonumber(left)
-      if not left or before(last, through) or before(last, at) or before(at, view.tail) then
-        through, at, left = last, nil, view.total
-      end
-      local unlogged, expired, room_ms = view.unlogged, 0, nil
-      local function fits_at(ms)
-        if not room_ms and left + unlogged <= room then room_ms = ms end
-      end
-      local function expire(until_ms, check)
-        while not room_ms and expiries[expired + 1] and expiries[expired + 1].ms <= until_ms do
-          expired = expired + 1
-          unlogged = unlogged - expiries[expired].units
-          check(expiries[expired].ms)
-        end
-      end
-      local size, counts = 4, nil
-      local function read(from, to)
-        size = math.min(size * 2, CHUNK, MAX_ENTRIES - touched)
-        counts = counts or counter_of_entries(view.name)
-        local entries = size > 0 and redis.call('XRANGE', log, from, to, 'COUNT', size) or {}
-        touched = touched + #entries
-        return entries
-      end
-      local more = true
-      while more and through ~= last do
-        local entries = read('(' .. through, last)
-        for _, entry in ipairs(entries) do through, left = entry[1], left + counts(entry) end
-        more = size > 0
-        if #entries < size then through = last end
-      end
-      if more and at then -- nothing before it made room
-        local leaves_ms = split(at) + window_ms
-        expire(leaves_ms, function() end)
-        fits_at(leaves_ms)
-      end
-      local lacks = false
-      while more and not room_ms and not lacks do
-        local entries = read(at and '(' .. at or view.tail, '+')
-        for _, entry in ipairs(entries) do
-          local leaves_ms = split(entry[1]) + window_ms
-          expire(leaves_ms, fits_at)
-          if room_ms then break end
-          at, left = entry[1], left - counts(entry)
-          fits_at(leaves_ms)
-        end
-        more = size > 0
-        if more and not room_ms and #entries < size then
-          expire(math.huge, fits_at)
-          lacks = not room_ms
-        end
-      end
-      if not lacks then
-        words[index] = room_ms and int(math.max(0, room_ms - window_ms)) or '+'
-        unfinished = unfinished or not room_ms
-        local found = at and through .. ' ' .. at .. ' ' .. int(left)
-        if found and found ~= stored then
-          if first then lines = string.sub(lines, 1, first - 1) .. (string.match(lines, '\n.*', first + 1) or '') end
-          written[#written + 1] = key .. found
-        end
-      end
+-- L9. Of a sliding view that refuses: the ms of the charge that must leave its window before the call fits. Its charges leave in
+-- the order of the log, and between them expires what was lost (L17), so it may also be that of one that would leave with such
+-- an expiry. `-` where the log must be read for it: it lacks a part of the window, or more than this may read.
+local function leaving(view)
+  local room, expiries, expired, size = view.cap - view.cost, view.expiries, 0, 1
+  local left, from, counts = view.total + view.unlogged, view.tail, counter_of_entries(view.name)
+  table.sort(expiries, function(a, b) return a.ms < b.ms end)
+  -- The same for an expiry by then that makes room; nil if there is none.
+  local function expiring(until_ms)
+    while expiries[expired + 1] and expiries[expired + 1].ms <= until_ms do
+      expired = expired + 1
+      left = left - expiries[expired].units
+      if left <= room then return int(math.max(0, expiries[expired].ms - view.window_ms)) end
     end
   end
-  if #written > 0 then
-    for line in string.gmatch(lines, '\n[^\n]+') do
-      if #written < MAX_ROOMS + #views then written[#written + 1] = line end
+  while room >= 0 and touched < MAX_ENTRIES do
+    size = math.min(size, MAX_ENTRIES - touched)
+    local entries = redis.call('XRANGE', log, from, '+', 'COUNT', size)
+    touched = touched + #entries
+    for _, entry in ipairs(entries) do
+      local ms = split(entry[1])
+      local word = expiring(ms + view.window_ms)
+      if word then return word end
+      left, from = left - counts(entry), '(' .. entry[1]
+      if left <= room then return int(ms) end
     end
-    dirty[#dirty + 1] = 'rooms'
-    dirty[#dirty + 1] = table.concat(written)
+    if #entries < size then return expiring(math.huge) or '-' end
+    size = size * 2
   end
-  return table.concat(words, ' ')
+  return '-'
 end
-if reply[1] == 'REFUSED' then reply[5] = rooms() end
+if reply[1] == 'REFUSED' then
+  local words = {}
+  for index, view in ipairs(views) do
+    words[index] = not view.fits and view.window_ms and view.whole and leaving(view) or '-'
+  end
+  reply[5] = table.concat(words, ' ')
+end
 
 -- L22: write the state, and then the entry.
 if charged_before then reply[2] = charged_before end
@@ -923,7 +843,7 @@ if id then
   end
 end
 
-if not (due or log_is_new or retry_age_ms >= 0) or unfinished then return reply end
+if not (due or log_is_new or retry_age_ms >= 0) then return reply end
 if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
 reply[#reply + 1] =
   keep_house(clock_ms, now_ms, last_ms, stored_retention_ms, trimmed_through_ms, unlogged_until_ms, has_corrections)

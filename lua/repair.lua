@@ -214,7 +214,7 @@ if ahead then
 end
 redis.call('HSET', state, 'format', FORMAT, 'epoch', epoch, 'repaired', table.concat(lines, '\n'),
   'trimmed_through_ms', int(trim_ms), 'has_corrections', has_corrections and '1' or '0',
-  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)), 'rooms', '')
+  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)))
 if through ~= '0-0' then redis.call('HSET', state, 'last', through) end
 for _, field in ipairs(removals) do redis.call('HDEL', state, field) end
 for field, value in pairs(changes) do redis.call('HSET', state, field, value) end

@@ -25,7 +25,7 @@ if #KEYS ~= 4 then return redis.error_reply('ERR settle.lua: 4 keys are needed')
 -- @include parts/what_a_view_counts.lua
 -- @include parts/cells.lua
 
-local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing', 'epoch', 'rooms')
+local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing', 'epoch')
 local unknown_format = other_format(known[4], known[6])
 if unknown_format then return unknown_format end
 
@@ -80,7 +80,6 @@ end
 redis.call('PEXPIRE', history, HISTORY_MS)
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
-if (known[7] or '') ~= '' then redis.call('HSET', state, 'rooms', '') end -- see charge.lua
 if lost_ms then redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms)) end
 -- A copy that a repair is making has this charge as it was: it is begun again (L26; see repair.lua).
 local copied = string.match(known[5] or '', '^%d+ (%d+%-%d+) ')

@@ -28,9 +28,9 @@ from quota.jobs.api.health import Health
 from quota.jobs.api.kept import KeptAnswers
 from quota.jobs.api.openapi import document
 from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters, required, words_of
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.fulltext import is_one_word
 from quota.jobs.store.reader import Reader
-from quota.jobs.store.store import StoreError
 from quota.web.problem import Problem
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quota.common.clock import host_clock, rfc3339
 from quota.errors import QuotaError
-from quota.jobs.store.store import is_stale
+from quota.jobs.store.checkpoints import is_stale
 from quota.web.health import Check, health
 
 if TYPE_CHECKING:

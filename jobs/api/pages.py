@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from quota.jobs.api.openapi import resolved
+
 POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 STYLE = b"""\
@@ -24,7 +26,7 @@ a { color: var(--accent); }
 def page(document: dict[str, Any]) -> bytes:
     """The page that lists an OpenAPI document."""
     info = document["info"]
-    listed = "".join(_operation(path, operations["get"]) for path, operations in document["paths"].items())
+    listed = "".join(_operation(document, path, one["get"]) for path, one in document["paths"].items())
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -35,10 +37,10 @@ def page(document: dict[str, Any]) -> bytes:
     ).encode()
 
 
-def _operation(path: str, operation: dict[str, Any]) -> str:
+def _operation(document: dict[str, Any], path: str, operation: dict[str, Any]) -> str:
     parameters = "".join(
         f"<dt>{escape(one['name'])}</dt><dd>{escape(one['description'])}{_range(one)}</dd>\n"
-        for one in operation["parameters"]
+        for one in (resolved(document, named) for named in operation["parameters"])
     )
     return (
         f"<section>\n<h2>GET {escape(path)}</h2>\n<p>{escape(operation['summary'])}. "

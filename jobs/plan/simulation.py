@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quota.jobs.job import Fetch
     from quota.jobs.plan.memory_ledger import Room
     from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
@@ -171,7 +171,8 @@ def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
 
     from quota.jobs.runner import work_of
-    from quota.jobs.store.store import Store, is_made
+    from quota.jobs.store.file import is_made
+    from quota.jobs.store.store import Store
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()

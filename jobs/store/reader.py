@@ -18,9 +18,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.sqlite_file import DamagedError, SqliteFile
+from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

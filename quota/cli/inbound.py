@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from quota.cli.options import Group, config_option, json_option
+from quota.cli.options import Group, config_option, json_option, limit_option, textfile_option
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from quota.inbound.rules import Rule, Rules
 
 
-@click.group("inbound", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
-@click.pass_context
-def inbound(ctx: click.Context) -> None:
+@click.group("inbound", cls=Group)
+def inbound() -> None:
     """Show the limits on who may ask your own application.
 
     The rules stand in [inbound.NAME] of quota.toml, and `quota check` examines them. docs/inbound.md shows how an
@@ -34,20 +33,17 @@ def inbound(ctx: click.Context) -> None:
       quota inbound status
       quota inbound top login
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        ctx.exit(click.UsageError.exit_code)
 
 
 @inbound.command(short_help="Show each rule, and what became of its requests.")
-@click.option("--textfile", metavar="FILE", help="Also write the numbers for Prometheus here: FILE ends in .prom.")
+@textfile_option
 @json_option
 @config_option
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, what became of its requests, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and FILE has
-    quota_inbound_storage_up 0 alone.
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and the file of
+    metrics has quota_inbound_storage_up 0 alone.
 
     \b
     Example:
@@ -58,17 +54,13 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     from quota.inbound.metrics import exposition, nothing_yet, read_report
     from quota.inbound.opening import is_there
 
-    if textfile is not None and not textfile.endswith(".prom"):  # the file is replaced: a device would be gone
-        raise click.UsageError(f"--textfile {show(textfile)}: node_exporter reads only files that end in .prom")
     rules, storage = _open(config)
     try:
         report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
     except StorageAway:
-        if textfile is not None:
-            _write(textfile, exposition(None))
+        _write(textfile, storage, exposition(None))
         raise
-    if textfile is not None:
-        _write(textfile, exposition(report))
+    _write(textfile, storage, exposition(report))
     if as_json:
         print_json({"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]})
         return
@@ -78,10 +70,10 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 
 @inbound.command(short_help="Show who uses most of a rule, by hashed identities.")
 @click.argument("rule")
-@click.option("--count", type=click.IntRange(1, 1000), default=10, metavar="N", show_default=True, help="How many.")
+@limit_option(default=10, most=1_000)
 @json_option
 @config_option
-def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
+def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show who uses most of a rule's limits, by hashed identities.
 
     The hash of an identity changes every day, or with `quota inbound rotate`. Nobody can tell the identity from it.
@@ -89,7 +81,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
     \b
     Example:
       quota inbound top search
-      quota inbound top login --count 3 --json
+      quota inbound top login --limit 3 --json
     """
     from quota.inbound.opening import is_there
 
@@ -97,7 +89,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
     chosen = next((one for one in rules.rules if one.name == rule), None)
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [one.name for one in rules.rules])}")
-    consumers = storage.top(chosen.policy, count) if is_there(rules) else []
+    consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
     if as_json:
         print_json({"rule": chosen.name, "identities": [_consumer_as_json(one) for one in consumers]})
     elif consumers:
@@ -143,18 +135,17 @@ def _open(config: str | None) -> tuple[Rules, Storage]:
     return opened(load_rules(config))
 
 
-def _write(path: str, text: str) -> None:
-    import os
-
+def _write(folder: str | None, storage: Storage, text: str) -> None:
+    """Write metrics as a file that is named after the storage: two applications may have the same collector."""
+    if folder is None:
+        return
     from quota.errors import QuotaError
-    from quota.reports.metrics import write_file
+    from quota.reports.metrics import file_name, write_file
 
     try:
-        write_file(os.path.dirname(path) or ".", os.path.basename(path), text)
+        write_file(folder, file_name("inbound", storage.label), text)
     except OSError as error:
-        raise QuotaError(
-            f"{show(path)} cannot be written: {error.strerror}; name a file in a folder that exists"
-        ) from None
+        raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name a folder that exists") from None
 
 
 def _as_json(rule: Rule, report: Report) -> dict[str, object]:

@@ -27,9 +27,8 @@ SAY_EVERY_S = 2
 """How often a long copy says how far it is."""
 
 
-@click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
-@click.pass_context
-def ledger(ctx: click.Context) -> None:
+@click.group("ledger", cls=Group)
+def ledger() -> None:
     """Move a ledger, repair it, or share it with other languages.
 
     \b
@@ -38,9 +37,6 @@ def ledger(ctx: click.Context) -> None:
       quota ledger repair
       quota ledger scripts lua
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        ctx.exit(click.UsageError.exit_code)
 
 
 @ledger.command()

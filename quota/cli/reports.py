@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import quota
-from quota.cli.options import config_option, credential_option, duration_ms, json_option, since_option
+from quota.cli.options import (
+    config_option,
+    credential_option,
+    duration_ms,
+    json_option,
+    only_credential_option,
+    only_job_option,
+    since_option,
+)
 from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, show
 from quota.errors import QuotaError
@@ -105,8 +113,8 @@ def _watch(render: Callable[[], Any]) -> None:
 @click.option(
     "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
 )
-@since_option
-@credential_option
+@since_option(default="24h")
+@only_credential_option
 @json_option
 @config_option
 def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
@@ -166,11 +174,11 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
 
 
 @click.command()
-@since_option
-@click.option("--job", metavar="J", help="Only charges of this job.")
-@click.option("--method", metavar="M", help="Only charges of this API method.")
+@since_option(default="24h")
+@only_job_option
+@click.option("--method", metavar="M", help="Only calls of this API method.")
 @click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
-@credential_option
+@only_credential_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each.")
 @config_option
 def log(
@@ -208,8 +216,8 @@ def log(
 @click.command()
 @click.argument("charge_id", metavar="[CHARGE-ID | --last]", required=False)
 @click.option("--last", is_flag=True, help="The last refusal. So it is without CHARGE-ID, too.")
-@click.option("--job", metavar="J", help="The last refusal of this job.")
-@credential_option
+@only_job_option
+@only_credential_option
 @json_option
 @config_option
 def explain(
@@ -297,7 +305,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 @click.command("reconcile")
 @click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
 @click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
-@click.option("--credential", metavar="C", help="Only this credential's project.")
+@only_credential_option
 @json_option
 @config_option
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> None:

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from quota.dashboard.charts import Band
-    from quota.dashboard.contract import Contribution, Forecast, Region, Run
+    from quota.dashboard.contract import Contribution, Forecast, Region
     from quota.dashboard.curves import Curve
     from quota.dashboard.kept import Reading
     from quota.dashboard.reading import Curves, Now, Spent, SpentRow
     from quota.explain.refusal import RefusalExplained
+    from quota.reports.runs import Run
     from quota.reports.spending import KeptRefusal
     from quota.reports.status import CredentialRow, LimitRow
     from quota.settings.model import Settings

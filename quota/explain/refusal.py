@@ -391,10 +391,10 @@ def _expiries(
                     yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
 
         found = merge(leaving(now_ms - window_ms + 1), lost, key=lambda one: one.at_ms)
-        if occupancy.leaving_ms is not None and not lost:
+        if room_ms is not None and not lost:
             nearest = list(islice(found, EXPIRIES + 1))
-            if nearest and nearest[-1].at_ms < occupancy.leaving_ms + window_ms:
-                first = (one._replace(makes_room=True) for one in leaving(occupancy.leaving_ms) if one.at_ms == room_ms)
+            if nearest and nearest[-1].at_ms < room_ms:
+                first = (one._replace(makes_room=True) for one in leaving(room_ms - window_ms) if one.at_ms == room_ms)
                 return (*nearest[:EXPIRIES], *islice(first, 1))
             found = chain(nearest, found)
     shown: list[Expiry] = []

@@ -37,7 +37,7 @@ moves between any two ledgers."""
 NOT_MOVED = frozenset(
     (
         *("format", "epoch", "fenced_epoch", "fence", "move", "filled"),
-        *("has_corrections", "maintained_ms", "housekeeping_cursor", "eviction_checked_ms", "repairing", "rooms"),
+        *("has_corrections", "maintained_ms", "housekeeping_cursor", "eviction_checked_ms", "repairing"),
     )
 )
 """Fields of the state that belong to one ledger, or follow from what is in it."""

@@ -3,7 +3,7 @@
     arguments                           what charge.lua is asked
     Question                            the call that asks it, packed once for all calls of a kind
     result_of, result_of_line           a reply, as a ChargeResult
-    says_more, is_unfinished            whether the script is to be asked again (L21)
+    says_more                           whether the script is to be asked again (L21)
 
 The head of `lua/charge.lua` describes the arguments and the reply.
 """
@@ -186,25 +186,9 @@ def _used_units(checks: Sequence[LimitCheck], outcome: str, words: Sequence[str]
     return used_units
 
 
-def is_unfinished(request: ChargeRequest, reply: Any) -> bool:
-    """Whether a refusal has more to read before it can say when there is room."""
-    if isinstance(reply, str):
-        return reply[:8] == "REFUSED " and "+" in reply.split(" ")[-len(request.checks) :]
-    return isinstance(reply, list) and reply[:1] == ["REFUSED"] and "+" in str(reply[4:5])
-
-
-def still_counting(reply: Any) -> list[str]:
-    """The answer of a ledger that has more to read, instead of a refusal that cannot say yet when there is room."""
-    if isinstance(reply, str):
-        _, now_ms, last, epoch, *_ = reply.split(" ")
-    else:
-        _, _, now_ms, last, _, epoch, *_ = reply
-    return ["MORE", "", now_ms, last, "", epoch, ""]
-
-
 def _leaving_ms(checks: Sequence[LimitCheck], words: list[str]) -> tuple[int | None, ...]:
     """A word for each limit."""
-    leaving_ms = tuple([None if word in ("-", "+") else int(word) for word in words])
+    leaving_ms = tuple([None if word == "-" else int(word) for word in words])
     for at_ms in leaving_ms:
         if at_ms is not None and not 0 <= at_ms < LATEST_MS:
             raise ValueError("a charge in the far future")

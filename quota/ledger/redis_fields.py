@@ -1,14 +1,13 @@
-"""What stands in the keys of Redis, as the ledger gives it: entries of the log, hours of the history, repairs, claims.
+"""What stands in the keys of Redis, as the ledger gives it: entries of the log, and what they add up to.
 
 Whatever none of us wrote there raises one of UNREADABLE.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
@@ -16,13 +15,12 @@ from quota.ledger.history import (
     RUN_CHARS,
     HourOfLog,
 )
-from quota.ledger.state_fields import checked_count, read_id, read_ms
+from quota.ledger.state_fields import checked_count, read_id
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.ledger.claims import Claim, Claimed, Holder
     from quota.ledger.entry import Charge, Id
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
@@ -41,27 +39,6 @@ def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
 
 def leading_ms(text: str) -> int:
     return int(text.partition(" ")[0])
-
-
-def read_claimed(claim: Claim, reply: list[Any]) -> Claimed:
-    from quota.ledger.claims import Claimed
-
-    now_ms, tick, *holders = reply
-    if tick == "done" or tick == "running":
-        return Claimed(int(now_ms), {}, tick)
-    found = zip(claim.regions, holders, strict=True)
-    return Claimed(int(now_ms), {region: _holder(holder) for region, holder in found if holder})
-
-
-def _holder(text: str) -> Holder:
-    from quota.ledger.claims import Holder
-
-    holder = Holder(**json.loads(text))
-    read_ms(str(holder.seen_ms))
-    read_ms(str(holder.until_ms))
-    if not (isinstance(holder.owner, str) and isinstance(holder.host, str)):
-        raise ValueError("a holder without names")
-    return holder
 
 
 def read_entry(row: Sequence[str]) -> Entry:

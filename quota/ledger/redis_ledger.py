@@ -6,17 +6,17 @@ implement them.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
-from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.compared import compared_text, read_compared
+from quota.errors import LedgerError, UnusableLedger
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
@@ -35,7 +35,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, FILLING, UNSEALED, fenced_error
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
@@ -49,10 +49,8 @@ from quota.ledger.redis_decision import (
     BEFORE_USED,
     FIRST_TRY,
     Question,
-    is_unfinished,
     result_of,
     says_more,
-    still_counting,
 )
 from quota.ledger.redis_errors import (
     MAY_NOT_RUN,
@@ -71,12 +69,12 @@ from quota.ledger.redis_fields import (
     leading_ms,
     range_arguments,
     range_start,
-    read_claimed,
     read_entry,
     units_text,
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import checked_target, label_of, user_of
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
@@ -89,19 +87,19 @@ from quota.ledger.state_fields import (
     read_repair,
     read_usages,
 )
-from quota.terms.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_connection import Cluster, Connections
+    from quota.ledger.state_changes import Change, Rule
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import View
 
@@ -122,6 +120,12 @@ MAX_PIECES = 100_000
 READ_AT_ONCE = 250
 """So many entries are read in one script: the server answers nobody else meanwhile."""
 
+CHANGE_WITHIN_S = 3.0
+"""A change of the state is tried anew for so long while others are quicker."""
+
+MAX_CHANGES = 1_000
+"""And so often."""
+
 HOURS_AHEAD = 100
 """So many hours are read that lie ahead of the clock."""
 
@@ -135,7 +139,7 @@ _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here
 _OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 
 
-class RedisLedger(OfOneProcess):
+class RedisLedger(StateChanges, OfOneProcess):
     """A ledger shared by every machine that reaches the server."""
 
     shared = True
@@ -169,7 +173,7 @@ class RedisLedger(OfOneProcess):
         """
         started_s, question, age = elapsed_s(), self._question(request, commit), FIRST_TRY
         may_be_done = last_try = False
-        more = refused = None
+        more = None
         while True:
             if may_be_done:
                 age = str(int((elapsed_s() - started_s) * 1000))
@@ -179,9 +183,6 @@ class RedisLedger(OfOneProcess):
                 if _is_unknown_script(error) and not question.whole:
                     question = Question(request, commit, whole=True)
                     continue
-                if refused is not None:
-                    reply = still_counting(refused)
-                    break
                 if last_try or not _may_retry(error, started_s):
                     if more is None or may_be_done or not isinstance(error, Lost) or error.left:
                         raise self._error(error, request.project) from error
@@ -189,16 +190,10 @@ class RedisLedger(OfOneProcess):
                     break
                 may_be_done, last_try = may_be_done or _may_be_done(error), True
                 continue
-            has_time = elapsed_s() - started_s < COUNT_WITHIN_S
-            if is_unfinished(request, reply):
-                # That it was refused stands, whatever fails after it: it is asked again as what may be done already.
-                refused, may_be_done, last_try = reply, True, True
-                reply = reply if has_time else still_counting(reply)
-            elif says_more(reply):
-                more = reply
-            else:
+            if not says_more(reply):
                 break
-            if not has_time:
+            more = reply
+            if elapsed_s() - started_s >= COUNT_WITHIN_S:
                 break
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
             self._say_evicts(str(reply.pop()))
@@ -357,17 +352,6 @@ class RedisLedger(OfOneProcess):
             compared=read_compared(state.get("compared") or ""),
         )
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            args = [grants_text(grants), str(MIN_RETENTION_MS)]
-            args += [] if compared is None else [compared_text(compared)]
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._script("grant", project, args)
-
     def grants(self, project: str) -> Sequence[Grant]:
         fields = ("format", "epoch", "last", "granted")
         found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
@@ -380,22 +364,25 @@ class RedisLedger(OfOneProcess):
         self._check_format(found, epoch, is_new=last is None and stored is None)
         return read_compared(stored or "")
 
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        from quota.ledger.claims import checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-        args = self._claim_args("take" if take_over else "claim", claim)
-        reply = self._script("claim", project, [*args, *claim.regions])
-        return self._read(partial(read_claimed, claim), reply)
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        from quota.ledger.claims import checked_claim
-
-        self._script("claim", project, self._claim_args(ending, checked_claim(claim)))
-
-    def _claim_args(self, mode: str, claim: Claim) -> list[str]:
-        names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
-        return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
+        """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""
+        keys, ends_s, now, seen = keys_of(project), elapsed_s() + CHANGE_WITHIN_S, self._now(), ""
+        change: Change[T] | None = None
+        for _ in range(MAX_CHANGES):
+            keep_ms, fields = (1, {}) if change is None else (change.keep_ms, change.fields)
+            becomes = [word for name, text in fields.items() for word in (name, "-" if text is None else f"={text}")]
+            args = [now, str(keep_ms), seen, str(len(names)), *names, *becomes]
+            reply = self._retried(partial(self._run, "swap", keys, args), project, ends_s)
+            if change is not None and (once or reply == 1):
+                return change.answer
+            now_ms, seen, *texts = reply
+            known = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+            change = self._read(partial(rule, int(now_ms)), known)
+            if all(known.get(name) == text for name, text in change.fields.items()):
+                return change.answer
+            if elapsed_s() > ends_s:
+                break
+        raise LedgerError(f"ledger {self.label}: others change the same without end; run again in a moment")
 
     # -- after a clock that was wrong --------------------------------------------------------------------------------
 
@@ -551,10 +538,10 @@ class RedisLedger(OfOneProcess):
     def _query(self, *command: str) -> Any:
         return self._retried(lambda ends_s: self._command(*command, ends_s=ends_s))
 
-    def _retried(self, work: Callable[[float], Any], project: str = "") -> Any:
-        """Both tries end by the time that `work` is given (`elapsed_s`)."""
+    def _retried(self, work: Callable[[float], Any], project: str = "", latest_s: float = inf) -> Any:
+        """Both tries end by the time that `work` is given (`elapsed_s`), which is `latest_s` at most."""
         started = elapsed_s()
-        ends_s = started + self._connect_once().wall_s
+        ends_s = min(started + self._connect_once().wall_s, latest_s)
         for last in (False, True):
             try:
                 return work(ends_s)

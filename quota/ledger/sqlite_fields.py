@@ -101,6 +101,12 @@ def drop_kind(db: sqlite3.Connection, project: str, kind: str) -> None:
     db.execute(f"DELETE {_BEGINNING}", (project, f"{kind}:", f"{kind};"))  # a constant
 
 
+def drop_lapsed(db: sqlite3.Connection, project: str, kind: str, now_ms: int) -> None:
+    """Drop those of the fields `KIND:...` that begin with a time up to `now_ms`."""
+    lapsed = f"DELETE {_BEGINNING} AND CAST(value AS INTEGER) <= ?"  # a constant
+    db.execute(lapsed, (project, f"{kind}:", f"{kind};", now_ms))
+
+
 def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
     """The recorded exhaustions by bucket, those that were lifted too."""
     texts = fields_of(db, project, "closed") | fields_of(db, project, "reopened")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import sqlite_history
-from quota.ledger.compared import compared_text, read_compared
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     COUNT_WITHIN_S,
@@ -43,7 +43,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
 from quota.ledger.sqlite_fields import (
     COLUMNS,
@@ -51,6 +51,7 @@ from quota.ledger.sqlite_fields import (
     append_charge,
     drop_fields,
     drop_kind,
+    drop_lapsed,
     entry_of,
     exhaustions_of,
     fields_of,
@@ -60,7 +61,8 @@ from quota.ledger.sqlite_fields import (
     read_fields,
     usages_of,
 )
-from quota.ledger.sqlite_views import ViewState, advance, edges_fit, leaving_at, read_piece
+from quota.ledger.sqlite_views import ViewState, advance, edges_fit, read_piece
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
     read_exhaustion,
@@ -79,12 +81,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeOutcome, ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
+    from quota.ledger.state_changes import Rule
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -113,7 +115,7 @@ _ADDED_UP = (
 _CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
 
 
-class SqliteLedger(OfOneProcess):
+class SqliteLedger(StateChanges, OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
     shared = False
@@ -157,35 +159,7 @@ class SqliteLedger(OfOneProcess):
         result = self._run(lambda db: self._decide(db, request, commit), write=True)
         while result.outcome == "counting" and elapsed_s() < ends_s:
             result = self._run(lambda db: self._decide(db, request, commit), write=True)
-        if result.outcome != "refused":
-            return result
-        return result._replace(leaving_ms=self._leaving_ms(request, result))
-
-    def _leaving_ms(self, request: ChargeRequest, result: ChargeResult) -> tuple[int | None, ...]:
-        """L9. See `ChargeResult.leaving_ms`. It is read outside of the decision: nobody waits for this."""
-        project, now_ms = request.project, result.now_ms
-
-        def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
-            last, found = newest_id(db, project), []
-            fields = read_fields(
-                db, project, [f"{kind}:{check.view.name}" for check in request.checks for kind in ("view", "unlogged")]
-            )
-            for check, used in zip(request.checks, result.used_units, strict=True):
-                leaving_ms = None
-                if used + check.cost_units > check.cap_units:
-                    view, _ = advance(
-                        db, project, check, now_ms, last, ViewState.of(fields.get(f"view:{check.view.name}")), NEVER
-                    )
-                    usages = _unlogged(fields, check.view, now_ms)
-                    expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
-                    leaving_ms = leaving_at(db, project, check, view, sorted(expiring))
-                found.append(leaving_ms)
-            return tuple(found)
-
-        try:
-            return self._run(read, write=False)
-        except LedgerError:  # that it was refused stands
-            return ()
+        return result
 
     def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
         if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
@@ -312,6 +286,7 @@ class SqliteLedger(OfOneProcess):
             drop_fields(db, project, [f"view:{name}" for name in gone])
             through_ms = max(newest_trimmed, self._trimmed_through_ms(db, project))
             put_fields(db, project, [("trimmed_through_ms", through_ms)])
+        drop_lapsed(db, project, "claim", now_ms)  # L25
 
     def whole_after_ms(self, project: str) -> int:
         return self._transact(project, lambda db: self._trimmed_through_ms(db, project), write=False)
@@ -479,27 +454,6 @@ class SqliteLedger(OfOneProcess):
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
-            if text is None:
-                return False
-            reopened = read_exhaustion(text)._replace(reopened_ms=self._clock(), reopened_because=because)
-            drop_fields(db, project, [f"closed:{bucket}"])
-            put_fields(db, project, [(f"reopened:{bucket}", exhaustion_text(reopened))])
-            return True
-
-        return self._transact(project, work, write=True)
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            fields = [("granted", grants_text(grants))]
-            if compared is not None:
-                fields.append(("compared", compared_text(compared)))
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._transact(project, lambda db: put_fields(db, project, fields), write=True)
-
     def grants(self, project: str) -> Sequence[Grant]:
         return self.notes(project).grants
 
@@ -518,30 +472,11 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=False)
 
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        self._claims(project, claim, lambda record, checked: record.end(checked, ending))
-
-    def _claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
-        """Change the stored record of a job's claims (L25)."""
-        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         def work(db: sqlite3.Connection) -> T:
-            now_ms = self._clock()
-            stored = _claims_of(db, project)
-            drop_fields(db, project, [f"claim:{name}" for name, (until_ms, _) in stored.items() if until_ms <= now_ms])
-            until_ms, text = stored.get(claim.name, (0, ""))
-            record = Record(text if until_ms > now_ms else None, now_ms)
-            answer = change(record, claim)
-            field = f"claim:{claim.name}"
-            if until_ms := record.until_ms():
-                put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
-            else:
-                drop_fields(db, project, [field])
+            answer, fields, _ = rule(self._clock(), read_fields(db, project, names))
+            put_fields(db, project, [(name, text) for name, text in fields.items() if text is not None])
+            drop_fields(db, project, [name for name, text in fields.items() if text is None])
             return answer
 
         return self._transact(project, work, write=True)

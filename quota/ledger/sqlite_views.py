@@ -1,4 +1,4 @@
-"""A view of the log in the SQLite ledger: as it is stored, brought up to the log's end, and what leaves it next.
+"""A view of the log in the SQLite ledger: as it is stored, brought up to the log's end.
 
 A view is moved over what is new and what has expired since it was last used: L3 to L9 in docs/ledger-rules.md. Each
 function works in a transaction of `quota.ledger.sqlite_ledger`.
@@ -6,7 +6,6 @@ function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,34 +132,6 @@ def _cutoff(check: LimitCheck, now_ms: int) -> int:
         return now_ms - check.view.window.window_ms
     assert check.edges is not None  # noqa: S101  # a calendar limit comes with its edges
     return check.edges[1 if now_ms >= check.edges[1] else 0] - 1
-
-
-def leaving_at(
-    db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState, expiring: Sequence[tuple[int, int]]
-) -> int | None:
-    """The time of the first charge behind which a view counts so little that the call fits; or of one that would leave
-    when the unlogged units expire with which it does. `expiring`: until when those count, and how many, in order."""
-    left, room = view.total + sum(units for _, units in expiring), check.cap_units - check.cost_units
-    if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
-        return None
-    window_ms, expired = check.view.window.window_ms, 0
-    selected, names = _selected(check.view)
-    sql = (
-        f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?) AND {selected} ORDER BY ms, seq"
-    )
-    rows = db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names))
-    for ms, units in itertools.chain(rows, [(NEVER, 0)]):
-        while expired < len(expiring) and expiring[expired][0] <= ms + window_ms:
-            until_ms, lost_units = expiring[expired]
-            expired, left = expired + 1, left - lost_units
-            if left <= room:
-                return max(0, until_ms - window_ms)
-        left -= units
-        if left <= room:
-            at_ms: int = checked_row((ms,), integers=1)[0]
-            return at_ms
-    return None
 
 
 @lru_cache(maxsize=1_000)

@@ -770,13 +770,13 @@ def test_the_first_expiry_of_an_instant_that_suffices_is_marked(world: World, un
 def test_a_long_log_is_added_up_once_and_single_charges_are_read_only_where_they_are_shown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where half of the log must leave before the call fits."""
+    """Or, twice, where they must leave before the call fits, and the ledger does not say which is the last of them."""
     ledger, project, charges = world.session.ledger, world.budget.project, 1_800
     for first in range(1, charges + 1, 100):
         batch = [(n, Charge(1, "units", "videos.list", "trending", "US", f"n{n}")) for n in range(first, first + 100)]
         ledger.repay(project, "machine", batch)
         world.now_ms += 60_000
-    assert world.charge("videos.list", units=1_050, job="trending").refused_by == "day"
+    assert world.charge("videos.list", units=240, job="trending").refused_by == "day"
     read, added_up = [], []
     read_log, add_up = ledger.read, ledger.add_up
     monkeypatch.setattr(ledger, "read", lambda *args: read.extend(found := read_log(*args)) or found)
@@ -786,7 +786,7 @@ def test_a_long_log_is_added_up_once_and_single_charges_are_read_only_where_they
     assert [one.makes_room for one in x.expiries] == [False] * EXPIRIES + [True]
     assert x.expiries[-1].at_ms == x.kept.retry_at_ms
     assert sum(row.charges for row in added_up) == charges
-    assert len(read) < 250
+    assert len(read) < (250 if ledger.shared else 2_500)
     world.now_ms += 1
     made = world.charge("videos.list", job="trending").id
     read.clear()

@@ -121,7 +121,7 @@ COMMANDS = (
     "search live --json",
     "inbound status",
     "inbound status --json",
-    "inbound status --textfile inbound.prom",
+    "inbound status --textfile .",
     "inbound top counted",
     "inbound top logged --json",
     "inbound top paced",

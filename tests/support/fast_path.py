@@ -87,7 +87,7 @@ class Pair:
         self.random = random.Random(self.seed)
         text = script("charge")[0]
         self.charge_shas = [self.client.script_load(text), self.client.script_load(without_fast_path(text))]
-        others = ("settle", "exhaust", "reopen", "grant", "add_unlogged", "fence", "repay", "repair", "roll_up")
+        others = ("settle", "exhaust", "swap", "add_unlogged", "fence", "repay", "repair", "roll_up")
         self.shas = {name: self.client.script_load(script(name)[0]) for name in others}
         self.client.delete(*(key for project in PROJECTS for key in _keys(project)))
         self.now_ms = self.latest_ms = 1_793_000_000_000 + self.random.randrange(10**9)
@@ -251,10 +251,11 @@ class Pair:
             until_ms = now_ms + r.choice((1, 5_000, 60_000))
             self._run("exhaust", now_ms, r.choice(("units", "search")), f"{until_ms} {now_ms} said", self.retention_ms)
         elif kind < 0.55:
-            self._run("reopen", now_ms, r.choice(("units", "search")), '"because"')
+            self._lift(r.choice(("units", "search")))
         elif kind < 0.6:
             grants = r.choice(("", f"units=900:{now_ms}:{now_ms + 9_000}"))
-            self._run("grant", grants, self.retention_ms)
+            seen = self._run("swap", now_ms, self.retention_ms, "", 1, "granted")[1]
+            self._run("swap", now_ms, self.retention_ms, seen, 1, "granted", "granted", f"={grants}" if grants else "-")
         elif kind < 0.63:
             name = r.choice(list(VIEWS)).replace("W", str(r.choice(WINDOWS_MS)))
             usage = (name, self.seen[0] or "e1", f"7:{now_ms + r.choice((1_000, 30_000))}", "0:0:0:0:9007199254740991")
@@ -280,6 +281,16 @@ class Pair:
             self._in_a_field()
         else:
             self.gaps_ms = r.choice(((0, 1), (5, 100), (700, 4_000), (9_000, 15_000)))
+
+    def _lift(self, bucket: str) -> None:
+        """As `StateChanges.reopen`."""
+        closed = f"closed:{bucket}"
+        _, seen, record = self._run("swap", self.now_ms, self.retention_ms, "", 1, closed)
+        if record is not None:
+            lifted = f'={self.now_ms} "because"\n{record}'
+            self._run(
+                "swap", self.now_ms, self.retention_ms, seen, 1, closed, f"reopened:{bucket}", lifted, closed, "-"
+            )
 
     def _in_a_field(self) -> None:
         """A fence for one decision; or another format."""

@@ -23,6 +23,7 @@ WALLS: list[tuple[Any, str]] = [
     (RedisLedger, "_timeout_s"),
     (redis_connection, "DISCOVERY_S"),
     (redis_ledger, "RETRY_WITHIN_S"),
+    (redis_ledger, "CHANGE_WITHIN_S"),
     (redis_ledger, "COUNT_WITHIN_S"),
     (sqlite_ledger, "COUNT_WITHIN_S"),
     (account, "COUNT_WITHIN_S"),

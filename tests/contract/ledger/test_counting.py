@@ -145,11 +145,11 @@ def test_nobody_is_notified_of_a_run_that_was_refused_for_counting(setup: Setup)
     charged(setup, 10)
     refused = setup.budget(limit(500)).charge("videos.list")
     assert refused.reason == "counting"
-    report = RunReport(run="r", job="j", outcome="stopped", why=refused.why(), refused=True, refusal=refused)
+    report = RunReport(run="r", job="j", outcome="stopped", why=refused.why(), refused=True, refusal=refused.as_json())
     assert list(_of_run("p", "j", 0, report, None)) == []
     full = setup.budget(limit(1, HOUR_MS, name="one"))
     until_counted(full)
-    report = RunReport(run="r", job="j", outcome="stopped", refused=True, refusal=full.charge("videos.list"))
+    report = RunReport(run="r", job="j", outcome="stopped", refused=True, refusal=full.charge("videos.list").as_json())
     assert [notice.event for notice in _of_run("p", "j", 0, report, None)] == ["refused"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.deciding.checklist import MAX_CHARGE_UNITS
-from quota.ledger import claims, contract, history, redis_decision, redis_ledger, redis_scripts
+from quota.ledger import contract, history, redis_decision, redis_ledger, redis_scripts
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import DEFAULT_BUCKET, Charge
 from quota.recovery.allowance import REPAID_AT_ONCE
@@ -121,10 +121,6 @@ IN_PYTHON: dict[str, int | str] = {
     "MAX_REPAIRS": contract.MAX_REPAIRS,
     "MAX_REPAIR_MS": contract.MAX_REPAIR_MS,
     "MONTH_MS": longest_ms_of("*|*|*|month@UTC"),
-    "MAX_HOLD_MS": claims.MAX_HOLD_MS,
-    "MAX_TICK_MS": claims.MAX_TICK_MS,
-    "MAX_TICKS": claims.MAX_TICKS,
-    "MAX_REGIONS": claims.MAX_REGIONS,
     "FIRST_USED": redis_decision.BEFORE_USED + 1,
     "HISTORY_MS": history.HISTORY_MS,
     "HOUR_MS": HOUR_MS,

@@ -16,10 +16,8 @@ import quota.ledger.sqlite_ledger
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
-from quota.common.clock import LATEST_MS, NEVER
+from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
-from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -38,11 +36,12 @@ BOUNDS = {
     "RETENTION_SLACK_MS": "what has expired so long ago is removed; a millisecond less and it stays",
     "MAX_SEQ": "numbers up to it are exact; more is an error",
     "CHUNK": "so many entries are trimmed at once, the rest with the next; or fields removed, the rest a minute later",
-    "MAX_ENTRIES": "so many are read by one call; more is MORE",
+    "MAX_ENTRIES": "so many are read by one call; more is MORE, or not said of a refusal",
     "MAX_BEFORE": "so many of before its first try a retry reads that saw nothing",
     "MAX_LOOKED": "so many a retry reads at most. A retry of a charge further back counts as spent again",
     "MAX_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
+    "MAX_FIELDS": "so many fields are read, and changed, by one swap; more is an error",
     "MAX_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
     "MAINTENANCE_EVERY_MS": "with the first charge of each, what has expired is removed",
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
@@ -54,17 +53,11 @@ BOUNDS = {
     "MAX_COUNTS": "so many counts of refusals by one call; more is an error",
     "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
     "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
-    "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
-    "MAX_HOLD_MS": "the longest hold and lease; more is an error",
-    "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
-    "MAX_TICKS": "so many are remembered; of more, those that end first go",
-    "MAX_REGIONS": "so many regions are claimed at once; more is an error",
     "PIECE": "settle.lua and repair.lua read so many fields at once, clear.lua removes so many, and then the next",
     "ASIDE_KEPT_MS": "so long a repair that was stopped can be taken up; then it is begun again",
     "MIN_RETENTION_MS": "the keys live for so long at least",
     "FENCE_KEPT_MS": "a fence lives so long",
     "LONGEST_CLAIM_MS": "a claim beyond it is removed by a repair",
-    "MAX_ROOMS": "of so many other limits it is kept when they have room",
     "MAX_REPAIRS": "so many marks are kept",
     "MAX_REPAIR_MS": "a copy begun longer ago is begun again",
     "MONTH_MS": "unlogged usage of a month's view counts for so long after a repair",
@@ -81,10 +74,11 @@ PLACES = {
     "REPORT_SIZE",
     "FIRST_CHARGE",
     "CHARGE_SIZE",
-    "FIRST_REGION",
     "FIRST_ENTRY",
     "ENTRY_SIZE",
     "FIRST_COUNT",
+    "FIRST_NAME",
+    "CHANGE_SIZE",
     "COUNT_SIZE",
 }
 
@@ -152,30 +146,6 @@ def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Sc
     assert not scripts.client.exists(LOG)
     assert scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
     assert scripts.used() == 100
-
-
-@pytest.mark.parametrize(
-    ("hold_ms", "lease_ms", "tick_ms", "regions", "said"),
-    [
-        (MAX_HOLD_MS, MAX_HOLD_MS, MAX_TICK_MS, MAX_REGIONS, None),
-        (MAX_HOLD_MS + 1, 1, 1, 1, "1 to 49 h"),
-        (1, MAX_HOLD_MS + 1, 1, 1, "1 to 49 h"),
-        (1, 1, MAX_TICK_MS + 1, 1, "1 to 8 days"),
-        (0, 1, 1, 1, "1 to 49 h"),
-        ("nan", 1, 1, 1, "1 to 49 h"),
-        (1, 1, 1, MAX_REGIONS + 1, "more than 1000 regions"),
-    ],
-)
-def test_the_bounds_of_a_claim(
-    scripts: Scripts, hold_ms: object, lease_ms: object, tick_ms: object, regions: int, said: str | None
-) -> None:
-    arguments = (NOW, "claim", "job", "a", "run", "m", "h", hold_ms, lease_ms, "tick", tick_ms, *range(regions))
-    if said is None:
-        assert scripts.run("claim", *arguments) == [str(NOW), "", *[""] * regions]
-        return
-    with pytest.raises(redis.ResponseError, match=f"claim.lua: .*{said}"):
-        scripts.run("claim", *arguments)
-    assert not scripts.client.exists(STATE)
 
 
 @pytest.mark.parametrize("count", [0, 251, "all", ""])
@@ -308,14 +278,3 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         assert calls(server) >= repeats + 150, "all of them did arrive"
         attempt_keys = [entry.idempotency_key for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
     assert len(attempt_keys) == len(set(attempt_keys)) > 100, "each was charged once"
-
-
-def test_how_much_of_what_upstream_counted_is_kept(scripts: Scripts) -> None:
-    """MAX_COMPARED_BYTES: a hundred buckets with the longest names and numbers fit."""
-    longest = compared_text(Compared(f"{n:064}", *[10**15 - 1] * 4, *[LATEST_MS - 1] * 3) for n in range(MAX_COMPARED))
-    for text in (longest, "a=" + "1" * 19_998):
-        assert scripts.run("grant", "", MIN_RETENTION_MS, text) == ""
-        assert scripts.client.hget(STATE, "compared") == text
-    for bad in ("a=" + "1" * 19_999, "a=1 2", "a=x"):
-        with pytest.raises(redis.ResponseError, match="compared is"):
-            scripts.run("grant", "", MIN_RETENTION_MS, bad)

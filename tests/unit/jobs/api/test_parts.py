@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -10,10 +11,19 @@ import pytest
 from quota.jobs.api.cursor import ForeignCursorError, decode, encode, is_of
 from quota.jobs.api.kept import OVERHEAD_BYTES, KeptAnswers
 from quota.jobs.api.openapi import document
-from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters
+from quota.jobs.api.parameters import (
+    DEFAULT_LIMIT,
+    MAX_BEGINNINGS,
+    MAX_CHARACTERS,
+    MAX_LIMIT,
+    MIN_BEGINNING,
+    ParameterError,
+    limit_of,
+    read_parameters,
+)
 from quota.jobs.api.resources import channel, video
-from quota.jobs.store.fulltext import is_one_word
-from quota.jobs.store.reader import ChannelRow, VideoRow
+from quota.jobs.store.fulltext import MAX_WORDS, is_one_word
+from quota.jobs.store.reader import MAX_HITS, ChannelRow, VideoRow
 
 
 @pytest.mark.parametrize("position", [0, 1, 50, 2**32 - 1])
@@ -159,10 +169,23 @@ def test_a_single_word_is_told_from_a_phrase(words: str, one: bool) -> None:
     assert is_one_word(words) is one
 
 
+def test_the_document_has_the_numbers_of_the_code() -> None:
+    listed = document()
+    limit = listed["components"]["parameters"]["limit"]["schema"]
+    assert (limit["minimum"], limit["maximum"], limit["default"]) == (1, MAX_LIMIT, DEFAULT_LIMIT)
+    search = listed["paths"]["/api/v1/search"]["get"]
+    (words,) = [one for one in search["parameters"] if one.get("name") == "q"]
+    assert words["schema"]["maxLength"] == MAX_CHARACTERS
+    assert words["description"].startswith(f"1 to {MAX_WORDS} words; {MAX_BEGINNINGS} may end with *")
+    assert f"after {MIN_BEGINNING} or more letters" in words["description"]
+    assert f"If more than {MAX_HITS} videos match" in search["description"]
+    assert listed["info"]["version"] == version("quota-ledger")
+
+
 def test_the_document_names_every_schema_that_it_refers_to() -> None:
     listed = document()
     written = json.dumps(listed)
-    for kind in ("schemas", "headers"):
+    for kind in ("schemas", "headers", "parameters", "responses"):
         named = {one.partition('"')[0] for one in written.split(f"#/components/{kind}/")[1:]}
         assert named
         assert named <= set(listed["components"][kind])
