@@ -89,9 +89,7 @@ def since_option(default: str) -> Callable[[F], F]:
 def limit_option(default: int, most: int) -> Callable[[F], F]:
     """`--limit N`, for a list that may be long."""
     kind = click.IntRange(1, most)
-    return click.option(
-        "--limit", type=kind, default=default, metavar="N", show_default=True, help="Show at most N."
-    )
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="Show at most N.")
 
 
 def port_option(default: int) -> Callable[[F], F]:
