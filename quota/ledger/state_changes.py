@@ -6,6 +6,7 @@ StateChanges    the methods of `quota.ledger.contract.Ledger` that make such cha
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from quota.errors import UsageError
@@ -51,8 +52,6 @@ class StateChanges:
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         """L20."""
-        import json  # late: a charge begins without it
-
         closed, reopened = f"closed:{text(bucket, 'bucket')}", f"reopened:{bucket}"
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[bool]:
