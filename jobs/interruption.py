@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import select
 import signal
 import sys
 import time
@@ -109,8 +110,6 @@ def _say(line: bytes) -> None:
     """Print a line on stderr if it can be written at once. A thread that waited here could not end the process, and the
     block itself may be waiting for stderr. A thread could wait instead, but Python 3.12 starts none after the main one
     ends."""
-    import select  # imported late: few runs are interrupted
-
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, line)

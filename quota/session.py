@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
@@ -323,8 +324,6 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
 def machine_jitter_ms() -> int:
     """A delay in ms of up to a minute, different between machines but constant on each. The machines that wait for an
     exhausted bucket therefore do not all return in the same second when it reopens."""
-    from zlib import crc32
-
     try:
         with open("/etc/machine-id", "rb") as file:
             identity = file.read(64)

@@ -169,7 +169,7 @@ class SqliteFile:
                         raise
                     return result
                 except sqlite3.Error as error:
-                    if self._turn != turn or self._reads_leniently_now(error):
+                    if self._turn != turn:
                         continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
@@ -267,15 +267,10 @@ class SqliteFile:
         target = self.path or ":memory:"
         if self._read_only:
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        return sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
-
-    def _reads_leniently_now(self, error: sqlite3.Error) -> bool:
-        """Whether there was text that is not UTF-8, which the connection replaces from now on. Until it meets one,
-        SQLite's driver makes all text itself: that takes half the time."""
-        if not (self._lenient and _is_undecodable(error)) or self._db is None or self._db.text_factory is _decoded:
-            return False
-        self._db.text_factory = _decoded
-        return True
+        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
+        if self._lenient:
+            db.text_factory = _decoded
+        return db
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """`_let_go` for a database in memory. It would end with its connection, so copy it to a new connection."""

@@ -12,6 +12,8 @@ for long hands over what it has with its next question.
 from __future__ import annotations
 
 import atexit
+import json
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -125,8 +127,6 @@ class Recorder:
         except LedgerError as error:
             self._answers = False
             with suppress(Exception):
-                import logging
-
                 logging.getLogger("quota").debug("history_not_written project=%s: %s", self.project, error)
         finally:
             self._lock.release()
@@ -165,8 +165,6 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int
 
     At most 4,000 bytes: if need be without the limits that did not refuse.
     """
-    import json
-
     from quota.ledger.history import MAX_REFUSAL_BYTES
     from quota.terms.attribution import machine_name
 

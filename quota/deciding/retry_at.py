@@ -13,6 +13,7 @@ L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call f
 
 from __future__ import annotations
 
+from heapq import merge
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
@@ -135,8 +136,6 @@ def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]])
     """Both in time order. Few calls have anything that expires beside the log, and only those import what sorts it."""
     if not expiring:
         return leaving
-    from heapq import merge
-
     return merge(leaving, expiring)
 
 

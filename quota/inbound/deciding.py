@@ -123,8 +123,7 @@ class Decider:
         try:
             decision = self.storage.decide(rule.policy, identity, rule.cost)
         except StorageAway as error:
-            self._breaker.failed(error)
-            return self._without(rule, started)
+            return self._without(rule, started, error)
         return self._with(rule, decision, started)
 
     async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
@@ -135,15 +134,17 @@ class Decider:
             return self._without(rule, started)
         try:
             future = loop.run_in_executor(self._threads, self.storage.decide, rule.policy, identity, rule.cost)
-            # It is left to itself after that, and not cancelled: its connection has an answer to read.
-            future.add_done_callback(_look)
-            done, _ = await wait((future,), timeout=WALL_S)
-            if not done:
-                raise StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
+        except RuntimeError as error:  # no more threads can begin, or the process is about to end
+            return self._without(rule, started, error)
+        # It is left to itself after that, and not cancelled: its connection has an answer to read.
+        future.add_done_callback(_look)
+        done, _ = await wait((future,), timeout=WALL_S)
+        if not done:
+            return self._without(rule, started, StorageAway(f"{self.storage.label}: no answer within {WALL_S} s"))
+        try:
             return self._with(rule, future.result(), started)
-        except (StorageAway, RuntimeError) as error:  # RuntimeError: no more threads can begin
-            self._breaker.failed(error)
-            return self._without(rule, started)
+        except StorageAway as error:
+            return self._without(rule, started, error)
 
     def _with(self, rule: Rule, decision: Decision, started: float) -> Verdict:
         self._breaker.answered()
@@ -151,7 +152,9 @@ class Decider:
         self.counts.add(rule.name, outcome, perf_counter() - started)
         return Verdict(rule, outcome, decision)
 
-    def _without(self, rule: Rule, started: float) -> Verdict:
+    def _without(self, rule: Rule, started: float, error: Exception | None = None) -> Verdict:
+        if error is not None:
+            self._breaker.failed(error)
         outcome: Outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
         self.counts.add(rule.name, outcome, perf_counter() - started)
         return Verdict(rule, outcome, None)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import combining, normalize
 
 from quota.common.text import show
 
@@ -156,8 +157,6 @@ def _split(path: str) -> Segments:
 def _folded(text: str) -> str:
     if text.isascii():
         return text.lower()
-    from unicodedata import normalize
-
     if _MANY.search(text):
         text = _with_few_marks(text)
     return normalize("NFKC", normalize("NFKC", text).casefold())
@@ -175,8 +174,6 @@ def _with_few_marks(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_mark(char: str) -> bool:
-    from unicodedata import combining, normalize
-
     return combining(normalize("NFKD", char)[0]) > 0
 
 

@@ -8,7 +8,6 @@ process asks again (I7). That happens where a window ends while the call is on i
 
 from __future__ import annotations
 
-import threading
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ from quota.inbound.names import (
     shard_of,
 )
 from quota.ledger.redis_connection import client_of
-from quota.ledger.redis_errors import ErrorReply, Failed, explained
+from quota.ledger.redis_errors import Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.inbound.contract import Limit, Policy
-    from quota.ledger.redis_connection import Cluster, Connections
 
     Words = Sequence[str | bytes]
 
@@ -90,11 +88,9 @@ class RedisStorage:
         self._url = url
         target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
         # On a connection that stands, a reply may take all of the time; in a cluster it leaves some for another node.
-        self._target = target if target.kind == "cluster" else target._replace(timeout_s=WALL_S)
-        self._client: Connections | Cluster | None = None
-        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+        self._client = client_of(target if target.kind == "cluster" else target._replace(timeout_s=WALL_S))
         self._behind_ms = 0  # the server's clock, less this host's
-        self._plans: dict[Policy, _Plan] = {}
+        self._plans: dict[Policy, Plan] = {}
         # Salts as they were last read, to put back those that a full server drops: of days, with when each has ended.
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
@@ -114,17 +110,15 @@ class RedisStorage:
             plan = self._plans.get(policy)
             if plan is None or not plan.holds_at(now_ms):
                 plan = self._new_plan(policy, now_ms, ends_s)
-            reply = self._script(plan.script, plan.words(identity_bytes, cost, given_ms), ends_s)
+            words = _words(policy, plan, identity_bytes, cost, given_ms)
+            reply = self._script(f"inbound_{policy.algorithm}", words, ends_s)
             if reply[0] >= 0:
-                return self._answer(plan, reply)
-            self._note_clock(reply[1])
+                return self._answer(policy, plan, reply)
+            if self._clock is None:
+                self._behind_ms = reply[1] - host_clock()
         raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
 
-    def _note_clock(self, now_ms: int) -> None:
-        if self._clock is None:
-            self._behind_ms = now_ms - host_clock()
-
-    def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> _Plan:
+    def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> Plan:
         """The salts, made where there are none yet: the first process makes them for all (I4). As a rule two questions:
         with the decision they fit into WALL_S on a slow line too."""
         needed = salt_names(policy, now_ms)
@@ -150,7 +144,7 @@ class RedisStorage:
                 found = self._ask(*read, ends_s=ends_s)
             of_days = dict(zip(needed, found, strict=True))
         try:
-            self._plans[policy] = of_windows = _Plan(policy, plan(policy, now_ms, fixed, of_days))
+            self._plans[policy] = of_windows = plan(policy, now_ms, fixed, of_days)
         except UnreadableError as error:
             raise self._damaged(SALTS + "*") from error
         self._fixed = fixed
@@ -158,14 +152,13 @@ class RedisStorage:
         self._days = {name: day for name, day in known.items() if day[1] > now_ms}
         return of_windows
 
-    def _answer(self, plan: _Plan, reply: list[int]) -> Decision:
-        known = reply[5 + 4 * plan.longest]
-        if known < 2 and (reply[0] or plan.count_rejected):
-            self._met.note(plan.met, was_before=known == 1)
-        if len(reply) == 6:
-            limits: tuple[LimitState, ...] = (LimitState(reply[2], reply[3], reply[4]),)
-        else:
-            limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
+    def _answer(self, policy: Policy, plan: Plan, reply: list[int]) -> Decision:
+        longest = policy.limits.index(policy.longest)
+        known = reply[5 + 4 * longest]
+        if known < 2 and (reply[0] or policy.count_rejected):
+            window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
+            self._met.note(window, was_before=known == 1)
+        limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
         return Decision(reply[0] == 1, reply[1], limits)
 
     # -- what all workers count ---------------------------------------------------------------------------------------
@@ -232,7 +225,7 @@ class RedisStorage:
 
     def _keys(self, wanted: str) -> Iterator[str]:
         try:
-            yield from self._connected().scan(wanted)
+            yield from self._client.scan(wanted)
         except Failed as error:
             raise self._away(error) from error
 
@@ -268,23 +261,16 @@ class RedisStorage:
         text, sha = script(name)
         try:
             return self._ask("EVALSHA", sha, *words, ends_s=ends_s)
-        except _NoScript:
+        except StorageAway as error:
+            if getattr(error.__cause__, "code", "") != "NOSCRIPT":
+                raise
             return self._ask("EVAL", text, *words, ends_s=ends_s)
 
     def _ask(self, *words: str | bytes, ends_s: float | None = None) -> Any:
         try:
-            return self._connected().execute_command(*words, ends_s=ends_s or elapsed_s() + WALL_S)
+            return self._client.execute_command(*words, ends_s=ends_s or elapsed_s() + WALL_S)
         except Failed as error:
-            if isinstance(error, ErrorReply) and error.code == "NOSCRIPT":
-                raise _NoScript from error
             raise self._away(error) from error
-
-    def _connected(self) -> Connections | Cluster:
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client = self._client or client_of(self._target)
-        return client
 
     def _away(self, error: Failed) -> StorageAway:
         return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S, user_of(self._url)))
@@ -296,18 +282,11 @@ class RedisStorage:
         )
 
     def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._client.close()
 
     def start_over_in_child(self) -> None:
-        """What the parent met, the parent hands over. A thread that the child lacks may hold the lock."""
-        self._lock, self._met = threading.RLock(), Met()
-
-
-class _NoScript(Exception):  # noqa: N818  # never leaves this file
-    """The server does not know a script."""
+        """What the parent met, the parent hands over."""
+        self._met = Met()
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:
@@ -321,42 +300,18 @@ def _suffix(policy: Policy, limit: Limit, number: int) -> str:
     return f":{policy.rule}:{kind}{limit.window_ms}:{number}"
 
 
-class _Plan:
-    """What a script is told of a policy, as far as it is the same for every identity in these windows."""
-
-    def __init__(self, policy: Policy, plan: Plan) -> None:
-        self.holds_at, self._shard_salt, windows = plan.holds_at, plan.shard_salt, plan.windows
-        self.script = f"inbound_{policy.algorithm}"
-        self.count_rejected = policy.count_rejected
-        self.longest = policy.limits.index(policy.longest)
-        self.met = (policy.rule, policy.longest.window_ms, windows[self.longest].number)
-        self._count_rejected = "1" if policy.count_rejected else "0"
-        self._key_count = str(2 * len(windows))
-        self._is_log = policy.algorithm == "log"
-        self._windows = [
-            (
-                _suffix(policy, limit, window.number),
-                _suffix(policy, limit, window.number - 1),
-                window,
-                (str(limit.number), str(limit.window_ms), str(limit.burst), str(window.number)),
-            )
-            for limit, window in zip(policy.limits, windows, strict=True)
-        ]
-
-    def words(self, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
-        """The number of keys, the keys and the arguments of a script."""
-        tag = f"{PREFIX}{{{shard_of(self._shard_salt, identity)}}}"
-        keys: list[str | bytes] = [self._key_count]
-        words: list[str | bytes] = [str(given_ms), str(cost), self._count_rejected]
-        for suffix, previous_suffix, window, numbers in self._windows:
-            name, previous_name = window.names_of(identity)
-            key, previous_key = tag + suffix, tag + previous_suffix
-            if self._is_log:
-                key, previous_key = f"{key}:{name.hex()}", f"{previous_key}:{previous_name.hex()}"
-            keys += (key, previous_key)
-            words += numbers
-            words += (name, previous_name)
-        return keys + words
+def _words(policy: Policy, plan: Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
+    """What the script of a policy is told: the number of its keys, the keys and the arguments."""
+    shard = f"{PREFIX}{{{shard_of(plan.shard_salt, identity)}}}"
+    keys: list[str | bytes] = []
+    words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
+    for limit, window in zip(policy.limits, plan.windows, strict=True):
+        found = window.names_of(identity)
+        for name, number in zip(found, (window.number, window.number - 1), strict=True):
+            of_log = f":{name.hex()}" if policy.algorithm == "log" else ""
+            keys.append(f"{shard}{_suffix(policy, limit, number)}{of_log}")
+        words += (*map(str, limit), str(window.number), *found)
+    return [str(len(keys)), *keys, *words]
 
 
 def _count(text: str) -> int:

@@ -13,6 +13,7 @@ stopped.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from urllib.parse import quote, unquote
 
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.contract import Ledger
@@ -115,8 +116,6 @@ class Movable(Ledger, Protocol):
 
 def fence_to(label: str) -> str:
     """The label of a ledger as a fence holds it: one word."""
-    from urllib.parse import quote  # imported late: few processes meet a fence
-
     return quote(label, safe=":/?&=.,@+-_~[]()<")
 
 
@@ -127,8 +126,6 @@ def peer_of(epoch: str) -> str:
 
 def fenced_error(where: str, epoch: str) -> LedgerError:
     """What a fenced ledger says to everybody: one line."""
-    from urllib.parse import unquote
-
     way, peer = epoch[1:2], unquote(peer_of(epoch))
     if way == FILLING:
         return LedgerError(

@@ -6,6 +6,7 @@ StateChanges    the methods of `quota.ledger.parts` that make such changes
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -58,8 +59,6 @@ class StateChanges:
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         """L20."""
-        import json  # late: a charge begins without it
-
         closed, reopened = f"closed:{text(bucket, 'bucket')}", f"reopened:{bucket}"
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[bool]:

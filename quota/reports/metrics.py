@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -112,8 +113,6 @@ def file_name(project: str, job: str | None = None) -> str:
     """
     name = "-".join(_encoded(part) for part in ([project] if job is None else [project, job]))
     if len(name) > MAX_FILE_NAME:
-        from hashlib import blake2b
-
         name = f"{name[: MAX_FILE_NAME - 17].rstrip('%')}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     return f"quota-{name}.prom"
 

@@ -24,9 +24,11 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import blake2b
+from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
@@ -289,9 +291,6 @@ def _exchange(url: str, body: bytes | None, timeout_s: float, connections: list[
 
 def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
     """To the address, or through the proxy that HTTPS_PROXY names for it. A proxy sees no http:// address."""
-    from http.client import HTTPConnection, HTTPSConnection
-    from urllib.request import getproxies, proxy_bypass
-
     host, timeout_s = parts.hostname or "", max(0.1, timeout_s)
     if parts.scheme != "https":
         return HTTPConnection(host, parts.port, timeout=timeout_s)

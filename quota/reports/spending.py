@@ -13,6 +13,7 @@ Each charge is taken from one of them:
 from __future__ import annotations
 
 import heapq
+import json
 import time
 from collections import Counter
 from contextlib import suppress
@@ -174,8 +175,6 @@ class KeptRefusal(NamedTuple):
 
 def read_refusals(ledger: Ledger, project: str) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
-    import json
-
     for text in history_in(ledger).refusals(project):
         try:
             yield _kept(json.loads(text), project)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.errors import UsageError
@@ -146,9 +148,7 @@ _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
 the next. A look-up in the time zone database costs more than a whole decision."""
 
 
-def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported late: a sliding limit needs none
-    from zoneinfo import ZoneInfo
-
+def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
@@ -157,8 +157,6 @@ def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported la
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
-    from datetime import UTC, datetime, timedelta
-
     zone = _zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     if calendar.period == "hour":
