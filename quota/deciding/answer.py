@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from quota.terms.limits import Limit
 
 
+Refusal = tuple["str | None", "Reason", "int | None", str]
+"""The limit or bucket that refused a call, the reason, when to come back, and details."""
+
+_NOT_REFUSED: Refusal = None, "ok", None, ""
+
+
 class Answers(NamedTuple):
     """Makes decisions. `jitter_ms` is added to the end of an exhaustion, as the ledger does."""
 
@@ -49,24 +55,9 @@ class Answers(NamedTuple):
         """The decision about a call. `read` reads the ledger's log."""
         states = states_of(checklist, request, result)
         admitted = result.outcome == "admitted"
-        reason: Reason = "ok"
-        refused_by: str | None = None
-        retry_at_ms: int | None = None
-        detail = ""
-        if result.outcome == "clock":
-            reason, detail = "clock", clocks_of(request, result)
-        elif result.outcome == "counting":
-            reason, detail, retry_at_ms = "counting", COUNTING, result.now_ms + COUNT_AGAIN_MS
-        elif result.exhaustion is not None:
-            exhaustion = result.exhaustion
-            refused_by, detail = exhaustion.bucket, exhaustion.evidence
-            reason = "closed" if exhaustion.until_ms == NEVER else "exhausted"
-            if reason == "exhausted":
-                opens_ms = exhaustion.until_ms + self.jitter_ms
-                retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
-        elif not admitted:
-            refused_by, reason, retry_at_ms, detail = self._refusal(checklist, request, result, read)
-        tightest = min(states, key=_further_calls, default=None)
+        refusal = _NOT_REFUSED if admitted else self._refusal(checklist, request, result, read)
+        refused_by, reason, retry_at_ms, detail = refusal
+        tightest = states[0] if len(states) == 1 else min(states, key=_further_calls, default=None)
         return Decision(
             admitted,
             result.id,
@@ -83,12 +74,25 @@ class Answers(NamedTuple):
             states,
             detail,
             ahead_ms(result),
-            False,
         )
 
     def _refusal(
         self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
-    ) -> tuple[str, Reason, int | None, str]:
+    ) -> Refusal:
+        if result.outcome == "clock":
+            return None, "clock", None, clocks_of(request, result)
+        if result.outcome == "counting":
+            return None, "counting", result.now_ms + COUNT_AGAIN_MS, COUNTING
+        exhaustion = result.exhaustion
+        if exhaustion is None:
+            return self._full(checklist, request, result, read)
+        if exhaustion.until_ms == NEVER:
+            return exhaustion.bucket, "closed", None, exhaustion.evidence
+        opens_ms = exhaustion.until_ms + self.jitter_ms
+        retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
+        return exhaustion.bucket, "exhausted", retry_at_ms, exhaustion.evidence
+
+    def _full(self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries) -> Refusal:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details.
 
         The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
@@ -161,7 +165,7 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
     for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
         _, cap_units, cost_units, _ = check
         left = cap_units - used if cap_units > used else 0
-        states.append(LimitState(limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0))
+        states.append(LimitState(limit.name, cost_units, used, cap_units, left))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.deciding.answer import ahead_ms, clocks_of, occupancies_of, states_of
-from quota.deciding.checklist import PriceChangedError, charge_units
+from quota.deciding.checklist import charge_units
 from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UsageError
@@ -118,16 +118,13 @@ def _dearest(account: Account, methods: Sequence[str], at_ms: int) -> Decision |
     if not prices:
         return None
     dearest = max(prices, key=lambda method: prices[method].units / book.buckets[prices[method].bucket].quota_units)
-    while True:
-        try:
-            checklist = account.checklists.make((dearest, None, None, ""))
-            charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
-            asked = account.ask(checklist, (charge,), commit=False, looks=True)
-        except UsageError:
-            return None
-        except PriceChangedError:  # it changed just now
-            continue
-        return account.answers.decision(*asked, account.entries, commit=False)
+    try:
+        checklist = account.checklists.make((dearest, None, None, ""))
+        charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
+        asked = account.ask(checklist, (charge,), commit=False, looks=True)
+    except UsageError:
+        return None
+    return account.answers.decision(*asked, account.entries, commit=False)
 
 
 def usage(account: Account, job: str) -> tuple[LimitState, ...]:
@@ -138,7 +135,8 @@ def usage(account: Account, job: str) -> tuple[LimitState, ...]:
 
 def unlogged_usage(account: Account) -> tuple[UnloggedUsage, ...]:
     """The usage that the ledger counts, in any limit, for charges that it has lost."""
-    return tuple([usage for of_limit in _numbers(account, "").result.unlogged for usage in of_limit])
+    _, _, result = _numbers(account, "")
+    return tuple([usage for of_limit in result.unlogged for usage in of_limit])
 
 
 def _numbers(account: Account, job: str) -> Asked:
@@ -150,11 +148,11 @@ def _numbers(account: Account, job: str) -> Asked:
 def _counted(account: Account, checklist: Checklist, charge: Charge) -> Asked:
     """What the ledger says to a look: people wait for one that has a long log to count first. Raises LedgerError."""
     for _ in range(MAX_COUNTING):
-        asked = account.ask(checklist, (charge,), commit=False, looks=True)
-        if asked.result.outcome == "clock":
-            clocks = clocks_of(asked.request, asked.result)
+        _, request, result = asked = account.ask(checklist, (charge,), commit=False, looks=True)
+        if result.outcome == "clock":
+            clocks = clocks_of(request, result)
             raise LedgerError(f"ledger {account.ledger.label}: {clocks}; {SET_THE_CLOCK}")
-        if asked.result.outcome != "counting":
+        if result.outcome != "counting":
             return asked
     raise LedgerError(f"ledger {account.ledger.label}: {COUNTING}; run again, it goes on from there")
 
@@ -177,18 +175,12 @@ class Answer(NamedTuple):
 def ask(account: Account, method: str, units: int, job: str, together: Together | None = None) -> Answer:
     """As `peek`, by the ledger alone. Raises LedgerError, and UsageError for a call that can never be admitted."""
     units = charge_units(units)
-    while True:
-        try:
-            if together is None:
-                checklist = account.checklists.make((method, units, None, job))
-            else:
-                checklist = account.checklists.of_former(method, units, job, together)
-            charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "", "")
-            asked = account.ask(checklist, (charge,), commit=False)
-            break
-        except PriceChangedError:  # it changed just now
-            continue
-    checklist, request, result = asked
+    if together is None:
+        checklist = account.checklists.make((method, units, None, job))
+    else:
+        checklist = account.checklists.of_former(method, units, job, together)
+    charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "", "")
+    checklist, request, result = asked = account.ask(checklist, (charge,), commit=False)
     decision = account.answers.decision(*asked, account.entries, commit=False)
     occupancies: tuple[Occupancy, ...] = ()
     clocks = Clocks(result.now_ms, request.caller_ms, result.last[0])
