@@ -16,6 +16,7 @@ import quota
 from quota.budget import account_of
 from quota.common.clock import NEVER
 from quota.common.log import line
+from quota.common.text import many
 from quota.deciding.corrections import drawn_by
 from quota.jobs import interruption
 from quota.jobs.failure import Failure, classify_failure
@@ -117,7 +118,7 @@ class Attempts:
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         if page.items > self._job.max_items:
             raise quota.BadAnswer(
-                f"a page holds {page.items:,} items, more than {self._job.max_items:,}; "
+                f"a page holds {many(page.items, 'item')}, more than {self._job.max_items:,}; "
                 "if that is right, raise max_items"
             )
         return page

@@ -22,7 +22,7 @@
 --                      retried:KEY          when the retry with this idempotency key was answered (L16)
 --                      epoch                the idempotency key of the first charge, until a loss or a repair begins a new
 --                                           one (L18, L26)
---                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
+--                      unlogged:VIEW        what the ledger lost and still counts (L17; see quota/ledger/unlogged.py)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
 --                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
@@ -67,14 +67,14 @@
 --                   the window, or more than 250 entries leave before there is room), EXHAUSTED (its record is in `exhaustion`),
 --                   CLOCK (the clocks disagree; nothing was compared), MORE (call again), RETRIED (a late first try: its
 --                   retry was answered already), BEHIND (this ledger lacks what the caller expects; nothing was compared:
---                   add_unlogged.lua, then call again),
+--                   whoever knows what is missing reports it, `quota status` for example; then call again),
 --                   GRANTED (upstream grants other numbers than the caller knows: those in `exhaustion`; nothing was
 --                   compared: lower the caps, then call again)
 --       id          of the charge; empty when nothing was charged. Of several charges, all ids in their order, spaces between
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
---       unlogged    a line for each limit, "EPOCH EXPIRIES KEPT LAST EPOCH ..." (see add_unlogged.lua); empty if there is
+--       unlogged    a line for each limit, "EPOCH EXPIRIES KEPT LAST EPOCH ..." (quota/ledger/unlogged.py); empty if there is
 --                   none
 --       used...     for each limit, in their order, with this charge if it was admitted, and with unlogged usage
 --       Behind them, once a day: the server's maxmemory-policy if that lets it drop our keys, "?" if it may not be seen

@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge
     from quota.ledger.redis_connection import Cluster, Connections
     from quota.ledger.state_changes import Change, Rule
-    from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -252,14 +251,6 @@ class RedisLedger(StateChanges, OfOneProcess):
         for number, charge in charges:
             args += (str(number), units_text(charge), charge.method, charge.job, charge.region, charge.idempotency_key)
         return bool(self._script("repay", project, args) != "CLOCK")
-
-    def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
-    ) -> str:
-        args = [self._now(), epoch, str(retention_ms)]
-        for usage in usages:
-            args += (usage.view, *usage.fields())
-        return str(self._script("add_unlogged", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.ledger import sqlite_history
-from quota.ledger.contract import CLOCK_SLACK_MS, ChargeResult, Exhaustion, clocks_agree
+from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, ChargeResult, Exhaustion, clocks_agree
 from quota.ledger.grants import read_grants
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.sqlite_fields import (
     append_charge,
     drop_fields,
+    drop_kind,
     drop_lapsed,
     fields_of,
     following_id,
@@ -164,3 +165,6 @@ def _trim(db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) 
         through_ms = max(newest_trimmed, trimmed_through_ms(db, project))
         put_fields(db, project, [("trimmed_through_ms", through_ms)])
     drop_lapsed(db, project, "claim", now_ms)  # L25
+    until_ms = read_fields(db, project, ("unlogged_until_ms",)).get("unlogged_until_ms", "0")
+    if int(until_ms) <= now_ms - RETENTION_SLACK_MS:  # L17
+        drop_kind(db, project, "unlogged")

@@ -9,7 +9,6 @@ docs/ledger-rules.md.
 from __future__ import annotations
 
 import os
-from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s, host_clock
@@ -24,7 +23,6 @@ from quota.ledger.contract import (
     LONGEST_CLAIM_MS,
     MAX_REPAIRS,
     MIN_RETENTION_MS,
-    RETENTION_SLACK_MS,
     Ahead,
     ChargeResult,
     Exhaustion,
@@ -34,7 +32,6 @@ from quota.ledger.contract import (
     checked_range,
     clocks_agree,
     clocks_are_one,
-    following_epoch,
     repaired_ms_of,
     root_of,
     units_beyond,
@@ -70,13 +67,12 @@ from quota.ledger.state_fields import (
     repair_text,
     usages_text,
 )
-from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.limits import HOUR_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.contract import ChargeRequest
@@ -212,48 +208,6 @@ class SqliteLedger(StateChanges, OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
-    ) -> str:
-        def work(db: sqlite3.Connection) -> str:
-            names = ("epoch", "unlogged_until_ms", "retention_ms")
-            found = read_fields(db, project, names)
-            current, until_ms, stored_ms = found.get("epoch", ""), *(int(found.get(name, 0)) for name in names[1:])
-            now_ms = self._clock()
-            oldest_ms = min(now_ms, newest_id(db, project)[0]) - RETENTION_SLACK_MS
-            known = {
-                (one.view, one.epoch): one
-                for of_view in usages_of(db, project).values()
-                for one in of_view
-                if one.until_ms > oldest_ms
-            }
-            changed = lost = False
-            for usage in usages:
-                if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
-                    continue  # this log has it
-                key = usage.view, usage.epoch
-                stands = known[key].with_report(usage, now_ms) if key in known else usage
-                if stands != known.get(key):
-                    changed = True
-                    lost = lost or not is_carry(usage.epoch)
-                    until_ms = max(until_ms, stands.until_ms)
-                    known[key] = stands
-            self._save_unlogged(db, project, known.values())
-            stands_epoch = current
-            if not current or lost:
-                stands_epoch = following_epoch(current, epoch)
-            if stands_epoch != current or changed or retention_ms > stored_ms:
-                numbers = stands_epoch, until_ms, max(retention_ms, stored_ms)
-                put_fields(db, project, zip(names, numbers, strict=True))
-            return stands_epoch
-
-        return self._transact(project, work, write=True)
-
-    def _save_unlogged(self, db: sqlite3.Connection, project: str, usages: Iterable[UnloggedUsage]) -> None:
-        drop_kind(db, project, "unlogged")
-        of_views = groupby(sorted(usages), key=lambda usage: usage.view)
-        put_fields(db, project, [(f"unlogged:{view}", usages_text(list(of_view))) for view, of_view in of_views])
-
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         ms, seq = (int(part) for part in charge_id.split("-"))
@@ -356,12 +310,12 @@ class SqliteLedger(StateChanges, OfOneProcess):
             if taken_back:
                 sqlite_history.sums_have(db, project, through)
             drop_kind(db, project, "view")
-            clamped = [
-                usage.until(now_ms + longest_ms_of(view))
+            clamped = {
+                view: [usage.until(now_ms + longest_ms_of(view)) for usage in of_view]
                 for view, of_view in usages_of(db, project).items()
-                for usage in of_view
-            ]
-            self._save_unlogged(db, project, clamped)
+            }
+            put_fields(db, project, [(f"unlogged:{view}", usages_text(of_view)) for view, of_view in clamped.items()])
+            until_ms = max((usage.until_ms for of_view in clamped.values() for usage in of_view), default=0)
             for names in _of_the_future(db, project, now_ms):
                 drop_fields(db, project, names)
             at_ms = max(now_ms, repaired_ms_of(current) + 1)
@@ -372,7 +326,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
                 project,
                 [
                     ("epoch", begun),
-                    ("unlogged_until_ms", max((usage.until_ms for usage in clamped), default=0)),
+                    ("unlogged_until_ms", until_ms),
                     ("trimmed_through_ms", min(read_ms(fields.get("trimmed_through_ms", "0")), now_ms - 1)),
                     ("repaired", "\n".join([mark, *fields.get("repaired", "").splitlines()][:MAX_REPAIRS])),
                 ],

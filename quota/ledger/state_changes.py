@@ -1,4 +1,4 @@
-"""What changes seldom in a project's state, by one rule on every ledger. The rules (L20, ...) are in ARCHITECTURE.md.
+"""What changes seldom in a project's state, by one rule on every ledger. See docs/ledger-rules.md.
 
 Change          what follows for the fields of a state
 StateChanges    the methods of `quota.ledger.parts` that make such changes
@@ -6,12 +6,16 @@ StateChanges    the methods of `quota.ledger.parts` that make such changes
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from quota.errors import UsageError
 from quota.ledger.compared import compared_text
+from quota.ledger.contract import MIN_RETENTION_MS, RETENTION_SLACK_MS, following_epoch, root_of
 from quota.ledger.grants import grants_text
 from quota.ledger.history import HISTORY_MS
+from quota.ledger.state_fields import read_ms, read_usages, usages_text
+from quota.ledger.unlogged import is_carry
 from quota.terms.arguments import text
 
 if TYPE_CHECKING:
@@ -20,8 +24,11 @@ if TYPE_CHECKING:
     from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
     from quota.ledger.grants import Grant
+    from quota.ledger.unlogged import UnloggedUsage
 
 T = TypeVar("T")
+
+_TIMES = ("retention_ms", "unlogged_until_ms", "trimmed_through_ms")
 
 
 class Change(NamedTuple, Generic[T]):
@@ -72,6 +79,50 @@ class StateChanges:
         except ValueError as error:
             raise UsageError(f"grants: {error}") from None
         self._change_state(project, tuple(fields), lambda *_: Change(None, fields), once=True)
+
+    def add_unlogged(
+        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+    ) -> str:
+        """L17, L18."""
+        if re.fullmatch(r"[^\s@/]+", epoch) is None:
+            raise UsageError(f"{epoch!r:.100}: an epoch's name is a word without @ and /")
+        try:
+            views = {usage.view for usage in usages if read_usages(usage.view, usages_text([usage]))}
+        except ValueError as error:
+            raise UsageError(f"unlogged usage: {error}") from None
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[str]:
+            current = fields.get("epoch", "")
+            kept_ms, until_ms, trimmed_ms = (read_ms(fields.get(name, "0")) for name in _TIMES)
+            stands = {
+                (view, one.epoch): one
+                for view in views
+                for one in read_usages(view, fields.get(f"unlogged:{view}", ""))
+                if one.until_ms + RETENTION_SLACK_MS > min(now_ms, trimmed_ms)
+            }
+            changed, lost = set(), not current
+            for usage in usages:
+                if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
+                    continue  # this log has it
+                key = usage.view, usage.epoch
+                merged = stands[key].with_report(usage, now_ms) if key in stands else usage
+                if merged != stands.get(key):
+                    stands[key] = merged
+                    changed.add(usage.view)
+                    until_ms = max(until_ms, merged.until_ms)
+                    lost = lost or not is_carry(usage.epoch)
+            kept_ms = max(kept_ms, retention_ms)
+            becomes = {
+                "epoch": following_epoch(current, epoch) if lost else current,
+                "retention_ms": str(kept_ms),
+                "unlogged_until_ms": str(until_ms),
+            }
+            for view in changed:
+                becomes[f"unlogged:{view}"] = usages_text([one for one in stands.values() if one.view == view])
+            lives_ms = max(HISTORY_MS, kept_ms, until_ms + RETENTION_SLACK_MS - now_ms)
+            return Change(becomes["epoch"], becomes, lives_ms)
+
+        return self._change_state(project, ("epoch", *_TIMES, *(f"unlogged:{view}" for view in views)), rule)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._change_claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))

@@ -87,7 +87,7 @@ class Pair:
         self.random = random.Random(self.seed)
         text = script("charge")[0]
         self.charge_shas = [self.client.script_load(text), self.client.script_load(without_fast_path(text))]
-        others = ("settle", "exhaust", "swap", "add_unlogged", "fence", "repay", "repair", "roll_up")
+        others = ("settle", "exhaust", "swap", "fence", "repay", "repair", "roll_up")
         self.shas = {name: self.client.script_load(script(name)[0]) for name in others}
         self.client.delete(*(key for project in PROJECTS for key in _keys(project)))
         self.now_ms = self.latest_ms = 1_793_000_000_000 + self.random.randrange(10**9)
@@ -254,12 +254,13 @@ class Pair:
             self._lift(r.choice(("units", "search")))
         elif kind < 0.6:
             grants = r.choice(("", f"units=900:{now_ms}:{now_ms + 9_000}"))
-            seen = self._run("swap", now_ms, self.retention_ms, "", 1, "granted")[1]
-            self._run("swap", now_ms, self.retention_ms, seen, 1, "granted", "granted", f"={grants}" if grants else "-")
+            self._change("granted", f"={grants}" if grants else "-")
         elif kind < 0.63:
             name = r.choice(list(VIEWS)).replace("W", str(r.choice(WINDOWS_MS)))
-            usage = (name, self.seen[0] or "e1", f"7:{now_ms + r.choice((1_000, 30_000))}", "0:0:0:0:9007199254740991")
-            self._run("add_unlogged", now_ms, f"n{self.numbers}", self.retention_ms, *usage, self.seen[1])
+            until_ms = now_ms + r.choice((1_000, 30_000))
+            report = f"{self.seen[0] or 'e1'} 7:{until_ms} 0:0:0:0:9007199254740991 {self.seen[1]}"
+            begun = ("epoch", f"=n{self.numbers}", "unlogged_until_ms", f"={until_ms}")
+            self._change(f"unlogged:{name}", f"={report}", *begun)
         elif kind < 0.67:
             charge = (self.numbers, 3, "videos.list", "nightly", "US", f"r{self.numbers}")
             self._run("repay", now_ms, 0, "machine", self.retention_ms, *charge)
@@ -285,12 +286,14 @@ class Pair:
     def _lift(self, bucket: str) -> None:
         """As `StateChanges.reopen`."""
         closed = f"closed:{bucket}"
-        _, seen, record = self._run("swap", self.now_ms, self.retention_ms, "", 1, closed)
+        record = self._run("swap", self.now_ms, self.retention_ms, "", 1, closed)[2]
         if record is not None:
-            lifted = f'={self.now_ms} "because"\n{record}'
-            self._run(
-                "swap", self.now_ms, self.retention_ms, seen, 1, closed, f"reopened:{bucket}", lifted, closed, "-"
-            )
+            self._change(closed, "-", f"reopened:{bucket}", f'={self.now_ms} "because"\n{record}')
+
+    def _change(self, field: str, *becomes: str) -> None:
+        words = (self.now_ms, self.retention_ms)
+        seen = self._run("swap", *words, "", 1, field)[1]
+        self._run("swap", *words, seen, 1, field, field, *becomes)
 
     def _in_a_field(self) -> None:
         """A fence for one decision; or another format."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "repay", "repair", "roll_up")
 SCRIPTS += ("add_refusals",)
 TRIED = sorted(set(COMMANDS) - {"eval", "evalsha", "info"})
 """What the scripts may run, and must be allowed to."""
@@ -160,17 +160,7 @@ def housekeeping(scripts: Limited) -> None:
     scripts.charge(DAY, (SEARCHES, 10, 1, DAY_MS))
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
-    scripts.run(
-        "add_unlogged",
-        scripts.now_ms,
-        "e2",
-        MIN_RETENTION_MS,
-        ALL,
-        "e1",
-        f"5:{NOW + 9}",
-        "0:0:0:0:9007199254740991",
-        "1-0",
-    )
+    scripts.lose(ALL, (5, NOW + 9))
     scripts.now_ms += MIN_RETENTION_MS + HOUR_MS
     scripts.charge(DAY)
     scripts.now_ms += 2_000
@@ -255,14 +245,6 @@ def swap(scripts: Limited) -> None:
         assert scripts.run("swap", *words, seen, 1, "compared", "compared", becomes) == 1
 
 
-def usage(scripts: Limited) -> None:
-    until_ms = scripts.now_ms + HOUR_MS
-    kept = "0:0:0:0:9007199254740991"
-    scripts.run(
-        "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
-    )
-
-
 def read(scripts: Limited) -> None:
     scripts.run("read", "-", "+", 10)
 
@@ -286,7 +268,6 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
     "swap": (swap, 0),
-    "add_unlogged": (usage, 4),
     "read": (read, 0),
     "repair": (repair, 0),
     "roll_up": (roll_up, 0),
@@ -315,7 +296,7 @@ def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name
     work(limited)
     work(limited)
     assert limited.used() == used + units
-    if lost != "log" and name != "add_unlogged":
+    if lost != "log":
         assert limited.used(CALLS) == limited.used("*|*|*|25h|calls", 25 * HOUR_MS), "as counted afresh from the log"
 
 
@@ -324,7 +305,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "repay", "repair", "roll_up"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match=r"can't run|no permission"):
         at_the_servers_time(limited, name)
@@ -348,7 +329,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "swap", "add_unlogged", "repay", "repair", "roll_up"):
+    for name in ("charge", "exhaust", "swap", "repay", "repair", "roll_up"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

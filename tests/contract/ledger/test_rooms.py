@@ -276,9 +276,7 @@ def test_it_is_another_one_with_what_is_unlogged(scripts: Scripts) -> None:
     scripts.fill(10)
     day = (ALL, 10, 1, DAY_MS)
     until_ms = scripts.now_ms + DAY_MS // 2
-    expiries = f"3:{until_ms},2:{NOW + 5 + DAY_MS},1:{until_ms + 2 * DAY_MS}"
-    kept = f"0:0:0:0:{2**53 - 1}"
-    scripts.run("add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", expiries, kept, "1-0")
+    scripts.lose(ALL, (3, until_ms), (2, NOW + 5 + DAY_MS), (1, until_ms + 2 * DAY_MS))
     assert scripts.client.hget(STATE, f"unlogged:{ALL}")
     for _ in range(2):
         assert scripts.charge(day)[4] == str(NOW + 4), "of 16 seven must go: three in between, and then the first four"

@@ -3,8 +3,9 @@ and where an answer is lost."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +13,30 @@ import pytest
 import redis
 
 from contract.ledger.test_charge_script import LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
-from quota.errors import LedgerError
+from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import Exhaustion
+from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
 from quota.ledger.redis_ledger import MAX_CHANGES, RedisLedger
 from quota.ledger.redis_scripts import FORMAT
-from quota.ledger.state_changes import Change
+from quota.ledger.state_changes import Change, StateChanges
+from quota.ledger.state_fields import read_usages
+from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import DAY_MS
+from support.processes import Children
 from support.proxy import Proxy
-from support.setup import Setup
+from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from multiprocessing.synchronize import Barrier
 
     from support.servers import RedisServer
 
 __all__ = ["scripts"]  # a fixture
 
 SWAP = (NOW, MIN_RETENTION_MS)
+VIEW = limit(500).view.name
 
 
 @pytest.fixture
@@ -211,6 +218,23 @@ def test_what_is_granted_after_a_grant_is_not_replaced_by_its_repeat(
     other.ledger.close()
 
 
+@pytest.mark.parametrize("kind", ["drop-reply", "drop-request"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_loss_is_reported_once_whichever_answer_is_lost(proxied: tuple[Proxy, Setup], kind: Any, at: int) -> None:
+    """L17, L18."""
+    proxy, setup = proxied
+    budget = setup.budget()
+    epoch = str(budget.charge("videos.list").id)
+    for _ in range(at):
+        proxy.pass_next()
+    proxy.fail(kind)
+    lost = UnloggedUsage(VIEW, "lost", ((7, NOW + DAY_MS),), (1, 0))
+    epoch = setup.ledger.add_unlogged("p", "e2", [lost])
+    assert epoch.endswith("/e2")
+    assert setup.ledger.add_unlogged("p", "e3", [lost]) == epoch, "nothing new"
+    assert budget.usage()[0].used_units == 1 + 7
+
+
 @contextmanager
 def repeat_held(proxy: Proxy, work: Callable[[], object]) -> Iterator[None]:
     """What stands in this block happens after a change was made whose answer is lost, and before that is repeated."""
@@ -242,3 +266,78 @@ def test_a_first_try_that_arrives_after_its_repeat_changes_nothing(
         while client.info("commandstats")["cmdstat_evalsha"]["calls"] == before:
             time.sleep(0.001)
     assert list(setup.ledger.exhaustions("p")) == [news]
+
+
+# -- many processes ----------------------------------------------------------------------------------------------------
+
+
+def _report(url: str, me: int, times: int, barrier: Barrier) -> None:
+    with closing(open_ledger(url, clock=lambda: NOW)) as ledger:
+        barrier.wait()
+        for n in range(times):
+            lost = UnloggedUsage(VIEW, f"lost by {me}".replace(" ", "-"), ((n + 1, NOW + DAY_MS),), (n + 1, 0))
+            ledger.add_unlogged("p", f"e-{me}-{n}", [lost])
+
+
+def test_many_processes_report_losses_of_one_view_and_none_is_missing(ledger_url: str) -> None:
+    """L17."""
+    processes, times = 8, 10
+    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    rows = [(ledger_url, n, times, barrier) for n in range(processes)]
+    Children(_report, *rows, start="spawn").answers()
+    setup = Setup.open(ledger_url)
+    setup.project = "p"
+    assert setup.budget().usage()[0].used_units == processes * times
+    setup.ledger.close()
+
+
+# -- what is expired, and what cannot be stored ------------------------------------------------------------------------
+
+
+def test_reports_that_have_expired_are_forgotten_once_the_log_is_trimmed_beyond_them(setup: Setup) -> None:
+    """L17. Someone reports a loss each day: what is stored does not grow, and a clock that jumps takes nothing away."""
+    budget, stored = setup.budget(), []
+    for day in range(12):
+        budget.charge("videos.list")
+        while setup.ledger.roll_up(setup.project, setup.now_ms):
+            pass
+        lost = UnloggedUsage(VIEW, f"lost{day}", ((1, setup.now_ms + DAY_MS),), (1, 0))
+        setup.ledger.add_unlogged(setup.project, f"e{day}", [lost])
+        stored.append(len(unlogged(setup)))
+        setup.now_ms += DAY_MS
+    assert stored[:4] == [1, 2, 3, 4]
+    assert max(stored) == stored[-1] == stored[-4] == 7
+    jumped = unlogged(setup)
+    setup.now_ms += 400 * DAY_MS
+    setup.ledger.add_unlogged(setup.project, "e99", [lost._replace(epoch="lost99")])
+    assert unlogged(setup)[:-1] == jumped
+
+
+def unlogged(setup: Setup) -> list[UnloggedUsage]:
+    ledger = setup.ledger
+    assert isinstance(ledger, StateChanges)
+    field = f"unlogged:{VIEW}"
+    text = ledger._change_state(setup.project, (field,), lambda _, fields: Change(fields.get(field, "")))
+    return list(read_usages(VIEW, text))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "change"),
+    [
+        ("two words", {}),
+        ("", {}),
+        ("a@1", {}),
+        ("a/b", {}),
+        ("e", {"epoch": "two words"}),
+        ("e", {"expiries": ()}),
+        ("e", {"expiries": ((-1, NOW),)}),
+        ("e", {"expiries": ((1, 10**15),)}),
+        ("e", {"last": (-1, 0)}),
+        ("e", {"kept_units": -1}),
+    ],
+)
+def test_a_report_that_cannot_be_read_again_is_refused(setup: Setup, epoch: str, change: dict[str, Any]) -> None:
+    lost = UnloggedUsage(VIEW, "lost", ((1, NOW + DAY_MS),), (1, 0))._replace(**change)
+    with pytest.raises(UsageError):
+        setup.ledger.add_unlogged(setup.project, epoch, [lost])
+    assert unlogged(setup) == []
