@@ -294,17 +294,13 @@ class RedisLedger(StateChanges, OfOneProcess):
         return [known[bucket] for bucket in sorted(known)]
 
     def _state(self, project: str) -> dict[str, str]:
-        return self._checked_state(self._query("HGETALL", keys_of(project).state))
-
-    def _checked_state(self, reply: Any) -> dict[str, str]:
+        reply = self._query("HGETALL", keys_of(project).state)
         state: dict[str, str] = dict(zip(reply[::2], reply[1::2], strict=True))
         self._check_format(state.get("format"), state.get("epoch"), is_new=not state)
         return state
 
     def notes(self, project: str) -> Notes:
-        return self._notes(self._state(project))
-
-    def _notes(self, state: Mapping[str, str]) -> Notes:
+        state = self._state(project)
         return Notes(
             exhaustions=self._exhaustions(state),
             whole_after_ms=self._read(read_ms, state.get("trimmed_through_ms") or "0"),

@@ -160,7 +160,7 @@ def _trim(db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) 
         db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
         # A view that still counts some of these could not drop them later: it starts afresh at its next use.
         views = {name: ViewState.of(text) for name, text in fields_of(db, project, "view").items()}
-        gone = [name for name, view in views.items() if view is None or view.tail_ms <= newest_trimmed]
+        gone = [name for name, view in views.items() if view is None or view.tail[0] <= newest_trimmed]
         drop_fields(db, project, [f"view:{name}" for name in gone])
         through_ms = max(newest_trimmed, trimmed_through_ms(db, project))
         put_fields(db, project, [("trimmed_through_ms", through_ms)])

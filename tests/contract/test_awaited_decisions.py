@@ -82,7 +82,7 @@ class World:
         self.project = made.__name__
         self.ledger, self.folder = ledger, folder / self.project
         self.folder.mkdir()
-        self.mark = HighWaterMark(str(self.folder / "marks" / "1"), self.project, label=ledger.label)
+        self.mark = HighWaterMark(str(self.folder / "high-water-marks" / "1"), self.project, label=ledger.label)
         self.allowance = Allowance(str(self.folder / "allowance.db"), 60, 300, now)
         self.budget = made(
             credential="main",

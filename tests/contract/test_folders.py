@@ -52,7 +52,7 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    path = f"{folder}/marks/p/1"
+    path = f"{folder}/high-water-marks/p/1"
     make_room(path)
     WatermarkFile(path, make=True).close()
 

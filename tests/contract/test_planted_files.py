@@ -340,7 +340,7 @@ def test_the_lock_of_a_run_is_its_users_alone(tmp_path: Path, state_dir: Path) -
 
 @needs_root
 def test_what_a_machine_saw_is_not_read_from_a_file_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "marks" / "p" / "1"
+    path = tmp_path / "high-water-marks" / "p" / "1"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     os.chown(path, NOBODY, NOBODY)

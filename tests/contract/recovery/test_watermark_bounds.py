@@ -34,7 +34,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = str(folder / "marks" / "p" / "1")
+        self.path = str(folder / "high-water-marks" / "p" / "1")
         self.now_ms = NOW
         self.opened: list[HighWaterMark] = []
 
