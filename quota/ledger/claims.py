@@ -25,8 +25,8 @@ MAX_TICK_MS = 8 * DAY_MS
 """A tick that was run is remembered no longer than this."""
 
 MAX_TICKS = 1_000
-"""So many ticks of a job are remembered; of more, those that were to be remembered longest. The record is read with
-each page: with 15,000 of them, that held up a Redis server for 39 ms."""
+"""So many ticks of a job are remembered; of more, those that were to be remembered longest. The record is read
+and written with each page."""
 
 MAX_REGIONS = 1_000
 """So many regions are claimed at once."""

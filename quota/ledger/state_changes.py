@@ -52,7 +52,7 @@ class StateChanges:
         """Change the state in one atomic step by a rule, which gets those of the named fields that there are.
 
         Where others change the same meanwhile, or an answer was lost, it is asked anew, and finds what it has changed
-        itself. With `once` it is not: what stands there then stands, as if it had come after this.
+        itself. With `once` it is not: what others have made of these fields stands, as if it had come after this.
         """
         raise NotImplementedError
 
