@@ -14,6 +14,7 @@ import redis
 
 from contract.ledger.test_charge_script import LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from quota.errors import LedgerError, UsageError
+from quota.ledger import redis_ledger
 from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
@@ -141,7 +142,13 @@ def test_a_change_that_comes_too_late_is_decided_anew(server: RedisServer, lost:
     setup.ledger.close()
 
 
-def test_a_change_that_always_comes_too_late_is_one_line(server: RedisServer) -> None:
+@pytest.mark.parametrize(("within_s", "times"), [(None, MAX_CHANGES), (0.0, 1)])
+def test_a_change_that_always_comes_too_late_is_one_line(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, within_s: float | None, times: int
+) -> None:
+    """After so many tries, or so long."""
+    if within_s is not None:
+        monkeypatch.setattr(redis_ledger, "CHANGE_WITHIN_S", within_s)
     setup = Setup.open(server.url)
     asked = 0
     with redis.Redis(port=server.port, decode_responses=True) as client:
@@ -156,8 +163,8 @@ def test_a_change_that_always_comes_too_late_is_one_line(server: RedisServer) ->
         assert isinstance(setup.ledger, RedisLedger)
         with pytest.raises(LedgerError, match=r"others change the same without end; run again in a moment$"):
             setup.ledger._change_state("p", ("claim:a",), rule)
-        assert asked == MAX_CHANGES
-        assert client.hget(STATE, "claim:a") == f"{MAX_CHANGES}"
+        assert asked == times
+        assert client.hget(STATE, "claim:a") == f"{times}"
     setup.ledger.close()
 
 
