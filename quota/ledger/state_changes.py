@@ -2,6 +2,8 @@
 
 Change          what follows for the fields of a state
 StateChanges    the methods of `quota.ledger.contract.Ledger` that make such changes
+
+The history (L29, L30) is not among them: most processes write it as they end, on Redis in one trip.
 """
 
 from __future__ import annotations
