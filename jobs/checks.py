@@ -59,7 +59,7 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
 
 def store_health(settings: Settings) -> Iterator[Finding]:
     """The local store: where it lies, whether it can be opened, and how much room it has. Does not create it."""
-    path = settings.store.url.removeprefix("sqlite:///")
+    path = settings.store.file
     if not path:
         return
     yield from examine_folder("store", os.path.dirname(path), "what was fetched")

@@ -39,7 +39,7 @@ from quota.deciding.corrections import ALLOWANCE_ID, repay, settle
 from quota.deciding.outlook import look, usage
 from quota.decision import Decision
 from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.contract import MAX_CHARGES
+from quota.ledger.contract import MAX_CHARGES, Ledger
 from quota.ledger.entry import Charge
 from quota.terms.arguments import one, text, texts
 from quota.terms.attribution import check_name, current_attribution
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
     from quota.decision import LimitState
-    from quota.ledger.contract import Identity, Ledger
     from quota.ledger.entry import Entry
+    from quota.ledger.identity import Identity
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.terms.attribution import AttemptKeys
@@ -98,7 +98,7 @@ class Budget(OfOneProcess):
         identity: Identity | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if not callable(getattr(ledger, "decide", None)):
+        if not isinstance(ledger, Ledger):
             raise UsageError(f"ledger {show(ledger)} is not one; quota.ledger.factory.open_ledger(url) opens one")
         if not isinstance(leave, Mapping | None) or not all(isinstance(one, Mapping) for one in (leave or {}).values()):
             raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")

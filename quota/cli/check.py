@@ -62,9 +62,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     from quota.common.several import several
     from quota.ledger.factory import open_ledger
 
-    url = settings.ledger.url
-    if url.startswith("sqlite:"):
-        path = url.removeprefix("sqlite:///")
+    url, path = settings.ledger.url, settings.ledger.file
+    if path is not None:
         prevented = obstacle(path)
         if prevented is not None:
             why, remedy = prevented

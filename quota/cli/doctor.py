@@ -19,6 +19,7 @@ from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
+from quota.ledger.parts import repairable
 from quota.reports.status import exact_from
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
@@ -77,13 +78,12 @@ def _configuration(session: Session) -> Iterator[Finding]:
 
 
 def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
-    url = session.settings.ledger.url
     try:
         ledger = session.ledger
     except ConfigError as error:
         yield finding_of("error", "ledger", error)
         return
-    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
+    path = session.settings.ledger.file or ""
     prevented = obstacle(path) if os.path.lexists(path) else None
     if prevented:
         why, remedy = prevented
@@ -91,11 +91,11 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     if path and not os.path.exists(path):
         if not prevented:
             yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
-        yield from ledger.examine(session.credential(names[0]).project)
+        yield from repairable(ledger).examine(session.credential(names[0]).project)
         return
     try:
         for name in names:  # first: a peek gives a key the lifetime that it lacks
-            for finding in ledger.examine(session.credential(name).project):
+            for finding in repairable(ledger).examine(session.credential(name).project):
                 if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
                     yield finding
         yield _clock(session)  # before a peek, which clocks that disagree refuse
@@ -161,7 +161,7 @@ def _clock(session: Session) -> Finding:
 
 def _ahead(session: Session, project: str) -> Iterator[Finding]:
     """What a clock that was wrong has dated ahead of now."""
-    ahead = session.ledger.ahead(project)
+    ahead = repairable(session.ledger).ahead(project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield Finding(

@@ -284,6 +284,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     from quota.common.log import line
     from quota.common.redact import redact
     from quota.common.text import one_line
+    from quota.ledger.parts import notes_in
 
     reason = one_line(redact(because)).strip()
     if not reason:
@@ -291,8 +292,9 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     with quota.open(config) as session:
         say_built_in(session, err=False)
         project = session.credential(credential).project
-        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
-        known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
+        notes = notes_in(session.ledger)
+        lifted = bucket.isprintable() and notes.reopen(project, bucket, reason)
+        known = [x.bucket for x in notes.notes(project).exhaustions if not x.reopened_ms]
     if not lifted:
         raise QuotaError(
             f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"

@@ -29,6 +29,7 @@ from quota.common.text import show, spaced
 from quota.deciding.checklist import charge_units
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
+from quota.ledger.parts import notes_in
 from quota.terms.arguments import text, texts
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import Calendar
@@ -182,7 +183,7 @@ class Attempt:
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
-        stands = ledger.exhaust(
+        stands = notes_in(ledger).exhaust(
             self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
         )
         if stands.reopened_ms:

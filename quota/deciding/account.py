@@ -22,10 +22,11 @@ from quota.ledger.contract import (
     COUNT_WITHIN_S,
     NOTHING_EXPECTED,
     ChargeRequest,
-    Identity,
     read_entries,
     retention_of,
 )
+from quota.ledger.identity import Identity
+from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.attribution import AttemptKeys
@@ -145,7 +146,7 @@ class Account:
             elif self._was_lacking(request, result) and losses < MAX_LOSSES:
                 losses += 1
                 for charge_id in result.ids:  # the call has not left
-                    self.ledger.settle(self.project, charge_id, 0, self.views)
+                    correctable(self.ledger).settle(self.project, charge_id, 0, self.views)
                 charges = self._under_new_keys(charges) if result.ids else charges
             else:
                 if not looks and self.recorder is not None and self.recorder.is_due(result.now_ms):

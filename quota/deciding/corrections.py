@@ -14,6 +14,7 @@ from quota.common.text import show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UnknownCharge
 from quota.ledger.contract import RETENTION_SLACK_MS
+from quota.ledger.parts import correctable
 from quota.terms.arguments import text, whole
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
         remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
         before = _settle_drawn(account, charge_id, units)
     elif _is_id(charge_id):
-        before = account.ledger.settle(account.project, charge_id, units, account.views)
+        before = correctable(account.ledger).settle(account.project, charge_id, units, account.views)
     if before is None:
         raise UnknownCharge(f"project {account.project!r} has no charge {show(charge_id)}; {remedy}")
     return before
@@ -65,7 +66,7 @@ def _settle_repaid(account: Account, repaid: Repaid) -> Entry | None:
     found = [entry for entry in log if entry.idempotency_key == repaid.idempotency_key]
     for entry in found:
         units = repaid.units if entry is found[-1] else 0
-        account.ledger.settle(account.project, entry.id, units, account.views)
+        correctable(account.ledger).settle(account.project, entry.id, units, account.views)
     return found[-1] if found else None
 
 

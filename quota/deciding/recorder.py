@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quota.decision import Decision
-    from quota.ledger.contract import Ledger
+    from quota.ledger.parts import KeepsHistory
 
 ATTEND_EVERY_MS = 10_000
 """How often a process hands over what it kept, and rolls up a piece of an hour."""
@@ -49,7 +49,7 @@ Refused = tuple["Decision", str, str, str, int]
 class Recorder:
     """What one process has to tell about one project. Safe to share between threads and after a fork."""
 
-    def __init__(self, ledger: Ledger, project: str, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, ledger: KeepsHistory, project: str, clock: Callable[[], int] | None = None) -> None:
         self.ledger = ledger
         self.project = project
         self._clock = clock or host_clock

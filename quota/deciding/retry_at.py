@@ -5,6 +5,7 @@ Clocks      what time it is, by the ledger and by the caller
 room_at     when one limit has room
 retry_at    when all limits have room, and which of them holds the call back longest
 counted     what a view counts of an entry
+cutoff      the newest millisecond that it no longer counts
 
 L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
 10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.entry import Entry
-    from quota.ledger.history import HourOfLog
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import Limit, View
 
@@ -140,7 +140,12 @@ def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]])
     return merge(leaving, expiring)
 
 
-def counted(view: View, entry: Entry | HourOfLog) -> int:
-    """What a view counts of one entry (L2), or a view of units of several that are added up."""
+def counted(view: View, entry: Entry) -> int:
+    """What a view counts of one entry (L2)."""
     selector = view.selector
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0
+
+
+def cutoff(view: View, at_ms: int) -> int:
+    """The newest millisecond that no longer counts (L5)."""
+    return view.window.edges(at_ms)[0] - 1 if isinstance(view.window, Calendar) else at_ms - view.window.window_ms

@@ -10,10 +10,9 @@ from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.deciding.corrections import draw_of
-from quota.deciding.retry_at import counted
+from quota.deciding.retry_at import counted, cutoff
 from quota.errors import UnknownCharge, UsageError
-from quota.explain.log import added_up, cutoff
-from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
+from quota.ledger.contract import RETENTION_SLACK_MS, entries_between, just_before, read_entries
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
 from quota.terms.limits import Calendar, Limit
@@ -211,12 +210,11 @@ def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[Limit
     before_units = [0] * len(counting)
     edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
     last = (entry.ms, entry.seq - 1) if entry.seq else just_before(entry.ms)
-    calls = any(limit.view.selector.count == "calls" for limit in counting)
     for begin, through in pairwise([*edges, last]):
-        for row in added_up(session.ledger, budget.project, begin, through, calls=calls):
+        for earlier in entries_between(session.ledger, budget.project, begin, through):
             for n, limit in enumerate(counting):
                 if just_before(cutoffs_ms[n] + 1) <= begin:
-                    before_units[n] += counted(limit.view, row)
+                    before_units[n] += counted(limit.view, earlier)
     whole_after_ms = session.ledger.whole_after_ms(budget.project)
     rows = []
     for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):

@@ -16,11 +16,11 @@ from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import counted, room_at
+from quota.deciding.retry_at import counted, cutoff, room_at
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
-from quota.explain.log import added_up, cutoff
-from quota.ledger.contract import CLOCK_SLACK_MS, just_before, read_entries
+from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
 from quota.terms.limits import Calendar, Limit, Selector, View
@@ -332,28 +332,27 @@ def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
     """The record of the exhaustion that refused, as long as no newer one has taken its place."""
     if not closed_by_upstream(kept):
         return None
-    records = session.ledger.exhaustions(kept.project)
+    records = notes_in(session.ledger).notes(kept.project).exhaustions
     return next((x for x in records if x.bucket == kept.refused_by and x.since_ms <= kept.at_ms + CLOCK_SLACK_MS), None)
 
 
 def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_ms: int) -> tuple[Filled, ...]:
     """By job, method and region, the largest at the refusal first; without `then_ms` the largest now.
 
-    Each charge is read once: the log is added up between the moments where one of both windows begins or ends.
+    Each charge is read once: the log is read between the moments where one of both windows begins or ends.
     """
     now_after_ms = cutoff(view, now_ms)
     then_after_ms = now_after_ms if then_ms is None else cutoff(view, then_ms)
     edges_ms = sorted({then_after_ms, now_after_ms, NEVER, *(() if then_ms is None else (then_ms,))})
-    calls = view.selector.count == "calls"
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for after_ms, through_ms in pairwise(edges_ms):
         then = then_ms is not None and then_after_ms <= after_ms and through_ms <= then_ms
         now = now_after_ms <= after_ms
         if not (then or now):
             continue
-        for row in added_up(ledger, project, just_before(after_ms + 1), (through_ms, NEVER), calls=calls):
-            if units := counted(view, row):
-                key = row.job, row.method, row.region
+        for entry in read_entries(ledger, project, after_ms + 1, through_ms):
+            if units := counted(view, entry):
+                key = entry.job, entry.method, entry.region
                 then_units, now_units = sums.get(key, (0, 0))
                 sums[key] = then_units + units * then, now_units + units * now
     first = 1 if then_ms is None else 0

@@ -11,6 +11,7 @@ from quota.common.findings import Finding
 from quota.common.storage import obstacle
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
+from quota.ledger.factory import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +88,7 @@ def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
         return
     from quota.inbound.storage import open_storage
 
-    path = rules.url.removeprefix("sqlite:///") if rules.url.startswith("sqlite:") else ""
+    path = file_of(rules.url)
     try:
         with closing(open_storage(rules.url)) as storage:
             if path and os.path.exists(path) and os.path.getsize(path) > 0:

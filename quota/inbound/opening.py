@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.rules import Rules
+from quota.ledger.factory import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +38,8 @@ def callable_app(app: T) -> T:
 
 def is_there(rules: Rules) -> bool:
     """Whether the storage can hold anything. A file that is not there yet is made by the first worker, as its own."""
-    url = _url_of(rules)
-    return not url.startswith("sqlite:") or os.path.exists(url.removeprefix("sqlite:///"))
+    path = file_of(_url_of(rules))
+    return path is None or os.path.exists(path)
 
 
 def _url_of(rules: Rules) -> str:

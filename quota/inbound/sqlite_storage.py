@@ -43,6 +43,7 @@ from quota.inbound.names import (
     salt_names,
 )
 from quota.ledger.file_errors import file_wording, refuse_others
+from quota.ledger.file_url import label_of, path_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class SqliteStorage:
     shared = False
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        path = url.removeprefix("sqlite://").removeprefix("/")
-        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        path = path_of(url)
+        self.label = label_of(path)
         refuse_others(path, "inbound storage")
         wording = file_wording(
             path,

@@ -25,11 +25,11 @@ MAX_TICK_MS = 8 * DAY_MS
 """A tick that was run is remembered no longer than this."""
 
 MAX_TICKS = 1_000
-"""So many ticks of a job are remembered; of more, those that were to be remembered longest. The record is read
+"""The most ticks of a job that are remembered: of more, those that were to be remembered longest. The record is read
 and written with each page."""
 
 MAX_REGIONS = 1_000
-"""So many regions are claimed at once."""
+"""The most regions that are claimed at once."""
 
 Ending = Literal["done", "stopped", "failed"]
 

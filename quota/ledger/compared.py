@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_COMPARED = 100
-"""So many buckets are remembered: of more, those compared last."""
+"""The most buckets that are remembered: of more, those compared last."""
 
 
 class Compared(NamedTuple):

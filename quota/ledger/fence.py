@@ -75,11 +75,9 @@ class Movable(Ledger, Protocol):
 
     def projects(self) -> list[str]:
         """The projects that this ledger holds anything of, by name."""
-        ...
 
     def standing(self, project: str) -> Standing:
         """The standing of a project. Changes and creates nothing."""
-        ...
 
     def change(
         self,
@@ -97,28 +95,22 @@ class Movable(Ledger, Protocol):
         With `charges` the log must hold as many, or nothing changes. `epoch` is that of a ledger without one, and of
         one that is to be filled. What this wrote outlives a crash of the machine as far as the storage allows.
         """
-        ...
 
     def clear(self, project: str, move: str) -> Iterator[None]:
         """Remove, a piece at each step, what a ledger that is to be filled held before."""
-        ...
 
     def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
         """Append entries (at most MAX_READ) that follow the id `after`. Returns the id up to which it is filled now,
         which is not that of the last entry if somebody else has filled it meanwhile."""
-        ...
 
     def state(self, project: str) -> Iterator[list[Field]]:
         """The state of a fenced ledger, in pieces, without what is NOT_MOVED."""
-        ...
 
     def put_state(self, project: str, move: str, after: Id, fields: Sequence[Field], retention_ms: int) -> None:
         """Set fields of the state of a ledger that is filled up to `after`."""
-        ...
 
     def counts_lost(self) -> bool:
         """Whether its views go on counting what its log has lost (L14)."""
-        ...
 
 
 def fence_to(label: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quota.ledger.fence import Field, Movable, Role, Standing
 
 PIECE = 500
-"""So many charges are copied at once: a few milliseconds of the server's time."""
+"""The most charges that are copied at once: a few milliseconds of the server's time."""
 
 Progress = Callable[[str, int, int], None]
 """Told of the project, how many charges are copied, and of how many."""

@@ -31,7 +31,7 @@ FIRST_TRY = "-1"
 """The retry_age_ms of a first try."""
 
 BEFORE_USED = 7
-"""So many words stand before the used units in a reply of charge.lua."""
+"""How many words stand before the used units in a reply of charge.lua."""
 
 
 def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:

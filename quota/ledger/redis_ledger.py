@@ -19,7 +19,6 @@ from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
-    MAX_READ,
     MIN_RETENTION_MS,
     Ahead,
     ChargeResult,
@@ -28,7 +27,6 @@ from quota.ledger.contract import (
     Repair,
     checked_exhaustion,
     checked_range,
-    entries_between,
     read_entries,
     units_beyond,
 )
@@ -39,9 +37,7 @@ from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
     History,
-    HourOfLog,
     RefusalCount,
-    hours_of,
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
@@ -64,10 +60,8 @@ from quota.ledger.redis_errors import (
 )
 from quota.ledger.redis_fields import (
     UNREADABLE,
-    added_up,
     leading_ms,
     range_arguments,
-    range_start,
     read_entry,
     units_text,
 )
@@ -78,7 +72,6 @@ from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
     history_of,
-    id_text,
     read_epoch,
     read_exhaustion,
     read_id,
@@ -90,13 +83,11 @@ from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
+    from quota.ledger.entry import Charge
     from quota.ledger.redis_connection import Cluster, Connections
     from quota.ledger.state_changes import Change, Rule
     from quota.terms.limits import View
@@ -113,10 +104,10 @@ MAX_KEPT = 1_000
 """The most kinds of charges whose words are kept packed."""
 
 MAX_PIECES = 100_000
-"""A repair may take so many script calls of 250 entries each (L26)."""
+"""The most script calls that a repair takes, of 250 entries each (L26)."""
 
 READ_AT_ONCE = 250
-"""So many entries are read in one script: the server answers nobody else meanwhile."""
+"""The most entries that are read in one script: the server answers nobody else meanwhile."""
 
 CHANGE_WITHIN_S = 3.0
 """A change of the state is tried anew for so long while others are quicker."""
@@ -125,7 +116,7 @@ MAX_CHANGES = 1_000
 """And so often."""
 
 HOURS_AHEAD = 100
-"""So many hours are read that lie ahead of the clock."""
+"""The most hours that are read ahead of the clock."""
 
 _LASTING_WORDS = re.compile(
     "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
@@ -282,25 +273,6 @@ class RedisLedger(StateChanges, OfOneProcess):
                 return found
             after = found[-1].ms, found[-1].seq
 
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        keys, until = keys_of(project), id_text(through)
-        found, epoch, last = self._query("HMGET", keys.state, "format", "epoch", "last")
-        self._check_format(found, epoch, is_new=last is None)
-        any_corrections = self._query("EXISTS", keys.corrections)
-        while True:
-            rows = self._query("XRANGE", keys.log, range_start(after), until, "COUNT", str(MAX_READ))
-            if not rows:
-                return
-            first, last_id = self._read(read_id, rows[0][0]), self._read(read_id, rows[-1][0])
-            units = self._query("HMGET", keys.corrections, *(row[0] for row in rows)) if any_corrections else []
-            if units and self.whole_after_ms(project) >= first[0]:  # some of the corrections may be gone
-                yield from hours_of(entries_between(self, project, after, last_id))
-            else:
-                yield from self._read(partial(added_up, rows), units)
-            if len(rows) < MAX_READ:
-                return
-            after = last_id
-
     def whole_after_ms(self, project: str) -> int:
         fields = ("format", "epoch", "last", "trimmed_through_ms")
         found, epoch, last, trimmed_through_ms = self._query("HMGET", keys_of(project).state, *fields)
@@ -313,9 +285,6 @@ class RedisLedger(StateChanges, OfOneProcess):
         # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
         reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(MIN_RETENTION_MS)])
         return self._read(read_exhaustion, reply)
-
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return self._exhaustions(self._state(project))
 
     def _exhaustions(self, state: Mapping[str, str]) -> Sequence[Exhaustion]:
         lifted = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("reopened:")]
@@ -341,18 +310,6 @@ class RedisLedger(StateChanges, OfOneProcess):
             grants=self._read(read_grants, state.get("granted") or ""),
             compared=read_compared(state.get("compared") or ""),
         )
-
-    def grants(self, project: str) -> Sequence[Grant]:
-        fields = ("format", "epoch", "last", "granted")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return self._read(read_grants, stored or "")
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        fields = ("format", "epoch", "last", "compared")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return read_compared(stored or "")
 
     def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""
@@ -388,7 +345,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         state = self._state(project)
         lines = {field[len("unlogged:") :]: line for field, line in state.items() if field.startswith("unlogged:")}
         usages = [usage for view, line in lines.items() for usage in self._read(partial(read_usages, view), line)]
-        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self.exhaustions(project)]
+        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self._exhaustions(state)]
         claims_ms = [self._read(leading_ms, text) for field, text in state.items() if field.startswith("claim:")]
         return Ahead(
             now_ms,

@@ -36,7 +36,7 @@ ROLLED_UP = "history:rolled_up"
 REFUSALS = "history:refusals"
 
 _OF_CHARGES, _OF_REFUSALS = (4, 2), (3, 1)
-"""So many names and numbers a row of an hour has."""
+"""How many names, and how many numbers, a row of an hour has."""
 _SUMS, _REFUSED_SUMS = (2, 3), (3, 1)
 
 

@@ -1,7 +1,7 @@
 """What changes seldom in a project's state, by one rule on every ledger. See docs/ledger-rules.md.
 
 Change          what follows for the fields of a state
-StateChanges    the methods of `quota.ledger.contract.Ledger` that make such changes
+StateChanges    the methods of `quota.ledger.parts` that make such changes
 
 The history (L29, L30) is not among them: most processes write it as they end, on Redis in one trip.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class StateChanges:
-    """The methods of a ledger that change its state by a rule. See `quota.ledger.contract.Ledger`."""
+    """The methods of a ledger that change its state by a rule. See `quota.ledger.parts`."""
 
     def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         """Change the state in one atomic step by a rule, which gets those of the named fields that there are.

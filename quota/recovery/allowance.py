@@ -4,7 +4,7 @@
             `allowance_units`; a dearer call is refused. Of several calls all are admitted, or none
     repay   the next decision that reaches the ledger first hands it all draws that are owed
 
-A debt belongs to an identity (`quota.ledger.contract.Identity`) and goes to whichever ledger of that identity answers
+A debt belongs to an identity (`quota.ledger.identity.Identity`) and goes to whichever ledger of that identity answers
 next: the configuration may have moved it meanwhile. The allowance is counted over all identities of one upstream
 project, that is of one project name and endpoint, so that two configurations do not draw it twice.
 
@@ -45,20 +45,22 @@ from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
+from quota.ledger.parts import correctable
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Identity, Ledger
+    from quota.ledger.contract import Ledger
+    from quota.ledger.identity import Identity
 
 T = TypeVar("T")
 
 APPLICATION_ID = 0x51_4C_4A_31
 """Marks an SQLite file as a journal ("QLJ1")."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 TAG_LENGTH = 8
 """So much of the journal's own name, which is random, stands in the names of its draws."""
@@ -365,7 +367,7 @@ class Allowance:
             if not unpaid.draws:
                 return corrected
             last = unpaid.draws[-1][0]
-            if not ledger.repay(identity.project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
+            if not correctable(ledger).repay(identity.project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
                 return None
             try:
                 corrected += self._mark_repaid(identity, last)

@@ -25,7 +25,7 @@ Of newer units only the sum is known; they expire with the newest entry. So do t
 decision shows is kept at once, but the log behind it may be long, and is read a piece at a time, after decisions and at
 the end.
 
-A ledger is known by its root, and the file by its identity (quota.ledger.contract.Identity), not by the ledger's url.
+A ledger is known by its root, and the file by its identity (quota.ledger.identity.Identity), not by the ledger's url.
 So what was seen at one place counts on at the next, as a carry: see quota.recovery.loss.
 
 All that a process knows is one value (quota.recovery.knowledge), and a change puts another one in its place. It is
@@ -53,6 +53,7 @@ from quota.common.log import warn
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
 from quota.ledger.contract import RETENTION_SLACK_MS, root_of
+from quota.ledger.parts import correctable, repairable
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.knowledge import (
     NO_EPOCH,
@@ -90,10 +91,10 @@ LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
 
 PIECE = 250
-"""So many entries of the log are read at once after a decision."""
+"""The most entries of the log that are read at once after a decision."""
 
 LAST_PIECE = 1_000
-"""So many when the process gives up its ledger."""
+"""The most that are read when the process gives up its ledger."""
 
 READ_SHARE = 0.1
 """While there is more to be read, reading takes no more than about this part of the time."""
@@ -277,7 +278,7 @@ class HighWaterMark:
             if known.others.lacks_carry and result.epoch == known.epoch:
                 with contextlib.suppress(LedgerError, SeenAheadError):
                     watermarks, _, _ = self._all_that_was_seen(known, ledger, result)
-                    tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+                    tell = self._tell(ledger, new_epoch, retention_ms)
                     self._carry_over(ledger, result, watermarks, tell)
                     return True
         self._read_on(ledger, PIECE)
@@ -342,13 +343,17 @@ class HighWaterMark:
             root = root_of(result.epoch)
             told: Usages = {}
             merge_counted(told, watermarks, root, result.now_ms)
-            tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+            tell = self._tell(ledger, new_epoch, retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
                 self._carry_over(ledger, result, watermarks, tell)
             else:
                 same_log = [*watermarks, *(_of_its_own_log(one) for one in siblings if one.root == root)]
                 self._compare(known, ledger, result, same_log, slots, tell)
             self._say_carried(result, carries(watermarks, root, 0).labels, told)
+
+    def _tell(self, ledger: Ledger, new_epoch: str, retention_ms: int) -> Callable[[Reports], str]:
+        """What reports to the ledger what it lacks."""
+        return partial(correctable(ledger).add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
 
     def _all_that_was_seen(
         self, known: Knowledge, ledger: Ledger, result: ChargeResult
@@ -358,7 +363,7 @@ class HighWaterMark:
         slots = self._read_slots()
         watermarks, siblings = [*_watermarks(slots), known.watermark(self._configuration)], [*self._siblings]
         if concerns((*watermarks, *siblings), result.epoch, result.now_ms):
-            since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
+            since = repairable(ledger).repairs(self._project), result.epoch, result.last, result.now_ms
             watermarks, siblings = as_repaired(watermarks, *since), as_repaired(siblings, *since)
         return watermarks, siblings, slots
 

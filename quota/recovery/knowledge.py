@@ -38,7 +38,7 @@ NO_EPOCH = "?"
 """No ledger has this epoch, so one that is expected to have it is behind."""
 
 STEP_MS, MAX_STEPS = 100, 1_024
-"""A process remembers the newest entry as it was so often, and at most so many times."""
+"""How often a process remembers the newest entry as it was, and how many of these it has at most."""
 
 TIDY_EVERY_MS = 600_000
 """So often what has expired is forgotten."""

@@ -36,6 +36,7 @@ from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
+from quota.ledger.parts import claims_in
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.terms.attribution import machine_name
@@ -131,7 +132,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         tick_ms=once_ms,
     )
     try:
-        if session.ledger.claim(notice.project, claim).tick:
+        if claims_in(session.ledger).claim(notice.project, claim).tick:
             return None
     except LedgerError:
         return _claim_here(key, once_ms)
@@ -139,7 +140,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     def end(delivered: bool) -> None:
         ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
         with contextlib.suppress(LedgerError):  # then it may be said again
-            session.ledger.end_claim(notice.project, ended, "done")
+            claims_in(session.ledger).end_claim(notice.project, ended, "done")
 
     return end
 

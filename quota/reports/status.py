@@ -19,6 +19,7 @@ from quota.ledger.contract import (
     retention_of,
 )
 from quota.ledger.entry import Charge
+from quota.ledger.parts import notes_in
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
@@ -202,7 +203,7 @@ def read_status(
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
         outlook = budget.outlook(fetches.get(name, []))
-        notes: Notes = ledger.notes(settings.project)
+        notes: Notes = notes_in(ledger).notes(settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
         oldest_of = (_oldest_of(budget, outlook.states, at_ms)) if next_capacity else None

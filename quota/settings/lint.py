@@ -81,11 +81,11 @@ def _opening(url: str) -> Iterator[Finding]:
 
 
 def _ledger(settings: Settings) -> Iterator[Finding]:
-    yield from _path("ledger.url", settings.ledger.url)
+    yield from _path("ledger.url", settings.ledger.file)
     outage = settings.ledger.unavailable
     if outage is None:
         return
-    if outage.machines > 1 and settings.ledger.url.startswith("sqlite:"):
+    if outage.machines > 1 and settings.ledger.file is not None:
         yield Finding(
             "warning",
             "ledger.url",
@@ -120,9 +120,8 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 def _ways(settings: Settings) -> Iterator[Finding]:
     """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
-    urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
-    files = {url.removeprefix("sqlite:///"): at for at, url in urls.items() if url.startswith("sqlite:///")}
-    folders = {os.path.dirname(os.path.abspath(file)): at for file, at in files.items()}
+    files = {"ledger.url": settings.ledger.file, "store.url": settings.store.file}
+    folders = {os.path.dirname(os.path.abspath(file)): at for at, file in files.items() if file}
     for folder, location in {**folders, str(state_folder()): "QUOTA_STATE_DIR"}.items():
         try:
             why = doubt_of_way(folder)
@@ -221,7 +220,7 @@ def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
-    yield from _path("store.url", settings.store.url)
+    yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
     if settings.jobs and settings.store.retention_ms < DAY_MS:
         yield Finding(
@@ -248,9 +247,9 @@ def _store(settings: Settings) -> Iterator[Finding]:
 def _fleeting(settings: Settings) -> Iterator[Finding]:
     """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
-    if settings.store.name or not shared or settings.ledger.url.startswith("sqlite:"):
+    if settings.store.name or not shared or settings.ledger.file is not None:
         return
-    kind = file_system(settings.store.url.removeprefix("sqlite:///")) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
+    kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):
         yield Finding(
             "warning",
@@ -260,11 +259,11 @@ def _fleeting(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _path(location: str, url: str) -> Iterator[Finding]:
+def _path(location: str, file: str | None) -> Iterator[Finding]:
     """A relative path that reads like an absolute one: `sqlite:///var/lib/x` has one slash too few."""
-    if not url.startswith("sqlite:///"):
+    if not file:
         return
-    path = Path(url.removeprefix("sqlite:///"))
+    path = Path(file)
     if os.path.isdir(path.parent) or path.parent == state_folder():  # the state folder is created when it is needed
         return
     for index in range(1, len(path.parts) - 1):
@@ -540,7 +539,7 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
         if not job.on_each_machine:
             continue
         location = f"jobs.{job.name}.machines"
-        if settings.ledger.url.startswith("sqlite:"):
+        if settings.ledger.file is not None:
             what = "has no effect: an embedded ledger is shared by one machine only"
             yield Finding("warning", location, what, "give all machines one redis:// ledger, or remove the key")
         elif settings.machines_of(job) == 1:

@@ -28,9 +28,9 @@ from quota.common.owners import doubt_of_path
 from quota.common.resources import read_text
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
-from quota.ledger.factory import LEDGER_SCHEMES
+from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import KEYS as ADDRESS_KEYS
-from quota.settings.address import Address, address_of, file_of, file_url, path_at, reference
+from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
 from quota.settings.books import load_book, parse_span, parse_window
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
@@ -179,7 +179,7 @@ def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings
             )
     name = table.check_name(table.text("name"), "name") if "name" in table else None
     identity = f"name {name}" if name is not None else _identity(path)
-    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", LEDGER_SCHEMES)
+    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
 
 
@@ -202,7 +202,7 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSetti
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     given = Address(table.text("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
-    if file_of(url) == file_of(ledger.url):
+    if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name = table.check_label(table.text("name"), "name") if "name" in table else ""
     return StoreSettings(url, retention_ms, name)
@@ -225,9 +225,7 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
         raise table.error(f"{kind}; use one of {known}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
-    if scheme != "sqlite":
-        return given
-    return Address(file_url(table, folder, url))
+    return given if file_of(url) is None else Address(file_url(table, folder, url))
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.deciding.recorder import Recorder
 from quota.errors import LedgerError, QuotaError
-from quota.ledger.contract import Exhaustion, Identity, read_entries
+from quota.ledger.contract import Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.terms.attribution import AttemptKeys, labels

@@ -12,9 +12,9 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.common.folders import make_folder
-from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.watermark_file import WatermarkFile
 from quota.recovery.watermark_folder import make_room

@@ -21,10 +21,10 @@ from quota.inbound.storage import open_storage
 from quota.jobs.lock import lock_file
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
-from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger, open_movable
 from quota.ledger.file_errors import refuse_others
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile, read_slots

@@ -431,7 +431,7 @@ def test_in_redis_a_job_is_one_field_of_the_state_with_a_lifetime(redis_server: 
         assert HISTORY_MS - 60_000 < client.pttl("quota:{p}:state") <= HISTORY_MS
         assert int(until_ms) == max(json.loads(record)["ticks"].values())
         assert [len(json.loads(record)[key]) for key in ("runs", "ticks")] == [1, 20]
-        assert ledger.exhaustions("p") == []
+        assert ledger.notes("p").exhaustions == []
     ledger.close()
 
 

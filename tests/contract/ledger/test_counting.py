@@ -15,6 +15,7 @@ import pytest
 import quota.ledger.factory
 import quota.ledger.redis_decision
 import quota.ledger.redis_ledger
+import quota.ledger.sqlite_decision
 import quota.ledger.sqlite_ledger
 from quota.cli.output import decision_status
 from quota.errors import LedgerError
@@ -56,7 +57,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota.ledger.redis_decision, "script", smaller)
     monkeypatch.setattr(quota.ledger.redis_ledger, "COUNT_WITHIN_S", 0)
     monkeypatch.setattr(quota.ledger.sqlite_ledger, "COUNT_WITHIN_S", 0)
-    monkeypatch.setattr(quota.ledger.sqlite_ledger, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(quota.ledger.sqlite_decision, "ROWS_AT_ONCE", 7)
 
 
 def charged(setup: Setup, hours: int, units: int = 1) -> None:

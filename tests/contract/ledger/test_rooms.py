@@ -40,9 +40,9 @@ def the_slow_way(budget: Budget, method: str, units: int, job: str) -> int | Non
     asked = ask(budget._account, method, units, job)
     if asked.decision.reason not in ("limit", "leave"):
         return None
-    standings = [standing._replace(leaving_ms=None) for standing in asked.standings]
+    occupancies = [one._replace(leaving_ms=None) for one in asked.occupancies]
     log = partial(read_entries, budget.ledger, budget.project)
-    return retry_at(standings, asked.clocks, log, asked.clocks.now_ms)[0]
+    return retry_at(occupancies, asked.clocks, log, asked.clocks.now_ms)[0]
 
 
 def random_limits(rng: random.Random) -> list[Limit]:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import quota.ledger.redis_ledger
-import quota.ledger.sqlite_ledger
+import quota.ledger.sqlite_decision
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
@@ -212,7 +212,7 @@ def test_more_projects_and_questions_than_are_kept_in_mind(server: RedisServer, 
 
 
 def test_the_embedded_ledger_trims_a_bounded_number_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota.ledger.sqlite_ledger, "TRIM_AT_ONCE", 10)
+    monkeypatch.setattr(quota.ledger.sqlite_decision, "TRIM_AT_ONCE", 10)
     now_ms = [NOW]
     ledger = open_ledger("sqlite://", clock=lambda: now_ms[0])
     budget = Budget(

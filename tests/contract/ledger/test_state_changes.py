@@ -192,7 +192,7 @@ def test_a_bucket_is_reopened_once_whichever_answer_is_lost(proxied: tuple[Proxy
     connections = proxy.connections
     assert setup.ledger.reopen("p", "units", "raised")
     assert proxy.connections == connections + 1, "it was lost, and asked for again"
-    assert list(setup.ledger.exhaustions("p")) == [stood._replace(reopened_ms=NOW, reopened_because="raised")]
+    assert list(setup.ledger.notes("p").exhaustions) == [stood._replace(reopened_ms=NOW, reopened_because="raised")]
     assert not setup.ledger.reopen("p", "units", "raised")
 
 
@@ -208,7 +208,7 @@ def test_what_upstream_says_after_a_reopening_is_not_lifted_by_its_repeat(
         news = other.ledger.exhaust("p", exhausted(other))
         assert news.since_ms == NOW + 5, "the first try had arrived"
     assert reopened == [True], "and then closed again"
-    assert list(other.ledger.exhaustions("p")) == [news]
+    assert list(other.ledger.notes("p").exhaustions) == [news]
     other.ledger.close()
 
 
@@ -219,9 +219,9 @@ def test_what_is_granted_after_a_grant_is_not_replaced_by_its_repeat(
     earlier, later = (Grant("units", units, NOW, NOW + DAY_MS) for units in (100, 200))
     other = Setup.open(server.url)
     with repeat_held(proxy, lambda: setup.ledger.grant("p", [earlier], [])):
-        assert list(other.ledger.grants("p")) == [earlier]
+        assert list(other.ledger.notes("p").grants) == [earlier]
         other.ledger.grant("p", [later])
-    assert list(other.ledger.grants("p")) == [later]
+    assert list(other.ledger.notes("p").grants) == [later]
     other.ledger.close()
 
 
@@ -272,7 +272,7 @@ def test_a_first_try_that_arrives_after_its_repeat_changes_nothing(
         assert proxy.release() == 1
         while client.info("commandstats")["cmdstat_evalsha"]["calls"] == before:
             time.sleep(0.001)
-    assert list(setup.ledger.exhaustions("p")) == [news]
+    assert list(setup.ledger.notes("p").exhaustions) == [news]
 
 
 # -- many processes ----------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ import pytest
 import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
-from quota.ledger.contract import ChargeRequest, Expected, Identity, read_entries, root_of
+from quota.ledger.contract import ChargeRequest, Expected, read_entries, root_of
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.allowance import LOOK_AGAIN_MS
 from quota.recovery.high_water_mark import HighWaterMark

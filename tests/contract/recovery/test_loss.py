@@ -15,9 +15,10 @@ import redis
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult, Expected, Identity, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult, Expected, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.unlogged import UnloggedUsage
 from quota.recovery import high_water_mark as high_water_mark
 from quota.recovery import knowledge, loss, slices
@@ -861,7 +862,7 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
         for endpoint in ("", "http://127.0.0.1:8765")
     }
     assert len(paths) == 16
-    assert all(path.startswith(f"{tmp_path}/marks/p") or "_" in path for path in paths)
+    assert all(path.startswith(f"{tmp_path}/high-water-marks/p") or "_" in path for path in paths)
 
 
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:

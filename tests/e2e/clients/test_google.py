@@ -505,7 +505,7 @@ def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Conn
         batch.add(youtube.videos().list(part="snippet", id="x"))
         batch.add(youtube.search().list(part="snippet", q="x"))
         batch.execute()
-        assert [closed.bucket for closed in ledger.exhaustions("p")] == ["search"]
+        assert [closed.bucket for closed in ledger.notes("p").exhaustions] == ["search"]
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -679,7 +679,7 @@ def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Ledger, conne
         assert (refusal.value.decision.reason, refusal.value.decision.refused_by) == ("exhausted", "search")
         popular(youtube).execute()
         assert upstream.usage()["by_method"] == {"search.list": 1, "videos.list": 1}
-    (closed,) = ledger.exhaustions("p")
+    (closed,) = ledger.notes("p").exhaustions
     (search, _) = entries(ledger)
     assert closed.since_ms == search.ms
     assert "Search Queries per day" in closed.evidence
@@ -701,7 +701,7 @@ def test_a_passing_burst_closes_nothing(upstream: Emulator, ledger: Ledger, conn
     youtube = connect(upstream.address)
     upstream.fault("status", status=429, method="videos.list")
     popular(youtube).execute(num_retries=1)
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 # -- hosts and secrets -------------------------------------------------------------------------------------------------
@@ -721,7 +721,7 @@ def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Ledger, connec
             assert KEY not in api.arrived[0].target
         assert [request.headers.get("x-goog-api-key") for request in stranger.arrived] == [None]
     assert charged(ledger) == {"videos.list": 1}
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307])
