@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from quota.cli.options import (
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, nearest, printable, show
-from quota.jobs.interruption import exits, interruptible
+from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
 from quota.terms.limits import MAX_UNITS
@@ -232,7 +233,7 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     """
     from quota.web.lifecycle import require_web
 
-    require_web()
+    require_web("jinja2")
     from quota.jobs.api.serving import run_api
 
     log_to_stderr()
@@ -266,15 +267,16 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
 
     lag_ms = 0 if lag is None else duration_ms("--lag", lag)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
-    with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
-        try:
-            folder = None if recorded is None else Path(recorded)
-            emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
-        except ValueError as error:
-            raise quota.UsageError(str(error)) from error
-        except OSError as error:
-            raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
-        emulator.serve_forever(ready=say)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
+    try:
+        folder = None if recorded is None else Path(recorded)
+        emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
+    except ValueError as error:
+        raise quota.UsageError(str(error)) from error
+    except OSError as error:
+        raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
+    emulator.serve_forever(ready=say)
 
 
 @click.command("demo", short_help="Show the whole product, without a key.")

@@ -1,10 +1,5 @@
-"""Ctrl-C and SIGTERM. One kind of block may finish its page in flight, the other ends at once.
-
-    interruptible   the first signal asks the block to stop, and ends the process if it does not
-    exits           a signal ends the program at once, through the usual clean-up
-
-Both put back the handlers that were there before.
-"""
+"""Ctrl-C and SIGTERM, where a page in flight may still be stored: the first signal asks a block to stop, and ends the
+process if it does not. The handlers that were there before are put back."""
 
 from __future__ import annotations
 
@@ -119,18 +114,3 @@ def _say(line: bytes) -> None:
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, line)
-
-
-@contextmanager
-def exits(statuses: dict[signal.Signals, int]) -> Iterator[None]:
-    """Within the block, these signals end the program with these statuses, through the usual clean-up."""
-
-    def handle(number: int, _frame: object) -> None:
-        raise SystemExit(statuses[signal.Signals(number)])
-
-    before = {number: signal.signal(number, handle) for number in statuses}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -43,13 +43,12 @@ from quota.jobs.store.file import (
 )
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
-    UPSERT_CHANNEL,
-    UPSERT_VIDEO,
     as_text,
     channel_row,
     count_or_none,
     part,
     text_or_none,
+    upsert,
     video_row,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
@@ -312,9 +311,9 @@ class Store:
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                db.execute(UPSERT_VIDEO, video_row(video, now_ms))
+                upsert(db, "videos", video_row(video, now_ms))
             for channel in page.channels:
-                db.execute(UPSERT_CHANNEL, channel_row(channel, now_ms))
+                upsert(db, "channels", channel_row(channel, now_ms))
             if page.ranked:
                 db.executemany(
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",

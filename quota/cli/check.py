@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    return ranked([*lint(session.settings), *ask_ledger(session.settings), *_journal(session), *_renamed(session)])
+    return ranked([*lint(session.settings), *ask_ledger(session.settings), *journal(session), *_renamed(session)])
 
 
-def _journal(session: Session) -> list[Finding]:
+def journal(session: Session) -> list[Finding]:
     """A journal that cannot be used stops no call that the ledger decides, so nothing else tells of it before an
     outage."""
     try:
         session.check_allowance()
     except LedgerError as error:
-        return [finding_of("warning", "ledger.unavailable", error, "see `quota doctor`")]
+        return [finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")]
     return []
 
 

@@ -13,6 +13,7 @@ from datetime import date
 from statistics import median
 from typing import TYPE_CHECKING
 
+from quota.cli.check import journal
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
@@ -53,7 +54,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += _key(session, credential, call=call)
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
     findings += _state_folder()
-    findings += _journal(session)
+    findings += journal(session)
     findings += _textfile(session.settings.textfile)
     findings += _told(session.settings)
     findings += _from_other_packages(session)
@@ -118,13 +119,6 @@ def _state_folder() -> Iterator[Finding]:
             f"QUOTA_STATE_DIR={one_line(folder)}",
         )
     yield from examine_folder("state folder", folder, "what this machine saw, and what it owes")
-
-
-def _journal(session: Session) -> Iterator[Finding]:
-    try:
-        session.check_allowance()
-    except LedgerError as error:
-        yield finding_of("warning", "ledger.unavailable", error, "no call is admitted while the ledger does not answer")
 
 
 def _speed(session: Session, name: str) -> Finding:

@@ -238,9 +238,10 @@ def explain(
       quota explain 1795233255077-0
       quota explain --json | jq '.admits'
     """
-    from quota.cli.explain import render_charge, render_refusal
+    from quota.cli.render import told
     from quota.explain.charge import explain_charge
     from quota.explain.refusal import explain_refusal
+    from quota.wording.of_explanations import charge_told, refusal_told
 
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(
@@ -250,7 +251,7 @@ def explain(
         say_built_in(session, err=as_json)
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
-            data, text = charge.as_json(), render_charge(charge)
+            data, text = charge.as_json(), told(charge_told(charge))
         else:
             refusal = explain_refusal(session, credential, job)
             if refusal is None:
@@ -258,7 +259,7 @@ def explain(
                 raise QuotaError(
                     f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
                 )
-            data, text = refusal.as_json(), render_refusal(refusal)
+            data, text = refusal.as_json(), told(refusal_told(refusal))
     if as_json:
         print_json(data)
     else:

@@ -186,18 +186,6 @@ class SqliteFile:
                         raise
                     raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
 
-    def state(self) -> tuple[int, int]:
-        """What changes whenever another connection changes the file, or another file takes its place. Waits for nobody.
-
-        Only for connections of this object: others count for themselves.
-        """
-
-        def work(db: sqlite3.Connection) -> tuple[int, int]:
-            version: int = db.execute("PRAGMA data_version").fetchone()[0]
-            return self._turn, version
-
-        return self.transact(work, write=False, within_s=0)
-
     def close(self) -> None:
         """Close the file. A second call does nothing. A later transaction opens the file again."""
         with self._lock:

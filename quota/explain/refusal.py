@@ -16,14 +16,14 @@ from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import counted, cutoff, room_at
+from quota.deciding.retry_at import counted, room_at
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
 from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
 from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
-from quota.terms.limits import Calendar, Limit, Selector, View
+from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -259,7 +259,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     filled: tuple[Filled, ...] = ()
     log_whole = False
     if subject is not None:
-        log_whole = ledger.whole_after_ms(kept.project) <= cutoff(subject.view, then_ms)
+        log_whole = ledger.whole_after_ms(kept.project) <= cutoff(subject.view.window, then_ms)
         filled = _filled(ledger, kept.project, subject.view, then_ms if log_whole else None, now_ms)
     lost = [] if subject is None else [states[one.name] for one in _same(budget, subject, kept) if one.name in states]
     expiring = kept.refused_by
@@ -341,8 +341,8 @@ def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_m
 
     Each charge is read once: the log is read between the moments where one of both windows begins or ends.
     """
-    now_after_ms = cutoff(view, now_ms)
-    then_after_ms = now_after_ms if then_ms is None else cutoff(view, then_ms)
+    now_after_ms = cutoff(view.window, now_ms)
+    then_after_ms = now_after_ms if then_ms is None else cutoff(view.window, then_ms)
     edges_ms = sorted({then_after_ms, now_after_ms, NEVER, *(() if then_ms is None else (then_ms,))})
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for after_ms, through_ms in pairwise(edges_ms):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -125,6 +126,14 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
     gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
     gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
     return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms))
+
+
+def refused_by(refused: Iterable[Refusals]) -> dict[str, int]:
+    """Refused calls by what refused them, most calls first."""
+    calls: Counter[str] = Counter()
+    for one in refused:
+        calls[one.limit or one.reason] += one.calls
+    return dict(sorted(calls.items(), key=lambda row: (-row[1], row[0])))
 
 
 def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iterator[tuple[str, Entry]]:
