@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s
@@ -316,7 +315,7 @@ class RedisLedger(StateChanges, OfOneProcess):
             keep_ms, fields = (1, {}) if change is None else (change.keep_ms, change.fields)
             becomes = [word for name, text in fields.items() for word in (name, "-" if text is None else f"={text}")]
             args = [now, str(keep_ms), seen, str(len(names)), *names, *becomes]
-            reply = self._retried(partial(self._run, "swap", keys, args), project, ends_s)
+            reply = self._retried(partial(self._run, "swap", keys, args), project)
             if change is not None and (once or reply == 1):
                 return change.answer
             now_ms, seen, *texts = reply
@@ -482,10 +481,10 @@ class RedisLedger(StateChanges, OfOneProcess):
     def _query(self, *command: str) -> Any:
         return self._retried(lambda ends_s: self._command(*command, ends_s=ends_s))
 
-    def _retried(self, work: Callable[[float], Any], project: str = "", latest_s: float = inf) -> Any:
-        """Both tries end by the time that `work` is given (`elapsed_s`), which is `latest_s` at most."""
+    def _retried(self, work: Callable[[float], Any], project: str = "") -> Any:
+        """Both tries end by the time that `work` is given (`elapsed_s`)."""
         started = elapsed_s()
-        ends_s = min(started + self._connect_once().wall_s, latest_s)
+        ends_s = started + self._connect_once().wall_s
         for last in (False, True):
             try:
                 return work(ends_s)

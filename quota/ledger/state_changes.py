@@ -2,6 +2,8 @@
 
 Change          what follows for the fields of a state
 StateChanges    the methods of `quota.ledger.parts` that make such changes
+
+The history (L29, L30) is not among them: most processes write it as they end, on Redis in one trip.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class StateChanges:
         """Change the state in one atomic step by a rule, which gets those of the named fields that there are.
 
         Where others change the same meanwhile, or an answer was lost, it is asked anew, and finds what it has changed
-        itself. With `once` it is not: what stands there then stands, as if it had come after this.
+        itself. With `once` it is not: what others have made of these fields stands, as if it had come after this.
         """
         raise NotImplementedError
 

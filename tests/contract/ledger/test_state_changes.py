@@ -14,6 +14,7 @@ import redis
 
 from contract.ledger.test_charge_script import LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from quota.errors import LedgerError, UsageError
+from quota.ledger import redis_ledger
 from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
@@ -141,7 +142,13 @@ def test_a_change_that_comes_too_late_is_decided_anew(server: RedisServer, lost:
     setup.ledger.close()
 
 
-def test_a_change_that_always_comes_too_late_is_one_line(server: RedisServer) -> None:
+@pytest.mark.parametrize(("within_s", "times"), [(None, MAX_CHANGES), (0.0, 1)])
+def test_a_change_that_always_comes_too_late_is_one_line(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, within_s: float | None, times: int
+) -> None:
+    """After so many tries, or so long."""
+    if within_s is not None:
+        monkeypatch.setattr(redis_ledger, "CHANGE_WITHIN_S", within_s)
     setup = Setup.open(server.url)
     asked = 0
     with redis.Redis(port=server.port, decode_responses=True) as client:
@@ -156,8 +163,8 @@ def test_a_change_that_always_comes_too_late_is_one_line(server: RedisServer) ->
         assert isinstance(setup.ledger, RedisLedger)
         with pytest.raises(LedgerError, match=r"others change the same without end; run again in a moment$"):
             setup.ledger._change_state("p", ("claim:a",), rule)
-        assert asked == MAX_CHANGES
-        assert client.hget(STATE, "claim:a") == f"{MAX_CHANGES}"
+        assert asked == times
+        assert client.hget(STATE, "claim:a") == f"{times}"
     setup.ledger.close()
 
 
@@ -185,7 +192,7 @@ def test_a_bucket_is_reopened_once_whichever_answer_is_lost(proxied: tuple[Proxy
     connections = proxy.connections
     assert setup.ledger.reopen("p", "units", "raised")
     assert proxy.connections == connections + 1, "it was lost, and asked for again"
-    assert list(setup.ledger.exhaustions("p")) == [stood._replace(reopened_ms=NOW, reopened_because="raised")]
+    assert list(setup.ledger.notes("p").exhaustions) == [stood._replace(reopened_ms=NOW, reopened_because="raised")]
     assert not setup.ledger.reopen("p", "units", "raised")
 
 
@@ -201,7 +208,7 @@ def test_what_upstream_says_after_a_reopening_is_not_lifted_by_its_repeat(
         news = other.ledger.exhaust("p", exhausted(other))
         assert news.since_ms == NOW + 5, "the first try had arrived"
     assert reopened == [True], "and then closed again"
-    assert list(other.ledger.exhaustions("p")) == [news]
+    assert list(other.ledger.notes("p").exhaustions) == [news]
     other.ledger.close()
 
 
@@ -212,9 +219,9 @@ def test_what_is_granted_after_a_grant_is_not_replaced_by_its_repeat(
     earlier, later = (Grant("units", units, NOW, NOW + DAY_MS) for units in (100, 200))
     other = Setup.open(server.url)
     with repeat_held(proxy, lambda: setup.ledger.grant("p", [earlier], [])):
-        assert list(other.ledger.grants("p")) == [earlier]
+        assert list(other.ledger.notes("p").grants) == [earlier]
         other.ledger.grant("p", [later])
-    assert list(other.ledger.grants("p")) == [later]
+    assert list(other.ledger.notes("p").grants) == [later]
     other.ledger.close()
 
 
@@ -265,7 +272,7 @@ def test_a_first_try_that_arrives_after_its_repeat_changes_nothing(
         assert proxy.release() == 1
         while client.info("commandstats")["cmdstat_evalsha"]["calls"] == before:
             time.sleep(0.001)
-    assert list(setup.ledger.exhaustions("p")) == [news]
+    assert list(setup.ledger.notes("p").exhaustions) == [news]
 
 
 # -- many processes ----------------------------------------------------------------------------------------------------
