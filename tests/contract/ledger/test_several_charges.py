@@ -219,6 +219,14 @@ def test_the_first_of_a_ledger_names_its_epoch(ledger: Ledger) -> None:
     assert ledger.decide(three(), commit=True).epoch == "t.0"
 
 
+def test_the_first_charge_after_a_peek_begins_an_epoch(ledger: Ledger) -> None:
+    """L18. Where the log has an entry already, and nobody was told of an epoch."""
+    ledger.repay("p", "machine", [(1, Charge(1, "units", "videos.list", "", "", "drawn"))])
+    assert ledger.decide(three(), commit=False).epoch == ""
+    assert ledger.decide(three(), commit=True).epoch == "t.0"
+    assert ledger.decide(three("u"), commit=False).epoch == "t.0"
+
+
 # -- the script, for callers in any language ---------------------------------------------------------------------------
 
 
