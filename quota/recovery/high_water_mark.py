@@ -440,26 +440,23 @@ class HighWaterMark:
     def _save(self, *, clear: bool = False) -> None:
         """Write what is known to the slot of this process, until that is what it holds: a signal handler may change it
         meanwhile. `clear`: it holds now what ended processes knew, so empty theirs."""
-        while self.path is not None and self._is_usable and self._known is not None and self._saved is not self._known:
-            known, file = self._known, self._file
+        while (known := self._known) is not self._saved and known is not None and self._is_usable:
+            file, written = self._file, self._written
             try:
-                file = file or self._claimed(self.path)
-                if file.own_slot is not None:
+                file = file or self._claimed()
+                if written is not None and written[0] is known.rest:  # most decisions change only the numbers
+                    file.write_head(written[1], known.newest, known.at_ms, known.units)
+                elif file.own_slot is not None:
                     self._write(file, known)
-                    if clear:
-                        file.clear_abandoned(self._slots_read)
+                if clear and file.own_slot is not None:
+                    file.clear_abandoned(self._slots_read)
             except OSError as error:
                 self._give_up(error, file)
             else:
                 self._saved = known
 
     def _write(self, file: WatermarkFile, known: Knowledge) -> None:
-        """Most decisions change only the numbers: then the head of the slot is written alone. Raises OSError."""
-        numbers = known.newest, known.at_ms, known.units
-        written = self._written
-        if written is not None and written[0] is known.rest:
-            file.write_head(written[1], *numbers)
-            return
+        """Write the whole slot. Raises OSError."""
         text, needed_lines = known.text(self._configuration)
         newly = file.write(known.newest, epoch_tag(known.epoch), known.at_ms, known.units, text)
         self._written = known.rest, newly
@@ -471,8 +468,9 @@ class HighWaterMark:
                 needed_lines - newly.lines,
             )
 
-    def _claimed(self, path: str) -> WatermarkFile:
+    def _claimed(self) -> WatermarkFile:
         """The file, made if it is not there, with a slot for this process if one is free. Raises OSError."""
+        path = self.path or ""  # one that is usable has a path
         try:
             file = WatermarkFile(path, known=self._slots_read)
         except FileNotFoundError:
