@@ -7,7 +7,7 @@ import random
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
@@ -92,6 +92,10 @@ class SqliteFile:
 
     The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
     """
+
+    _open: ClassVar[set[sqlite3.Connection]] = set()
+    """All connections of this process. Where a file was forgotten in a circle, Python would end its connection before
+    `__del__` closes it."""
 
     def __init__(
         self,
@@ -195,6 +199,7 @@ class SqliteFile:
         """Close a file that its user forgot to close, without a ResourceWarning, as every Python before 3.13 does."""
         db = vars(self).get("_db")  # not there if `__init__` failed
         if db is not None:
+            self._open.discard(db)
             db.close()
 
     def held_over_fork(self) -> Generator[None, None, None]:
@@ -216,7 +221,7 @@ class SqliteFile:
         self._turn += 1
         db, self._db = self._db, None
         if db is not None:
-            _end(db)
+            self._end(db)
 
     def _connection(self) -> sqlite3.Connection:
         db = self._db
@@ -240,11 +245,12 @@ class SqliteFile:
         self._inode = _UNPREPARED
         self._db = db = self._connect()
         try:
+            self._open.add(db)
             self._prepare(db)
         except BaseException:
             if self._db is db:
                 self._db = None
-            _end(db)
+            self._end(db)
             raise
         self._inodes_beside = [_inode(path) for path in self._beside]
         self._inode = inode
@@ -279,8 +285,19 @@ class SqliteFile:
         moved = self._connect()
         db.backup(moved)
         self._db = moved
-        db.close()
+        self._open.add(moved)
+        self._end(db)
         return moved
+
+    def _end(self, db: sqlite3.Connection) -> None:
+        """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
+        self._open.discard(db)
+        try:
+            db.rollback()
+        except sqlite3.Error:
+            pass  # already closed
+        finally:
+            db.close()
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN")
@@ -342,16 +359,6 @@ def statements(script: str) -> list[str]:
             found.append(pending)
             pending = ""
     return found
-
-
-def _end(db: sqlite3.Connection) -> None:
-    """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
-    try:
-        db.rollback()
-    except sqlite3.Error:
-        pass  # already closed
-    finally:
-        db.close()
 
 
 def _code(error: sqlite3.Error) -> int:

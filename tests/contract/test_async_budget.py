@@ -721,7 +721,7 @@ def test_each_task_is_told_why_a_server_closed_their_connection(configure: Confi
 
 @pytest.mark.parametrize("loop", KINDS)
 def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configure: Configure, loop: str) -> None:
-    command = patient(LEFT_OPEN, str(configure(ledger_url)), loop, warnings="error")
+    command = patient(LEFT_OPEN, str(configure(ledger_url)), loop, options=("-W", "error"))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     with suppress(FileNotFoundError):

@@ -50,8 +50,9 @@ def be_patient() -> None:
         setattr(owner, name, PATIENCE_S)
 
 
-def patient(code: str, *args: str, warnings: str = "default") -> list[str]:
-    """The command of a process of its own that runs this code, as patient, with these arguments."""
+def patient(code: str, *args: str, options: tuple[str, ...] = ()) -> list[str]:
+    """The command of a process of its own that runs this code, as patient, with these arguments. `options` are
+    Python's."""
     first = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
     first += "from support.patience import be_patient; be_patient()\n"
-    return [sys.executable, "-W", warnings, "-c", first + code, *args]
+    return [sys.executable, *options, "-c", first + code, *args]
