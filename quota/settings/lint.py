@@ -26,6 +26,7 @@ from quota.ledger.redis_url import FALSE
 from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, Calendar
 
@@ -208,7 +209,7 @@ def _headroom(limit: Limit, book: CostBook) -> int:
 def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
-    if bucket not in selector.buckets or selector.jobs:
+    if bucket not in selector.buckets or selector.jobs or limit.per_job:
         return False
     charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
     if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
@@ -524,6 +525,14 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
                 "counts could ever be admitted",
                 f"leave {limit.limit_units - least} or less",
             )
+    dearest = book.price(BUILT_IN_FETCHES[job.fetch]).units if job.fetch in BUILT_IN_FETCHES else 0
+    if job.max_units is not None and dearest > job.max_units:
+        yield Finding(
+            "error",
+            f"jobs.{job.name}.max_units",
+            f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
+            f"raise it to {dearest:_} or more",
+        )
     for index, region in enumerate(job.regions):
         if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
             yield Finding(
