@@ -39,7 +39,7 @@ unavailable = {{ max_cost = 1, allowance = 50 }}
 [credentials.main]
 api = "youtube-v3"
 """
-PLAIN = {"settings", "run", "credential", "attempt_number", "book", "limits", "project"}
+PLAIN = {"settings", "run", "credential", "attempt_number", "book", "limits", "limits_of", "project"}
 """What the configuration says; reading it opens nothing."""
 
 OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
