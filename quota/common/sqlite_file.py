@@ -30,9 +30,6 @@ A decision changes two pages, and SQLite writes each of them whole, so smaller p
 the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
 
-_UNPREPARED = -1
-"""Stands for an inode while the connection is not ready for use. No file has this inode."""
-
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _OUT_OF_STEP = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -131,9 +128,8 @@ class SqliteFile:
         self._page_bytes = page_bytes
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._inode = _UNPREPARED
-        self._beside = (f"{path}-wal", f"{path}-shm") if path else ()
-        self._inodes_beside: list[int] = []
+        self._paths = (path, f"{path}-wal", f"{path}-shm") if path else ()
+        self._inodes: list[int] | None = None  # of the files that the connection has open; None: it is not ready
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
@@ -228,13 +224,14 @@ class SqliteFile:
     def _connection(self) -> sqlite3.Connection:
         db = self._db
         if db is not None:
-            if self._inode == _inode(self.path) and self._is_in_step():
+            if self._inodes == [_inode(path) for path in self._paths]:
                 if not db.in_transaction:
                     return db
                 if not self.path:
                     return self._moved(db)
-            # The file, or one beside it, was deleted or replaced, and no other process would see what we write to the
-            # old one. Or a transaction is open: a signal handler interrupted it, and has called us.
+            # The file, or one beside it, was deleted or replaced, as by whoever puts a copy back: we would not see what
+            # others write, nor they what we write. Or a transaction is open: a signal handler interrupted it, and has
+            # called us.
             self._let_go()
         if self.path:
             self._check()
@@ -243,8 +240,8 @@ class SqliteFile:
                     raise self._error(self._wording.no_file.replace("{reason}", "it is a link to nothing"))
                 _make(self.path, private=self._private)
                 self._check()
-        inode = _inode(self.path)
-        self._inode = _UNPREPARED
+        of_file = [_inode(path) for path in self._paths[:1]]
+        self._inodes = None
         self._db = db = self._connect()
         try:
             self._open.add(db)
@@ -254,17 +251,8 @@ class SqliteFile:
                 self._db = None
             self._end(db)
             raise
-        self._inodes_beside = [_inode(path) for path in self._beside]
-        self._inode = inode
+        self._inodes = of_file + [_inode(path) for path in self._paths[1:]]
         return db
-
-    def _is_in_step(self) -> bool:
-        """Whether the connection has the files open that are beside the database now.
-
-        Whoever puts a copy back over the file often deletes them. A process that went on with the old ones would not
-        see what others write, nor they what it writes.
-        """
-        return self._inodes_beside == [_inode(path) for path in self._beside]
 
     def _check(self) -> None:
         why = doubt_of_database(self.path)
@@ -381,7 +369,7 @@ def _lacks_its_tables(error: sqlite3.Error) -> bool:
 def _inode(path: str) -> int:
     """The inode of the file that is at this path now, or 0 if there is none."""
     try:
-        return os.stat(path).st_ino if path else 0
+        return os.stat(path).st_ino
     except OSError:
         return 0
 
