@@ -46,9 +46,9 @@ from quota.ledger.history import (
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
-    BEFORE_USED,
     FIRST_TRY,
     Question,
+    policy_in,
     result_of,
     says_more,
 )
@@ -189,9 +189,10 @@ class RedisLedger(OfOneProcess):
             more = reply
             if elapsed_s() - started_s >= COUNT_WITHIN_S:
                 break
-        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
-            self._say_evicts(str(reply.pop()))
-        return self._result(request, reply, commit)
+        result = self._result(request, reply)
+        if policy := policy_in(reply):
+            self._say_evicts(policy)
+        return result
 
     def _question(self, request: ChargeRequest, commit: bool) -> Question:
         """The packed words of a kind of charge, kept for the next one of it."""
@@ -207,9 +208,9 @@ class RedisLedger(OfOneProcess):
             known = self._questions[kind] = Question(request, commit)
         return known
 
-    def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
+    def _result(self, request: ChargeRequest, reply: Any) -> ChargeResult:
         try:
-            return result_of(request, reply, commit=commit)
+            return result_of(request, reply)
         except UNREADABLE as error:
             raise self._unreadable(reply) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import redis
 from quota.ledger.redis_scripts import script
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
+from support.replies import words_of
 from support.servers import immortal
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Scripts:
 
     def run(self, name: str, *args: object) -> Any:
         keys = keys_of(name)
-        return self.client.eval(script(name)[0], len(keys), *keys, *map(str, args))
+        reply = self.client.eval(script(name)[0], len(keys), *keys, *map(str, args))
+        return words_of(reply) if name == "charge" else reply
 
     def arguments(self, *limits: tuple[object, ...], **given: object) -> list[object]:
         self.attempt_keys += 1
@@ -693,3 +696,46 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
     assert scripts.charge(day)[7] == "9"
     scripts.now_ms = NOW + DAY_MS + 30 * 60_000
     assert scripts.used() == 2
+
+
+# -- what is text stays text -------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_first_charge_where_all_came_in_one_millisecond(scripts: Scripts) -> None:
+    """As charges do that are made together."""
+    for _ in range(5):
+        scripts.charge((ALL, 5, 1, DAY_MS))
+    for cost in range(1, 6):
+        reply = scripts.charge((ALL, 5, cost, DAY_MS), u=cost)
+        assert (reply[:5], reply[7:]) == (["REFUSED", "", str(NOW), f"{NOW}-4", str(NOW)], ["5"])
+
+
+def test_a_longer_window_lengthens_all_lives_at_once(scripts: Scripts) -> None:
+    limit, retention_ms = (ALL, 10**6, 1, HOUR_MS), 40 * DAY_MS
+    for _ in range(2):
+        scripts.charge(limit)
+    scripts.run("settle", scripts.charge(limit)[1], 0)
+    for _ in range(2):
+        scripts.charge(limit, retention_ms=retention_ms)
+        assert scripts.client.hget(STATE, "retention_ms") == str(retention_ms)
+        assert all(scripts.client.pttl(key) > retention_ms - HOUR_MS for key in KEYS)
+
+
+def test_the_servers_own_clock_is_read_to_the_millisecond(scripts: Scripts) -> None:
+    """It tells microseconds without leading zeros."""
+    scripts.now_ms = 0
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    sha = scripts.client.script_load(script("charge")[0])
+    words = scripts.arguments((ALL, 10, 0, DAY_MS), commit=0, u=0)
+    digits: set[int] = set()
+    deadline = time.monotonic() + 20
+    while not digits >= {5, 6} and time.monotonic() < deadline:
+        with scripts.client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.evalsha(sha, 3, *KEYS, *map(str, words))
+            pipe.time()
+            before, reply, after = pipe.execute()
+        now_ms = int(words_of(reply)[2])
+        assert before[0] * 1_000 + before[1] // 1_000 <= now_ms <= after[0] * 1_000 + after[1] // 1_000
+        digits.add(len(str(before[1])))
+    assert digits >= {5, 6}

@@ -75,7 +75,8 @@ BOUNDS = {
 PLACES = {
     "FIRST_LIMIT",
     "LIMIT_SIZE",
-    "FIRST_USED",
+    "FIRST_CLOSED",
+    "FIELDS_BEFORE",
     "FIRST_REPORT",
     "REPORT_SIZE",
     "FIRST_CHARGE",
@@ -104,8 +105,6 @@ def test_every_bound_of_the_scripts_is_listed_here() -> None:
         "size",
         "count",
         "1",
-        "2",
-        "10",
     }
 
 
