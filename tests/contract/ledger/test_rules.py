@@ -56,7 +56,7 @@ def test_each_rule_says_why() -> None:
 
 
 def included_in(text: str) -> list[str]:
-    return re.findall(r"^-- @include parts/(\w+\.lua)$", text, re.MULTILINE)
+    return re.findall(r"^ *-- @include parts/(\w+\.lua)$", text, re.MULTILINE)
 
 
 def test_each_part_is_included() -> None:
