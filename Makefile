@@ -35,8 +35,8 @@ bench: .venv/installed-test .venv/installed-bench
 # inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
 # random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
 # edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
-# loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, and runs that
-# have their whole time to stop.
+# loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
+# have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -51,6 +51,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
+	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;

@@ -8,13 +8,14 @@ import quota
 from quota.common.log import warn
 from quota.jobs.alarms import tell
 from quota.jobs.runner import work_of
-from quota.jobs.store.store import Store, StoreError
+from quota.jobs.store.file import StoreError
+from quota.jobs.store.store import Store
 from quota.jobs.textfile import write_metrics
 from quota.reports.status import read_status
 
 if TYPE_CHECKING:
     from quota.jobs.job import RunReport
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.notify import Ping
     from quota.session import Session
 
@@ -46,7 +47,7 @@ def _tell(session: Session, job: str, exit_status: int, report: RunReport) -> No
 
 
 def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
-    """Where the job stands in each region, for those who ask; nothing where the store cannot be read."""
+    """Where the job is in each region; nothing if the store cannot be read."""
     job, settings, notify = session.settings.jobs[name], session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notify is None or notify.stale_ms is None):
         return []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
-from quota.jobs.store.store import is_stale
+from quota.jobs.store.checkpoints import is_stale
 from quota.reports.notify import Notice, notify
 from quota.terms.limits import DAY_MS, Calendar
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quota.jobs.job import RunReport
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.status import LimitRow, Status
     from quota.session import Session
 
@@ -66,7 +66,7 @@ def _of_run(project: str, job: str, exit_status: int, report: RunReport, status:
 
 def _counting(report: RunReport) -> bool:
     """Whether it was refused only because the ledger counts first: the next run goes on with that."""
-    return report.refusal is not None and report.refusal.reason == "counting"
+    return report.refusal is not None and report.refusal["reason"] == "counting"
 
 
 def _rows(status: Status | None) -> Iterator[LimitRow]:

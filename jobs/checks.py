@@ -11,7 +11,8 @@ from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import one_line
 from quota.jobs.job import NotImported, fetch_to_look_at
-from quota.jobs.store.store import Store, StoreError, is_made, path_of
+from quota.jobs.store.file import StoreError, is_made, path_of
+from quota.jobs.store.store import Store
 from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
 
 def store_health(settings: Settings) -> Iterator[Finding]:
     """The local store: where it lies, whether it can be opened, and how much room it has. Does not create it."""
-    path = settings.store.url.removeprefix("sqlite:///")
+    path = settings.store.file
     if not path:
         return
     yield from examine_folder("store", os.path.dirname(path), "what was fetched")

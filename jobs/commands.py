@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.options import config_option, duration_ms, json_option
+from quota.cli.options import (
+    config_option,
+    duration_ms,
+    host_option,
+    json_option,
+    limit_option,
+    only_job_option,
+    port_option,
+    since_option,
+    textfile_option,
+)
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, nearest, printable, show
-from quota.jobs.interruption import exits, interruptible
+from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
-from quota.jobs.tick import configured, print_report, textfile_option
+from quota.jobs.tick import configured, print_report
+from quota.terms.limits import MAX_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,18 +39,16 @@ if TYPE_CHECKING:
 
 
 @click.command("runs")
-@click.option("--job", metavar="J", help="Only runs of this job.")
-@click.option("--since", default="7d", metavar="DURATION", help="How far back, at most 35d.", show_default=True)
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="N", help="At most so many.", show_default=True
-)
+@only_job_option
+@since_option(default="7d")
+@limit_option(default=50, most=10_000)
 @json_option
 @config_option
 def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
-    A run without an end is still running, or was killed. Other machines keep their own; a run
-    that found its job on another machine is not listed.
+    They are kept for 35 days. A run without an end is still running, or was killed. Other machines keep their own; a
+    run that found its job on another machine is not listed.
 
     \b
     Example:
@@ -47,6 +57,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     """
     from quota.common.clock import host_clock
     from quota.jobs.history import render_runs
+    from quota.jobs.store.runs import run_json
     from quota.jobs.store.store import Store
 
     since_ms = duration_ms("--since", since)
@@ -55,7 +66,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
         with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
             found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
     if as_json:
-        print_json({"runs": [one.as_json() for one in found]})
+        print_json({"runs": [run_json(one) for one in found]})
     elif found:
         print_rich(render_runs(found))
     else:
@@ -140,7 +151,7 @@ def plan(
 @click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
-@click.option("--limit", default=20, show_default=True, metavar="N", help="Show at most N videos.")
+@limit_option(default=20, most=1_000)
 @json_option
 @config_option
 def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
@@ -198,8 +209,8 @@ def _found_line(video: Found) -> str:
 
 
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="H", help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, metavar="P", help="Port; 0 takes a free one.")
+@host_option
+@port_option(default=8080)
 @click.option("--hostname", "names", multiple=True, metavar="NAME", help="Clients call it so; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve others also without a rule on who may ask.")
 @config_option
@@ -222,7 +233,7 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     """
     from quota.web.lifecycle import require_web
 
-    require_web()
+    require_web("jinja2")
     from quota.jobs.api.serving import run_api
 
     log_to_stderr()
@@ -230,7 +241,7 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
 
 
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
-@click.option("--port", default=8765, show_default=True, metavar="P", help="Port on 127.0.0.1; 0 takes a free one.")
+@port_option(default=8765)
 @click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
 @click.option(
     "--allocation",
@@ -240,10 +251,8 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     help="One pool of units; or searches and uploads in buckets of their own.",
 )
 @click.option("--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day.")
-@click.option(
-    "--lag", default="0s", show_default=True, metavar="DURATION", help="Cloud Monitoring learns of calls late."
-)
-def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, lag: str) -> None:
+@click.option("--lag", metavar="DURATION", help="Cloud Monitoring learns of calls so much later.")
+def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, lag: str | None) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
     It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that reached it.
@@ -256,26 +265,30 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     import quota
     from quota.jobs.emulator import Emulator
 
-    if not 0 <= port <= 65_535:
-        raise quota.UsageError(f"port {port}: a port is a number from 0 to 65535")
-    lag_ms = 0
-    if lag not in ("0", "0s"):
-        lag_ms = duration_ms("--lag", lag)
+    lag_ms = 0 if lag is None else duration_ms("--lag", lag)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
-    with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
-        try:
-            folder = None if recorded is None else Path(recorded)
-            emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
-        except ValueError as error:
-            raise quota.UsageError(str(error)) from error
-        except OSError as error:
-            raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
-        emulator.serve_forever(ready=say)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
+    try:
+        folder = None if recorded is None else Path(recorded)
+        emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
+    except ValueError as error:
+        raise quota.UsageError(str(error)) from error
+    except OSError as error:
+        raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
+    emulator.serve_forever(ready=say)
 
 
 @click.command("demo", short_help="Show the whole product, without a key.")
 @click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder.")
-@click.option("--units", default=9_500, show_default=True, metavar="N", help="Enforce a limit of N units a day.")
+@click.option(
+    "--units",
+    type=click.IntRange(1, MAX_UNITS),
+    default=9_500,
+    show_default=True,
+    metavar="N",
+    help="Enforce a limit of N units a day.",
+)
 @json_option
 def demo(keep: str | None, units: int, as_json: bool) -> None:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
@@ -292,10 +305,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
-    from quota.terms.limits import MAX_UNITS
 
-    if not 1 <= units <= MAX_UNITS:
-        raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_UNITS}")
     if keep == "":
         raise quota.UsageError("--keep '' is not the path of a folder")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
-from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, RegionOfRun, Run
+from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region
 from quota.jobs.plan.plan import make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
-from quota.jobs.store.store import Store, is_made, is_stale
+from quota.jobs.store.checkpoints import is_stale
+from quota.jobs.store.file import is_made
+from quota.jobs.store.store import Store
 from quota.jobs.textfile import of_regions, of_run
 from quota.terms.limits import DAY_MS
 
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 
     from quota.dashboard.contract import Stand
     from quota.jobs.plan.plan import Plan
-    from quota.jobs.store.runs import PastRun
-    from quota.jobs.store.store import Checkpoint, Elsewhere
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Elsewhere
     from quota.reports.metrics import Sample
+    from quota.reports.runs import Run
     from quota.session import Session
     from quota.settings.model import JobSettings
 
@@ -38,8 +41,8 @@ def jobs(session: Session) -> Contribution:
     """Where each job stands and its last runs. Does not create the store. Raises StoreError."""
     settings, now_ms = session.settings, host_clock()
     checkpoints: dict[str, list[Checkpoint]] = {}
-    runs: list[PastRun] = []
-    last: dict[str, PastRun] = {}
+    runs: list[Run] = []
+    last: dict[str, Run] = {}
     elsewhere: list[Elsewhere] = []
     if is_made(settings.store.url):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
@@ -62,7 +65,7 @@ def jobs(session: Session) -> Contribution:
         + ("never" if one.fetched_ms is None else f"{spell(now_ms - one.fetched_ms)} ago")
         for one in elsewhere
     )
-    return Contribution(tuple(regions), tuple(map(_run, runs)), samples=tuple(samples), notes=notes)
+    return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=notes)
 
 
 def _regions(
@@ -93,45 +96,11 @@ def _stands(one: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
     return ("waits", "done in this round")
 
 
-def _samples(job: str, project: str, here: dict[str, Checkpoint], last: PastRun | None) -> Iterator[Sample]:
+def _samples(job: str, project: str, here: dict[str, Checkpoint], last: Run | None) -> Iterator[Sample]:
     labels = {"project": project, "quota_job": job}
-    if last is not None and last.ended_at_ms is not None and last.exit_status is not None:
-        yield from of_run(labels, last.ended_at_ms, last.exit_status)
+    if last is not None and last.ended_ms is not None and last.exit_status is not None:
+        yield from of_run(labels, last.ended_ms, last.exit_status)
     yield from of_regions(labels, here.values())
-
-
-def _run(one: PastRun) -> Run:
-    regions = tuple(
-        RegionOfRun(
-            str(region.get("region") or ""),
-            str(region.get("outcome") or ""),
-            _count(region.get("pages")),
-            _count(region.get("items")),
-            _count(region.get("units")),
-            str(region.get("error") or ""),
-        )
-        for region in one.regions
-    )
-    return Run(
-        key=str(one.id),
-        run=one.run,
-        project=one.project,
-        job=one.job,
-        outcome=one.outcome,
-        why=one.why,
-        refused_by=one.refused_by,
-        retry_at_ms=one.retry_at_ms,
-        units=one.units,
-        attempts=one.attempts,
-        exit_status=one.exit_status,
-        began_ms=one.began_at_ms,
-        ended_ms=one.ended_at_ms,
-        regions=regions,
-    )
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int else 0
 
 
 def forecast(session: Session) -> Contribution:

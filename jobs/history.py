@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from quota.jobs.store.runs import PastRun
+    from quota.reports.runs import Run
 
 MAX_WHY = 60
 """The most characters of a reason that are shown; the JSON has all."""
@@ -32,17 +32,17 @@ COLUMNS = (
 )
 
 
-def render_runs(found: Sequence[PastRun]) -> RenderableType:
+def render_runs(found: Sequence[Run]) -> RenderableType:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
     rows = [
         (
-            weekday(run.began_at_ms),
+            weekday(run.began_ms),
             run.job,
             run.outcome,
             _regions(run),
-            f"{sum(one.get('items', 0) for one in run.regions):,}",
+            f"{sum(one.items for one in run.regions):,}",
             f"{run.units:,}",
-            "" if run.ended_at_ms is None else spell(run.ended_at_ms - run.began_at_ms),
+            "" if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
             _why(run),
         )
         for run in found
@@ -51,17 +51,17 @@ def render_runs(found: Sequence[PastRun]) -> RenderableType:
     return FirstThatFits(tables(COLUMNS, rows, styles=styles, without=(6, 4), least_fold=24))
 
 
-def _regions(run: PastRun) -> str:
-    done = [one for one in run.regions if one.get("outcome") == "done"]
+def _regions(run: Run) -> str:
+    done = [one for one in run.regions if one.outcome == "done"]
     return f"{len(done)} of {len(run.regions)}" if run.regions else ""
 
 
-def _why(run: PastRun) -> str:
+def _why(run: Run) -> str:
     """What refused a run, or the beginning of the error of the first region that failed, or of its reason."""
     if run.refused_by is not None:
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
-    errors = [str(one["error"]) for one in run.regions if one.get("error")]
+    errors = [one.error for one in run.regions if one.error]
     why = shorten(printable(errors[0] if errors else run.why), MAX_WHY)
     more = len(errors) - 1
     return f"{why} (and {many(more, 'more region')})" if more > 0 else why

@@ -21,6 +21,7 @@ import quota
 from quota.common.log import line
 from quota.jobs.job import Away
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
+from quota.ledger.parts import claims_in
 from quota.terms.attribution import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
@@ -103,7 +104,7 @@ class Hold:
         if not self._began:
             return
         try:
-            self._ledger.end_claim(self._project, self._claim._replace(regions=()), ending)
+            claims_in(self._ledger).end_claim(self._project, self._claim._replace(regions=()), ending)
         except quota.LedgerError as error:
             log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
 
@@ -112,7 +113,7 @@ class Hold:
         for start in range(0, max(1, len(regions)), MAX_REGIONS):
             claim = self._claim._replace(regions=tuple(islice(regions, start, start + MAX_REGIONS)))
             try:
-                claimed = self._ledger.claim(self._project, claim, take_over=here)
+                claimed = claims_in(self._ledger).claim(self._project, claim, take_over=here)
             except quota.LedgerError as error:
                 self._say_unanswered(error)
                 return
@@ -123,7 +124,7 @@ class Hold:
                 self.away[region] = self._away(holder, claimed.now_ms)
 
     def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
-        """Another run has the tick: at the begin it is not to be run, and later this run has been replaced."""
+        """Another run has the tick: this run does not begin, or, if it had begun, it has been replaced."""
         self.tick_is = tick_is
         if self._began:
             away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
@@ -138,7 +139,7 @@ class Hold:
         log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
 
     def furthest(self) -> Away | None:
-        """Of what is away, that which is free last; None if nothing is away."""
+        """The region that is away for longest; None if none is."""
         return max(self.away.values(), key=lambda away: away.until_ms, default=None)
 
 

@@ -1,15 +1,11 @@
-"""Ctrl-C and SIGTERM. One kind of block may finish its page in flight, the other ends at once.
-
-    interruptible   the first signal asks the block to stop, and ends the process if it does not
-    exits           a signal ends the program at once, through the usual clean-up
-
-Both put back the handlers that were there before.
-"""
+"""Ctrl-C and SIGTERM, where a page in flight may still be stored: the first signal asks a block to stop, and ends the
+process if it does not. The handlers that were there before are put back."""
 
 from __future__ import annotations
 
 import _thread
 import os
+import select
 import signal
 import sys
 import time
@@ -20,6 +16,12 @@ from quota.common.fork import start_over_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+STOP_WITHIN_S = 8.0
+"""How long the page in flight may take after a signal to stop."""
+
+END_WITHIN_S = 9.0
+"""How long a process may live after a signal to stop, whatever it waits for. Supervisors kill after 10 s."""
 
 
 @contextmanager
@@ -33,8 +35,6 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal. With
     `says` a line on stderr tells what the block still waits for.
     """
-    from quota.jobs.runner import END_WITHIN_S, STOP_WITHIN_S
-
     seen: list[int] = []
     over: list[bool] = []
     # Python runs a handler only after the current call, which may look up a host name for a minute. The byte that the
@@ -107,26 +107,9 @@ def _threads_left() -> bool:
 
 
 def _say(line: bytes) -> None:
-    """Print a line on stderr if it can be written at once. Whoever waits here could not end the process, and the block
-    itself may be waiting for stderr. A thread could wait instead, but Python 3.12 starts none after the main one ends.
-    """
-    import select  # imported late: few runs are interrupted
-
+    """Print a line on stderr if it can be written at once. A thread that waited here could not end the process, and the
+    block itself may be waiting for stderr. A thread could wait instead, but Python 3.12 starts none after the main one
+    ends."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, line)
-
-
-@contextmanager
-def exits(statuses: dict[signal.Signals, int]) -> Iterator[None]:
-    """Within the block, these signals end the program with these statuses, through the usual clean-up."""
-
-    def handle(number: int, _frame: object) -> None:
-        raise SystemExit(statuses[signal.Signals(number)])
-
-    before = {number: signal.signal(number, handle) for number in statuses}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
     fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
     Page            what one step fetched, and the cursor of the next step
-    RegionReport    how one region ended in one run
     RunReport       how the run ended: what `quota run --json` prints
 
 A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
@@ -21,20 +20,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType
+from dataclasses import asdict, dataclass, field
+from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
+from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.decision import Decision
     from quota.settings.model import JobSettings, Settings
 
 
@@ -68,6 +67,10 @@ class Page:
     channels: Sequence[Mapping[str, Any]] = ()
     cursor: Cursor | None = None
     complete: bool = True
+
+    @property
+    def items(self) -> int:
+        return len(self.videos) + len(self.channels)
 
     def __post_init__(self) -> None:
         for what, resources in (("videos", self.videos), ("channels", self.channels)):
@@ -138,49 +141,19 @@ class Away:
 
 
 @dataclass(frozen=True)
-class RegionReport:
-    """How one region ended in one run. `items`, `pages` and `units` are what this run added.
+class RunReport(Run):
+    """How a run that this process made has ended.
 
-    done      the pass is complete
-    partial   a part of this pass is stored; the next run continues from `cursor`
-    skipped   nothing of this pass is stored; the next run starts it
-    failed    `error` names the error that ended the pass; the other regions continued
-    """
-
-    region: str
-    outcome: RegionOutcome
-    items: int = 0
-    pages: int = 0
-    units: int = 0
-    cursor: Cursor | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
-
-    `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
     `quota run` exits with `exit_status`, unless it is told to fail on a refusal. `away` says where regions are that
     another machine covers; with the outcome "elsewhere" it covers all that this run has not. `waits`: the run may be
-    tried again soon. `refusal` is the decision that ended it.
+    tried again soon.
     """
 
-    run: str
-    job: str
-    outcome: RunOutcome
-    regions: tuple[RegionReport, ...] = ()
-    units: int = 0
-    attempts: int = 0
-    refused_by: str | None = None
-    retry_at_ms: int | None = None
-    refused: bool = False
-    why: str = ""
     exit_status: int = 0
+    refused: bool = False
     next_step: str = field(default="", compare=False)
     away: Away | None = None
     waits: bool = field(default=False, compare=False)
-    refusal: Decision | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""
@@ -191,18 +164,7 @@ class RunReport:
             "job": self.job,
             "outcome": self.outcome,
             **elsewhere,
-            "regions": [
-                {
-                    "region": r.region,
-                    "outcome": r.outcome,
-                    "items": r.items,
-                    "pages": r.pages,
-                    "units": r.units,
-                    "cursor": r.cursor,
-                    "error": r.error,
-                }
-                for r in self.regions
-            ],
+            "regions": [asdict(region) for region in self.regions],
             "units": self.units,
             "attempts": self.attempts,
             "refused_by": self.refused_by,
@@ -276,10 +238,6 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     return found
 
 
-_RETURNS_NO_PAGE = 0x20 | 0x80 | 0x200
-"""The flags of a function that yields, or is `async`, as `inspect` has them: a call of it fetches nothing."""
-
-
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
@@ -299,7 +257,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
         raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
     if not callable(fetch):
         raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
-    if getattr(getattr(fetch, "__code__", None), "co_flags", 0) & _RETURNS_NO_PAGE:
+    if any(kind(fetch) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {function:.100} is a coroutine or a generator;"
             " write a plain function that returns a Page"
@@ -311,7 +269,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
 def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
     """The fetch function of a job, for a command that only looks at a configuration: `check`, `plan`, the page.
 
-    Whoever names a file to such a command has not decided yet to run its code. So that is imported only from a
+    A user who names a file to such a command has not decided yet to run its code. So that is imported only from a
     configuration that nobody else could have written. Raises ConfigError as `load_fetch` does, and where it is not.
     """
     folder = None
@@ -337,26 +295,7 @@ def _doubt_of(path: Path) -> str:
 
 def wants_store(fetch: Fetch) -> bool:
     """Whether the function has a parameter called `store`."""
-    plain = _plain_parameters(fetch)
-    if plain is not None:
-        return "store" in plain[0]
-    import inspect
-
-    return "store" in inspect.signature(fetch).parameters
-
-
-def _plain_parameters(fetch: object) -> tuple[tuple[str, ...], set[str]] | None:
-    """The names of a plain function's parameters, and those behind the first three that it wants; None for any other
-    callable. To import `inspect` is a tenth of a refused tick."""
-    if not isinstance(fetch, FunctionType) or vars(fetch).keys() - {"first_attempt"}:
-        return None
-    code = fetch.__code__
-    if code.co_posonlyargcount or code.co_argcount < 3:
-        return None
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    filled = code.co_argcount - len(fetch.__defaults__ or ())
-    wanted = {*names[3:filled], *names[code.co_argcount :]} - (fetch.__kwdefaults__ or {}).keys()
-    return names, wanted
+    return "store" in signature(fetch).parameters
 
 
 def _import(module_name: str, name: str, folder: Path | None) -> object:
@@ -385,28 +324,20 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
-    plain = _plain_parameters(fetch)
-    if plain is not None and "store" not in options:
-        names, wanted = plain
-        given = {*options} | ({"store"} & {*names})
-        if wanted <= given <= {*names[3:]}:
-            return
-    import inspect
-
     try:
-        signature = inspect.signature(fetch)
+        its = signature(fetch)
     except (TypeError, ValueError) as error:
         raise quota.ConfigError(f"fetch = {name!r:.100}: its parameters cannot be read: {error}") from error
     if "store" in options:
         raise quota.ConfigError(f"fetch = {name!r:.100}: the name 'store' is reserved for the local store")
-    known = [option for option in list(signature.parameters)[3:] if option != "store"]
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    unknown = next((option for option in options if option not in signature.parameters), None)
+    known = [option for option in list(its.parameters)[3:] if option != "store"]
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in its.parameters.values())
+    unknown = next((option for option in options if option not in its.parameters), None)
     if unknown is not None and not open_ended:
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
-    values = options | ({"store": None} if "store" in signature.parameters else {})
+    values = options | ({"store": None} if "store" in its.parameters else {})
     try:
-        signature.bind(None, "US", None, **values)
+        its.bind(None, "US", None, **values)
     except TypeError as error:
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"

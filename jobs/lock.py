@@ -1,7 +1,7 @@
 """One run of a job and a store at a time on a machine: locks on files, which end with the process that has them.
 
-A run has one in the state folder, which others cannot fill or empty, and one beside the store: whoever writes there may
-have another state folder.
+A run has one in the state folder, which others cannot fill or empty, and one beside the store: users who write there
+may have another state folder.
 
 only_one      takes the lock for a block
 lock_name     names it, so that the ledger can tell a dead run from one on another machine
@@ -11,10 +11,12 @@ hashed        a short name for a long text
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +39,6 @@ def only_one(store_url: str, job: str) -> Iterator[int | None]:
 
     It is a lock on a file, so that the kernel releases it however the process ends.
     """
-    import fcntl
-
     descriptors = [lock_file(store_url, job)]
     try:
         beside = _lock_beside(_path_beside(store_url, job), descriptors[0])
@@ -75,13 +75,8 @@ def lock_name(descriptor: int) -> str:
 
 
 def hashed(text: str, size: int) -> str:
-    """A short name for a text: so many bytes, in hexadecimal digits."""
-    try:
-        from _blake2 import blake2b  # hashlib would load all of OpenSSL for it
-    except ImportError:
-        from hashlib import blake2b
-    name: str = blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
-    return name
+    """A short name for a text: `size` bytes, in hexadecimal digits."""
+    return blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
 
 
 def store_id_of(store: Store, lock: int) -> str:

@@ -1,5 +1,6 @@
 """The progress of a run, on stderr.
 
+    Watcher     follows a run
     watching    the watcher that fits: a live line at a terminal, otherwise one line for each region
     named       a job and its region
 
@@ -18,9 +19,8 @@ from quota.common.text import many, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quota.jobs.job import RegionReport
-    from quota.jobs.runner import Watcher
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.reports.runs import RegionOfRun
 
 
 def named(job: str, region: str) -> str:
@@ -28,7 +28,7 @@ def named(job: str, region: str) -> str:
     return f"{job} {region}".rstrip()
 
 
-def _region_line(job: str, outcome: RegionReport) -> str | None:
+def _region_line(job: str, outcome: RegionOfRun) -> str | None:
     """The line of a region that fetched something. Errors are printed at the end; the last line names who is next."""
     if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
@@ -36,11 +36,8 @@ def _region_line(job: str, outcome: RegionReport) -> str | None:
     return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {items}"
 
 
-class _Lines:
-    """For logs and cron: one line for each region."""
-
-    def __init__(self, job: str) -> None:
-        self.job = job
+class Watcher:
+    """Follows the progress of a run, and says nothing. The methods of others must not raise."""
 
     def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
@@ -48,7 +45,16 @@ class _Lines:
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionReport) -> None:
+    def ended(self, outcome: RegionOfRun) -> None: ...
+
+
+class _Lines(Watcher):
+    """For logs and cron: one line for each region."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             say(line, err=True)
@@ -91,7 +97,7 @@ class _Live(_Lines):
         text = printable(f"{named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
         self._progress.update(self._task, description=text)
 
-    def ended(self, outcome: RegionReport) -> None:
+    def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             self._progress.console.print(line, markup=False, highlight=False)
@@ -102,9 +108,7 @@ class _Live(_Lines):
 def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
-        from quota.jobs.runner import Silent
-
-        yield Silent()
+        yield Watcher()
         return
     if not sys.stderr.isatty():
         yield _Lines(job)

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Standing(Protocol):
-    """Where one region stands, as far as the order depends on it. `quota.jobs.store.store.Checkpoint` is one."""
+class RegionState(Protocol):
+    """Where one region stands, as far as the order depends on it. `quota.jobs.store.checkpoints.Checkpoint` is one."""
 
     @property
     def pending(self) -> bool: ...
@@ -24,7 +24,7 @@ class Standing(Protocol):
     def failed_at_ms(self) -> int | None: ...
 
 
-S = TypeVar("S", bound=Standing)
+S = TypeVar("S", bound=RegionState)
 
 
 def by_rotation(checkpoints: Iterable[S]) -> list[S]:

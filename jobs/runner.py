@@ -22,76 +22,42 @@ A failed region counts as covered in its round: if it stayed pending, the next r
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import quota
-from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import line
-from quota.common.text import describe
-from quota.jobs.failure import Failure, classify_failure
+from quota.common.redact import redact
+from quota.common.text import describe, nearest, show
+from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
+from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
+from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
-from quota.jobs.store.store import Checkpoint, Store, StoreError
-from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.jobs.progress import Watcher
+from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.file import StoreError
+from quota.jobs.store.store import Store
+from quota.reports.runs import RegionOfRun
 from quota.terms.arguments import texts
-from quota.terms.attribution import attempt_number
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from quota import Budget, Decision, Session
-    from quota.jobs.job import Fetch, RegionOutcome, RunOutcome
+    from quota import Decision, Session
+    from quota.jobs.job import RegionOutcome, RunOutcome
     from quota.ledger.claims import Ending
-    from quota.ledger.entry import Charge, Entry
     from quota.settings.model import JobSettings
-
-ATTEMPTS = 4
-MAX_WAIT_S = 4.0
-"""The longest wait between two attempts. With ATTEMPTS, one step waits at most 3 x 5 s, jitter included."""
 
 MAX_STEPS = 10
 """A fetch function that takes more steps than this without completing a page is going round in circles."""
 
-STOP_WITHIN_S = 8.0
-"""How long the page in flight may take after a signal to stop."""
-
-END_WITHIN_S = 9.0
-"""How long a process may live after a signal to stop, whatever it waits for. Supervisors kill after 10 s."""
-
 log = logging.getLogger("quota.jobs")
-
-
-class Watcher(Protocol):
-    """Follows the progress of a run. Its methods must not raise."""
-
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
-
-    def page(self, checkpoint: Checkpoint) -> None: ...
-
-    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
-
-    def ended(self, outcome: RegionReport) -> None: ...
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
-
-    def page(self, checkpoint: Checkpoint) -> None: ...
-
-    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
-
-    def ended(self, outcome: RegionReport) -> None: ...
 
 
 def run_job(
@@ -146,14 +112,15 @@ def run_job(
                     row = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
                     refused = refusal()
                     if refused is not None:
-                        report = _refused_report(session, job, refused)
+                        report = _refused(session, job, refused)
                         _keep(store, row, report)
                         return report
-                    run = _Run(
-                        session, job, mine, max_regions, fetch, store, hold, stop, watcher or Silent(), wait, clock
+                    attempts = Attempts(
+                        session, job, fetch, store, stop, watcher or Watcher(), wait, clock or host_clock
                     )
+                    run = _Run(session, job, store, hold, attempts, stop, watcher or Watcher(), clock or host_clock)
                     try:
-                        report = run.run()
+                        report = run.cover(mine, max_regions)
                     except BaseException as error:
                         _keep(store, row, failed_report(session, name, error))
                         raise
@@ -161,10 +128,10 @@ def run_job(
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
                         endings.append("stopped")  # its tick goes on with the next start
                     if run.end is not None and run.end.outcome == "failed" and not run.added:
-                        endings.append("failed")  # who cannot run the job must not keep it from those who can
+                        endings.append("failed")  # a machine that cannot run the job must not keep it from others
                     if max_regions < len(chosen):
                         return report
-                    skipped = [RegionReport(region, "skipped") for region in chosen if region not in mine]
+                    skipped = [RegionOfRun(region, "skipped") for region in chosen if region not in mine]
                     return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
             return failed_report(session, name, error)
@@ -211,7 +178,7 @@ def _elsewhere(
         return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
     if away is None or mine:
         return None
-    skipped = tuple(RegionReport(region, "skipped") for region in regions)
+    skipped = tuple(RegionOfRun(region, "skipped") for region in regions)
     return RunReport(session.run, job.name, "elsewhere", skipped, away=away, waits=away.same_store)
 
 
@@ -237,144 +204,112 @@ def failed_report(session: Session, name: str, error: BaseException) -> RunRepor
     """The report of a run that this error has ended."""
     if isinstance(error, quota.QuotaError):
         return RunReport(session.run, name, "failed", why=str(error), exit_status=error.exit_status)
-    from quota.common.redact import redact
-
     return RunReport(session.run, name, "failed", why=redact(describe(error)), exit_status=quota.QuotaError.exit_status)
 
 
-def _refused_report(session: Session, job: JobSettings, decision: Decision) -> RunReport:
-    end = _refused(decision)
+def _refused(session: Session, job: JobSettings, decision: Decision) -> RunReport:
+    """The report of a run that this decision has ended."""
     return RunReport(
         session.run,
         job.name,
         "stopped",
-        refused_by=end.refused_by,
-        retry_at_ms=end.retry_at_ms,
         refused=True,
-        why=end.why,
-        exit_status=end.exit_status,
-        refusal=decision,
+        refused_by=decision.refused_by,
+        retry_at_ms=decision.retry_at_ms,
+        why=decision.why(),
+        exit_status=quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0,
+        refusal=decision.as_json(),
     )
 
 
-@dataclass(frozen=True)
-class _End:
-    """Why a run ends here."""
-
-    outcome: RunOutcome
-    why: str
-    exit_status: int = 0
-    refused: bool = False
-    refused_by: str | None = None
-    retry_at_ms: int | None = None
-    refusal: Decision | None = None
-
-
-class _Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
-    """A signal came, and the run waits for no page any longer."""
-
-
 class _Run:
+    """Covers the regions of one run. `end` says how the run ends, as soon as something has ended it."""
+
     def __init__(
         self,
         session: Session,
         job: JobSettings,
-        regions: Sequence[str],
-        max_regions: int,
-        fetch: Fetch,
         store: Store,
         hold: Hold,
+        attempts: Attempts,
         stop: Callable[[], int],
         watcher: Watcher,
-        wait: Any,
-        clock: Callable[[], int] | None,
+        clock: Callable[[], int],
     ) -> None:
         self.session = session
         self.job = job
-        self.regions = regions
-        self.max_regions = max_regions
         self.store = store
         self.hold = hold
+        self.attempts = attempts
         self.work = work_of(session, job)
         self.stop = stop
         self.watcher = watcher
-        self.wait = wait
-        self.clock = clock or host_clock
-        self.budget: Budget = session.budget(job.credential)
-        self.fetch = fetch
-        self.given = {"store": store} if wants_store(fetch) else {}
-        self.client: Any = None
-        self.told_s: float | None = None  # when a signal came while a page was in flight
-        self.since_ms = 0
-        self.attempts_before = 0  # attempts that this process counted before this run
-        self.end: _End | None = None
+        self.clock = clock
+        self.end: RunReport | None = None
         self.here = Checkpoint(job.name, "", work=self.work)  # of the current region
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
 
-    def run(self) -> RunReport:
-        try:
-            return self._run()
-        finally:
-            if self.client is not None:
-                self.client.close()
-
-    def _run(self) -> RunReport:
-        outcomes: list[RegionReport] = []
-        self.store.delete_expired()
-        checkpoints = self.store.start_round(self.job.name, self.regions, self.work)[: self.max_regions]
-        self.watcher.began(checkpoints)
+    def cover(self, regions: Sequence[str], max_regions: int) -> RunReport:
+        """Cover these regions, as far as their turn has come."""
+        outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
-        for checkpoint in checkpoints:
-            self.here = checkpoint
-            if self.end is None and checkpoint.region not in self.hold.away:
-                with quota.labels(job=self.job.name, region=checkpoint.region):
-                    outcome = self._region()
-            else:
-                outcome = self._unfinished()
-            if left is None and outcome.outcome in ("partial", "skipped"):
-                left = self.here
-            outcomes.append(outcome)
-            self.watcher.ended(outcome)
-        return self._report(outcomes, left)
+        try:
+            self.store.delete_expired()
+            checkpoints = self.store.start_round(self.job.name, regions, self.work)[:max_regions]
+            self.watcher.began(checkpoints)
+            for checkpoint in checkpoints:
+                self.here = checkpoint
+                if self.end is None and checkpoint.region not in self.hold.away:
+                    with quota.labels(job=self.job.name, region=checkpoint.region):
+                        outcome = self._region()
+                else:
+                    outcome = self._unfinished()
+                if left is None and outcome.outcome in ("partial", "skipped"):
+                    left = self.here
+                outcomes.append(outcome)
+                self.watcher.ended(outcome)
+            return self._report(outcomes, left)
+        finally:
+            self.attempts.close()
 
     # -- one region --------------------------------------------------------------------------------------------------
 
-    def _region(self) -> RegionReport:
+    def _region(self) -> RegionOfRun:
         try:
             return self._pass()
         except quota.UsageError:
             raise
         except quota.Refused as refusal:
-            self.end = _refused(refusal.decision)
+            self.end = _refused(self.session, self.job, refusal.decision)
             if self.end.exit_status:
                 return self._unfinished(self.end.why)
         except quota.QuotaError as error:
-            self.end = _End("failed", str(error), error.exit_status)
+            self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
-        except _Interrupted as interrupt:
-            self.end = _End("stopped", f"interrupted{interrupt}")
+        except Interrupted as interrupt:
+            self.end = self._ended("stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
-    def _pass(self) -> RegionReport:
+    def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
         steps = 0
         while self.here.pages < self.job.pages:
             checkpoint = self.here
             if self.stop():
-                raise _Interrupted
+                raise Interrupted
             self.store.check_space()
             started_at_ms = self.clock()
             try:
-                page = self._step(checkpoint)
+                page = self.attempts.step(checkpoint)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
             except Exception as error:
-                ends_all = isinstance(error, (quota.QuotaError, _Interrupted, MemoryError))
+                ends_all = isinstance(error, (quota.QuotaError, Interrupted, MemoryError))
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
-                failure = self._classify(error, checkpoint)
+                failure = self.attempts.failure_of(error, checkpoint)
                 trouble = line(
                     "step_failed",
                     job=checkpoint.job,
@@ -394,7 +329,7 @@ class _Run:
                 return self._give_up(checkpoint, _CIRCLE, answered=True)
             self.here = self.store.save_page(checkpoint, page, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
-            self.added[checkpoint.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
+            self.added[checkpoint.region] = pages + page.complete, items + page.items
             self.watcher.page(self.here)
             _debug(
                 "page_stored",
@@ -402,7 +337,7 @@ class _Run:
                 region=checkpoint.region,
                 page=checkpoint.pages + 1,
                 complete=page.complete,
-                items=len(page.videos) + len(page.channels),
+                items=page.items,
                 items_of_pass=self.here.items,
                 took_ms=self.clock() - started_at_ms,
                 finished=finished,
@@ -416,104 +351,13 @@ class _Run:
         self.here = self.store.finish(self.here)
         return self._outcome("done")
 
-    def _step(self, checkpoint: Checkpoint) -> Page:
-        """One step of the fetch function, attempted again where that may help."""
-        if self.client is None:
-            self._connect(checkpoint)
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
-
-        retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
-            retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
-            before_sleep=lambda state: self._say_retry(state, checkpoint),
-            sleep=self._sleep,
-            reraise=True,
-        )
-
-        def attempt() -> Any:
-            # A copy of the cursor and of the options: another attempt may have changed its own.
-            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
-            return self.fetch(self.client, checkpoint.region, cursor, **options, **self.given)
-
-        page = retrying(attempt)
-        if not isinstance(page, Page):
-            raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
-        items, max_items = len(page.videos) + len(page.channels), self.job.max_items
-        if items > max_items:
-            raise quota.BadAnswer(
-                f"a page holds {items:,} items, more than {max_items:,}; if that is right, raise max_items"
-            )
-        return page
-
-    def _connect(self, checkpoint: Checkpoint) -> None:
-        """Make the client, but only after the budget would admit its first call: importing the client takes long."""
-        method = attempt_of(self.fetch, checkpoint.cursor)
-        if method is not None:
-            decision = self.budget.peek(method, job=self.job.name, region=checkpoint.region)
-            if not decision.admitted:
-                account_of(self.budget).note_refusal(decision, self.job.name, checkpoint.region)
-                raise quota.Refused(decision)
-        try:
-            self.since_ms = self.session.ledger.now_ms()
-        except quota.LedgerError:
-            # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
-            # be ahead of the ledger's by no more than this.
-            self.since_ms = self.clock() - CLOCK_SLACK_MS
-        self.attempts_before = self.session.attempt_number()
-        book = self.budget.book
-        self.client = self.session.google(
-            self.job.credential,
-            book.api,
-            book.version,
-            max_body_mb=self.job.max_body_mb,
-            max_answer_s=self.job.max_answer_s,
-            max_items=self.job.max_items,
-            waiting=self._wait_for_answer,
-        )
-
-    def _wait_for_answer(self) -> None:
-        """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
-        if self.stop():
-            now_s = time.monotonic()
-            self.told_s = self.told_s or now_s
-            if now_s - self.told_s >= STOP_WITHIN_S:
-                raise _Interrupted(f"; the page in flight took over {STOP_WITHIN_S:g} s and was abandoned")
-
-    def _classify(self, error: Exception, checkpoint: Checkpoint) -> Failure:
-        method = attempt_of(self.fetch, checkpoint.cursor) or ""
-        return classify_failure(error, method=method, book=self.budget.book)
-
-    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
-            return False
-        return self._classify(error, checkpoint).kind == "transient"
-
-    def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
-        message, wait_s = self._classify(state.outcome.exception(), checkpoint).message, state.next_action.sleep
-        number, wait_ms = state.attempt_number, round(wait_s * 1_000)
-        _debug(
-            "attempt_failed", job=checkpoint.job, region=checkpoint.region, attempt=number, wait_ms=wait_ms, why=message
-        )
-        self.watcher.retry(checkpoint, message, wait_s)
-
-    def _sleep(self, seconds: float) -> None:
-        """Wait between two attempts. A signal ends the wait, which therefore comes in short pieces."""
-        until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0:
-            if self.stop():
-                break
-            time.sleep(min(left_s, 0.1))
-        if self.stop():
-            raise _Interrupted
-
-    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionReport:
+    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionOfRun:
         match failure.kind:
             case "exhausted":
                 self.end = self._exhausted(checkpoint, failure)
                 return self._unfinished()
             case "config":
-                self.end = _End("failed", failure.message, quota.ConfigError.exit_status)
+                self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
             case "answer":
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
@@ -521,40 +365,40 @@ class _Run:
             case "transient":
                 # The next pass continues from here.
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
-                advice = "" if answered else f" to reach {self._root()}; check network and endpoint, then run again"
+                advice = (
+                    ""
+                    if answered
+                    else f" to reach {self.attempts.address()}; check network and endpoint, then run again"
+                )
                 return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
             case _:
                 # The cursor itself may be the cause, so the next pass begins with the first page.
                 self.here = self.store.fail(checkpoint, keep_cursor=False)
                 return self._outcome("failed", failure.message)
 
-    def _root(self) -> str:
-        """The address to which the client sends its calls."""
-        scheme, _, rest = self.client._baseUrl.partition("://")
-        return f"{scheme}://{rest.partition('/')[0]}"
-
-    def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> _End:
+    def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:
         """Upstream says that its quota is spent. The metering has closed the bucket; the budget knows until when."""
-        method = attempt_of(self.fetch, checkpoint.cursor)
-        decision = None if method is None else self.budget.peek(method, job=self.job.name, region=checkpoint.region)
-        if decision is None or decision.admitted:
-            return _End("stopped", failure.message, refused=True, refused_by=failure.bucket)
-        account_of(self.budget).note_refusal(decision, self.job.name, checkpoint.region)
-        return _refused(decision)
+        decision = self.attempts.refusal(checkpoint)
+        if decision is None:
+            return replace(self._ended("stopped", failure.message), refused=True, refused_by=failure.bucket)
+        return _refused(self.session, self.job, decision)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionReport:
+    def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionOfRun:
         checkpoint = self.here
         pages, items = self.added.get(checkpoint.region, (0, 0))
         cursor = None if outcome == "done" else checkpoint.cursor
-        return RegionReport(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+        return RegionOfRun(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
 
-    def _unfinished(self, error: str | None = None) -> RegionReport:
+    def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
-    def _report(self, outcomes: list[RegionReport], left: Checkpoint | None) -> RunReport:
-        units, attempts = self._spent()
+    def _ended(self, outcome: RunOutcome, why: str) -> RunReport:
+        return RunReport(self.session.run, self.job.name, outcome, why=why)
+
+    def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
+        units, attempts = self.attempts.spent()
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
         for one in regions:
@@ -572,7 +416,7 @@ class _Run:
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        end = self.end or _End(outcome, _count_failed(failed, regions) if failed else "")
+        end = self.end or self._ended(outcome, _count_failed(failed, regions) if failed else "")
         status = end.exit_status
         if not status and failed:
             status = quota.QuotaError.exit_status
@@ -589,56 +433,15 @@ class _Run:
             status=status,
             why=end.why,
         )
-        return RunReport(
-            run=self.session.run,
-            job=self.job.name,
-            outcome=end.outcome,
+        return replace(
+            end,
             regions=regions,
             units=sum(units.values()),
             attempts=attempts,
-            refused_by=end.refused_by,
-            retry_at_ms=end.retry_at_ms,
-            refused=end.refused,
-            why=end.why,
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             away=self.hold.furthest(),
-            refusal=end.refusal,
         )
-
-    def _spent(self) -> tuple[dict[str, int], int]:
-        """Units by region and the number of attempts, from the ledger's log and from what was drawn on the allowance.
-        The idempotency keys tell this run's charges from others."""
-        units: dict[str, int] = {}
-        attempts = 0
-        if self.client is None:
-            return units, attempts
-        for charge in self._charges():
-            key = charge.idempotency_key
-            of_this_run = key.startswith(self.session.run) and attempt_number(key) > self.attempts_before
-            if of_this_run and charge.job == self.job.name and charge.units:
-                units[charge.region] = units.get(charge.region, 0) + charge.units
-                attempts += 1
-        return units, attempts
-
-    def _charges(self) -> Iterable[Charge | Entry]:
-        """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
-        from quota.common.clock import NEVER
-        from quota.deciding.corrections import drawn_by
-        from quota.ledger.contract import read_entries
-
-        project, run = self.budget.project, self.session.run
-        asked = self.session.attempt_number() - self.attempts_before - 1
-        found: dict[str, Charge | Entry] = {}
-        try:
-            found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self.budget), run))
-            entries = read_entries(self.session.ledger, project, self.since_ms, NEVER)
-            found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
-        except quota.LedgerError as error:
-            if len(found) < asked:
-                known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
-                log.warning("%s: %s", known, error)
-        return found.values()
 
 
 _CIRCLE = Failure(
@@ -646,12 +449,7 @@ _CIRCLE = Failure(
 )
 
 
-def _refused(decision: Decision) -> _End:
-    status = quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0
-    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms, decision)
-
-
-def _count_failed(failed: Sequence[RegionReport], regions: Sequence[RegionReport]) -> str:
+def _count_failed(failed: Sequence[RegionOfRun], regions: Sequence[RegionOfRun]) -> str:
     if len(regions) == 1:
         return failed[0].error or ""
     return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"
@@ -669,8 +467,6 @@ def _debug(event: str, **fields: object) -> None:
 def _job(session: Session, name: str) -> JobSettings:
     jobs = session.settings.jobs
     if name not in jobs:
-        from quota.common.text import nearest, show
-
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
     return jobs[name]
 

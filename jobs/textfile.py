@@ -16,7 +16,7 @@ from quota.reports.spending import read_sums
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.ledger.history import RefusedSum, RunningSum
     from quota.reports.status import Status
     from quota.session import Session

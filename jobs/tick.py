@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quota.cli.options import config_option, json_option
+from quota.cli.options import config_option, json_option, textfile_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
 from quota.common.text import printable
 from quota.errors import QuotaError
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from quota.jobs.job import RunReport
     from quota.reports.notify import Ping
     from quota.session import Session
-
-
-textfile_option = click.option(
-    "--textfile", metavar="FOLDER", help="Write metrics there for node_exporter, after each run."
-)
 
 
 @click.command("run", short_help="Run one tick of JOB.")
@@ -108,7 +103,7 @@ def _ping(session: Session, job: str) -> Ping | None:
 
 
 def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport) -> None:
-    """Do what the configuration asks for after a run. The imports are for those who ask."""
+    """Do what the configuration asks for after a run. Nothing is imported for a run that asks for nothing."""
     settings = session.settings
     asks = settings.textfile is not None or settings.notify is not None or ping is not None
     if job in settings.jobs and asks:
@@ -126,8 +121,6 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
     import quota
     from quota.settings.model import NO_FILE
 
-    if textfile == "":  # of a variable that is not set: the metrics would be in whatever folder this is
-        raise quota.UsageError("--textfile '' is not the path of a folder")
     with quota.open(config) as session:
         if session.settings.path is None:
             raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")

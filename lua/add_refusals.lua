@@ -1,7 +1,7 @@
 -- add_refusals.lua: keep what a process was refused, for people. Nothing is decided by it.
 --
 -- Guarantee: one atomic step. What is sent twice counts twice: a caller whose answer was lost does not repeat it. The rule is
--- L30 in ARCHITECTURE.md.
+-- L30 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the format is read)
 --       4 history                           (see roll_up.lua). Written here:

@@ -5,7 +5,7 @@
 -- script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right are an
 -- error, and nothing is written.
 --
--- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
+-- The rules have numbers (L1, L2, ...) in docs/ledger-rules.md.
 --
 -- Redis takes nothing back when a script fails (L22). So the log is written last; if that fails, the script puts the state
 -- back. Housekeeping comes after that, and may fail without a word.
@@ -22,13 +22,13 @@
 --                      retried:KEY          when the retry with this idempotency key was answered (L16)
 --                      epoch                the idempotency key of the first charge, until a loss or a repair begins a new
 --                                           one (L18, L26)
---                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
+--                      unlogged:VIEW        what the ledger lost and still counts (L17; see quota/ledger/unlogged.py)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
---                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
---                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
---                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
---                      compared             what upstream counted when somebody compared last (grant.lua)
+--                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
+--                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
+--                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
+--                      compared             what upstream counted when somebody compared last
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
@@ -64,7 +64,7 @@
 --       OUTCOME     ADMITTED, REFUSED, EXHAUSTED,
 --                   CLOCK (the clocks disagree; nothing was compared), MORE (call again), RETRIED (a late first try: its
 --                   retry was answered already), BEHIND (this ledger lacks what the caller expects; nothing was compared:
---                   add_unlogged.lua, then call again),
+--                   whoever knows what is missing reports it, `quota status` for example; then call again),
 --                   GRANTED (upstream grants other numbers than the caller knows; nothing was compared: lower the caps, then
 --                   call again)
 --       ID          of the charge; - when nothing was charged. Of several charges, all ids in their order, commas between
@@ -79,7 +79,7 @@
 --       Seldom a line for each of these follows, after its name and a space:
 --       exhaustion  the record, of EXHAUSTED (see exhaust.lua)
 --       granted     of GRANTED, what upstream grants: the field of the state
---       unlogged    "N EPOCH EXPIRIES KEPT LAST EPOCH ..." (see add_unlogged.lua): of the limit N, the first is 1
+--       unlogged    "N EPOCH EXPIRIES KEPT LAST EPOCH ..." (quota/ledger/unlogged.py): of the limit N, the first is 1
 --       evicts      once a day: the server's maxmemory-policy if that lets it drop our keys, ? if it may not be seen
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
@@ -355,7 +355,8 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
       end
     end
   end
-  local has_room = cost == 0 or total + unlogged + cost <= cap -- L9
+  -- L9: compare
+  local has_room = cost == 0 or total + unlogged + cost <= cap
   fits = fits and has_room
   views[place] = {
     total = total, tail = tail, head = head, dropped_through = dropped_through, cost = cost, unlogged = unlogged,
@@ -363,7 +364,7 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   }
 end
 
--- L9, L20
+-- L20. A bucket that is closed says more than a limit that is full.
 local outcome, exhaustion, exhausted_ms = fits and 'ADMITTED' or 'REFUSED', nil, now_ms - jitter_ms
 for index = FIRST_CLOSED - FIELDS_BEFORE, last_closed - FIELDS_BEFORE do
   local until_ms = known[index] and (tonumber(match(known[index], '^%d+')) or MAX_SEQ)

@@ -1,7 +1,7 @@
 -- clear.lua: remove a piece of what a fenced ledger holds from before, so that it can be filled again.
 --
 -- Guarantee: a bounded piece, whatever there is. Only a ledger that this move is filling is cleared, and only before its
--- first piece (fence.lua, fill.lua). The rule is L27 in ARCHITECTURE.md.
+-- first piece (fence.lua, fill.lua). The rule is L27 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history                           (see roll_up.lua)

@@ -1,7 +1,7 @@
 -- exhaust.lua: upstream said "no more": close one bucket for everybody until its reset.
 --
 -- Guarantee: a bucket that is closed already stays as it is, so a repeat never extends it. One that was reopened since what
--- upstream said (SINCE_MS) stays open: that was known when it was reopened. The rule is L20 in ARCHITECTURE.md.
+-- upstream said (SINCE_MS) stays open: that was known when it was reopened. The rule is L20 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written)
 -- ARGV  1 now_ms         0 = the server's clock

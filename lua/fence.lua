@@ -2,7 +2,7 @@
 --
 -- Guarantee: one atomic step, and only from the standing that the caller names; a repeat changes nothing. A fenced ledger
 -- refuses every decision and every other write, from any language; only its log can be read. The rule is L27 in
--- ARCHITECTURE.md; `quota ledger move` goes through these standings:
+-- docs/ledger-rules.md; `quota ledger move` goes through these standings:
 --
 --       OLD  open -> fenced -> sealed      NEW  empty, or sealed by an earlier move -> filling -> open
 --
@@ -21,7 +21,7 @@
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local now_ms, from, role, move, peer, epoch, charges = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local FENCE_KEPT_MS = 34560000000 -- 400 days: a machine may ask at the old address for so long
+local FENCE_KEPT_MS = 34560000000 -- 400 days: a machine may ask at the old address for that long
 local MIN_RETENTION_MS = 176400000
 local RETENTION_SLACK_MS = 90000000
 

@@ -1,7 +1,7 @@
 -- fill.lua: put a piece of a ledger that moves into the one that it moves to.
 --
 -- Guarantee: one atomic step, and idempotent: pieces follow each other without a gap, and one that is here already changes
--- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in ARCHITECTURE.md.
+-- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history                           (see roll_up.lua)
@@ -20,6 +20,7 @@ local FIRST_ENTRY, ENTRY_SIZE, MAX_ENTRIES = 5, 7, 1000
 
 -- @include parts/ids.lua
 -- @include parts/format.lua
+-- @include parts/live_on.lua
 
 local first_field = FIRST_ENTRY + (count or 0) * ENTRY_SIZE
 if #KEYS ~= 4 or not (retention_ms and retention_ms >= 1 and count and count >= 0 and count <= MAX_ENTRIES)
@@ -38,13 +39,8 @@ if known[4] ~= after then return known[4] or '' end
 
 local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local last = newest and newest[1] or '0-0'
-local function live_on()
-  for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < retention_ms then redis.call('PEXPIRE', key, retention_ms) end
-  end
-end
 -- L22. Tried where it does no harm
-live_on()
+live_on(retention_ms)
 redis.call('HSET', state, 'fence', known[2])
 for at = FIRST_ENTRY, first_field - 1, ENTRY_SIZE do
   local id, corrected = ARGV[at], ARGV[at + 6]
@@ -60,5 +56,5 @@ for at = first_field, #ARGV, 2 do
   redis.call('HSET', of_history and history or state, of_history or ARGV[at], ARGV[at + 1])
 end
 redis.call('HSET', state, 'filled', after)
-live_on()
+live_on(retention_ms)
 return after

@@ -1,4 +1,4 @@
--- inbound_gcra.lua: admit a visitor's request and count it, evenly spaced but for a burst (generic cell rate algorithm).
+-- inbound_gcra.lua: admit a visitor's request and count it, evenly spaced except for a burst (generic cell rate algorithm).
 --
 -- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. A limit lets `burst` units
 -- come at once, and gives them back evenly, `number` in a window. Constant memory: one number for each identity, limit

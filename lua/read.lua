@@ -1,4 +1,4 @@
--- read.lua: a piece of the log, with corrections applied (L1, L15 in ARCHITECTURE.md). Changes nothing.
+-- read.lua: a piece of the log, with corrections applied (L1, L15 in docs/ledger-rules.md). Changes nothing.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 from    first id; "(ID" for exclusive

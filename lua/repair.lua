@@ -5,8 +5,8 @@
 -- changed, and everybody charges on. If a caller was killed, the next one continues its copy; if a charge in the copy was
 -- settled meanwhile, the copy begins again. The charges keep their order. Each counts at least as long as one made now.
 --
--- The rule is L26 in ARCHITECTURE.md. What a copy needs to be continued stands in the state's field `repairing`: BEGUN_MS, the
--- id copied last, and its id in the copy.
+-- The rule is L26 in docs/ledger-rules.md. What a copy needs to be continued stands in the state's field `repairing`: BEGUN_MS,
+-- the id copied last, and its id in the copy.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 log_aside   5 corrections_aside   quota:{PROJECT}:repair:log and :repair:corrections, until the swap

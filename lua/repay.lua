@@ -2,7 +2,7 @@
 --
 -- Guarantee: each charge is appended once, however often it is sent: the last number repaid is kept for each machine.
 -- Nothing is compared: it was spent. It is dated now, so it counts a little too long, never too short. The rule is L19 in
--- ARCHITECTURE.md.
+-- docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 now_ms         0 = the server's clock

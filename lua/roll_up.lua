@@ -2,12 +2,12 @@
 --
 -- Guarantee: one atomic step, outside of every decision. Each charge is added once, in the order of the log: the id of the
 -- last one stands in the history itself, so both are lost together and rebuilt together. At most 100 charges of one hour
--- are added at a time; call again while the reply says that there is more. The rule is L29 in ARCHITECTURE.md.
+-- are added at a time; call again while the reply says that there is more. The rule is L29 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history   hash, quota:{PROJECT}:history:
 --                   rolled_up        the id of the last charge that was added; the state has a copy, which trimming obeys
---                   whole_after_ms   the history has every charge that is newer than this, but for the gap
+--                   whole_after_ms   the history has every charge that is newer than this, except for the gap
 --                   gap              "FROM_MS TO_MS": charges after the first and up to the second may be missing
 --                   hour:N           the hour that begins at N hours since 1970: a line for each method, job, region and
 --                                    bucket, "METHOD|JOB|REGION|BUCKET CHARGES UNITS", with units after corrections
@@ -18,7 +18,7 @@
 --                   swept_hour       what is older than the history was removed up to this hour
 -- ARGV  1 now_ms      0 = the server's clock
 --       2 caller_ms   the caller's clock, the second witness; 0 = none
---       3 all         1 = also of hours that are not over: before a repair (see repair.lua), and for who wants the sums as they
+--       3 all         1 = also of hours that are not over: before a repair (see repair.lua), and for a reader of the sums as they
 --                     are now; else 0 or nothing
 -- Reply { how many charges were added, 1 if there is more to do, else 0 }
 

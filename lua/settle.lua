@@ -2,7 +2,7 @@
 --
 -- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. All views are kept up to date.
 -- Nothing is written before all that may fail was tried. The history is corrected too, if it has the charge already. The
--- rules are L15 and L29 in ARCHITECTURE.md.
+-- rules are L15 and L29 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 history                           (see roll_up.lua)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_S = 0.85
-"""A decision that waits so long for the thread of its ledger is given up, before anything is charged."""
+"""How long a decision waits for the thread of its ledger. Then it is given up, before anything is charged."""
 
 HELD_UP_S = 0.25
-"""A ledger that fails after so long was silent: who waited for its thread meanwhile is given up too."""
+"""A ledger that fails after this time was silent: the decisions that waited for its thread are given up, too."""
 
 ASKERS = 8
 """The threads that ask a ledger of several machines. A file takes one decision at a time, so one thread asks it."""
@@ -152,7 +152,7 @@ class AsyncSpend:
         self._charge = partial(budget.charge, method, units=units, job=job, region=region)
 
     def __call__(self, func: F) -> F:
-        """`func` with a charge at each call. Raises UsageError for anything but a coroutine or async generator
+        """`func` with a charge at each call. Raises UsageError for anything except a coroutine or async generator
         function."""
         from quota.deciding.spend import ASYNC_KINDS, spendable  # late: few processes use the decorator
 
@@ -219,7 +219,7 @@ class Awaiter:
         start_over_in_child(self)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what is no decision, and return what it leads to."""
+        """Do anything except a decision, and return its result."""
         loop = running_loop()
         return await wrap_future(self._submit(self._others, work), loop=loop)
 
@@ -231,8 +231,8 @@ class Awaiter:
             raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Ask the ledger for a decision. Raises LedgerError, also for one that waits so long for a thread that it would
-        not end within the second: then it is never asked."""
+        """Ask the ledger for a decision. Raises LedgerError, also for one that could not end within the second because
+        it waited for a thread: then it is never asked."""
         running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
@@ -284,7 +284,7 @@ class Awaiter:
 
 
 def running_loop() -> AbstractEventLoop:
-    """The loop that awaits. Raises UsageError where it is none of asyncio's."""
+    """The loop that awaits. Raises UsageError if it is not one of asyncio's."""
     try:
         return get_running_loop()
     except RuntimeError:

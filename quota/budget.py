@@ -29,33 +29,33 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quota.common.fork import OfOneProcess
 from quota.common.text import show
 from quota.deciding.account import Account
-from quota.deciding.checklist import PriceChangedError, charge_units
+from quota.deciding.checklist import charge_units
 from quota.deciding.corrections import ALLOWANCE_ID, repay, settle
 from quota.deciding.outlook import look, usage
 from quota.decision import Decision
 from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.contract import MAX_CHARGES
+from quota.ledger.contract import MAX_CHARGES, Ledger
 from quota.ledger.entry import Charge
 from quota.terms.arguments import one, text, texts
-from quota.terms.attribution import check_name, current_attribution
+from quota.terms.attribution import attribution
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from quota.deciding.checklist import Checklist, Key
+    from quota.deciding.checklist import Checklist
     from quota.deciding.outlook import Outlook
     from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
     from quota.decision import LimitState
-    from quota.ledger.contract import Identity, Ledger
     from quota.ledger.entry import Entry
+    from quota.ledger.identity import Identity
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.terms.attribution import AttemptKeys
@@ -64,13 +64,8 @@ Call = tuple[str, "int | None", "str | None"]
 """A method, and its units and bucket where they are not the book's."""
 
 
-class Priced(NamedTuple):
-    """Calls of one job that are decided together, with the checklist of all, and the charge of each."""
-
-    kinds: tuple[Key, ...]
-    checklist: Checklist
-    charges: tuple[Charge, ...]
-    commit: bool
+Priced = tuple["Checklist", tuple[Charge, ...], bool]
+"""Calls of one job that are decided together: the checklist of all, the charge of each, and whether they are made."""
 
 
 class Budget(OfOneProcess):
@@ -98,7 +93,7 @@ class Budget(OfOneProcess):
         identity: Identity | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if not callable(getattr(ledger, "decide", None)):
+        if not isinstance(ledger, Ledger):
             raise UsageError(f"ledger {show(ledger)} is not one; quota.ledger.factory.open_ledger(url) opens one")
         if not isinstance(leave, Mapping | None) or not all(isinstance(one, Mapping) for one in (leave or {}).values()):
             raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")
@@ -244,56 +239,36 @@ class Budget(OfOneProcess):
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
-        labelled = current_attribution()
-        job = text(labelled[0] if job is None else job, "job")
-        region = text(labelled[1] if region is None else region, "region")
-        check_name("region", region)
-        kinds = [
-            (text(method, "method"), None if units is None else charge_units(units), bucket, job)
-            for method, units, bucket in calls
-        ]
-        return self._priced(tuple(kinds), region, commit)
-
-    def _priced(self, kinds: tuple[Key, ...], region: str, commit: bool) -> Priced:
-        checklists, next_key, job = self._account.checklists, self._account.attempt_keys.next, kinds[0][3]
-        of_each = [checklists[kind] for kind in kinds]
-        charges = [Charge(x.units, x.bucket, x.method, job, region, next_key() if commit else "") for x in of_each]
-        together = of_each[0] if len(of_each) == 1 else checklists.sum_of(of_each, job)
-        return Priced(kinds, together, tuple(charges), commit)
-
-    def _priced_anew(self, priced: Priced) -> Priced:
-        """The same calls by the price of now: it changed after the checklist was made, as it may in a long process."""
-        for kind in priced.kinds:
-            self._account.checklists.pop(kind, None)
-        return self._priced(priced.kinds, priced.charges[0].region, priced.commit)
+        checklists, next_key = self._account.checklists, self._account.attempt_keys.next
+        job, region = attribution(job, region)
+        each, charges = [], []
+        for method, units, bucket in calls:
+            if units is not None and type(units) is not int:
+                units = charge_units(units)
+            one = checklists[text(method, "method"), units, bucket, job]
+            each.append(one)
+            charges.append(Charge(one.units, one.bucket, one.method, job, region, next_key() if commit else ""))
+        return each[0] if len(each) == 1 else checklists.sum_of(each, job), tuple(charges), commit
 
     def _ask(self, priced: Priced) -> list[Decision]:
         """What the ledger decides about priced calls. Raises LedgerError where it cannot; nothing may leave then,
         and the calls may have been charged."""
-        account = self._account
-        while True:
-            try:
-                repay(account)
-                checklist, request, result = account.ask(priced.checklist, priced.charges, commit=priced.commit)
-                break
-            except PriceChangedError:
-                priced = self._priced_anew(priced)
-        decision = account.answers.decision(checklist, request, result, account.entries_in_time, commit=priced.commit)
-        return self._of_each(priced, decision, result.ids)
+        account, (checklist, charges, commit) = self._account, priced
+        repay(account)
+        checklist, request, result = account.ask(checklist, charges, commit=commit)
+        decision = account.answers.decision(checklist, request, result, account.entries_in_time, commit=commit)
+        return self._of_each((request.charge, *request.also), decision, result.ids, commit=commit)
 
     def _go_without(self, priced: Priced, trouble: LedgerError) -> list[Decision]:
         """What holds while the ledger does not answer: the local allowance decides, where there is one; else the calls
         are refused."""
-        account, detail = self._account, str(trouble)
-        try:
-            priced.checklist.check_price(account.clock())
-        except PriceChangedError:
-            priced = self._priced_anew(priced)
+        account, (checklist, charges, commit), detail = self._account, priced, str(trouble)
+        checklist, charges = account.checklists.priced_at(account.clock(), checklist, charges)
         drawn = None
         if account.allowance is not None:
             try:
                 drawn = account.allowance.draw(
-                    account.identity, priced.charges, account.longest_ms, commit=priced.commit, because=detail
+                    account.identity, charges, account.longest_ms, commit=commit, because=detail
                 )
             except LedgerError as error:
                 detail = f"{detail}; {error}"
@@ -302,11 +277,11 @@ class Budget(OfOneProcess):
         decision = Decision(
             admitted=admitted,
             id=ids[0] if ids else None,
-            source="allowance" if admitted and priced.commit else None,
+            source="allowance" if admitted and commit else None,
             credential=account.credential,
             project=account.project,
-            method=priced.checklist.method,
-            cost_units=priced.checklist.units,
+            method=checklist.method,
+            cost_units=checklist.units,
             reason="ok" if admitted else "ledger-unavailable",
             refused_by=None,
             remaining_units=drawn.remaining_units if drawn is not None else 0,
@@ -316,12 +291,13 @@ class Budget(OfOneProcess):
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
         )
-        return self._of_each(priced, decision, ids)
+        return self._of_each(charges, decision, ids, commit=commit)
 
-    def _of_each(self, priced: Priced, decision: Decision, ids: tuple[str, ...]) -> list[Decision]:
+    def _of_each(
+        self, charges: tuple[Charge, ...], decision: Decision, ids: tuple[str, ...], *, commit: bool
+    ) -> list[Decision]:
         """The decision about each of the calls. A refusal is counted in the project's history."""
-        charges = priced.charges
-        if priced.commit and not decision.admitted:
+        if commit and not decision.admitted:
             self._account.note_refusal(decision, charges[0].job, charges[0].region, len(charges))
         if len(charges) == 1:
             return [decision]

@@ -112,5 +112,5 @@ class Refused(QuotaError):
         self.decision = decision
 
     def __str__(self) -> str:
-        tell = getattr(self.decision, "sentence", None)  # who tests a program of their own may raise it with anything
+        tell = getattr(self.decision, "sentence", None)  # a program's own tests may raise it with anything
         return super().__str__() if tell is None else str(tell())

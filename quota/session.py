@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
@@ -13,7 +14,8 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
 from quota.deciding.account import SESSION_CLOSED
 from quota.errors import ConfigError, UsageError
-from quota.ledger.contract import Identity
+from quota.ledger.identity import Identity
+from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import A_CREDENTIAL, load_settings
 from quota.settings.model import Settings
@@ -95,10 +97,10 @@ class Session(OfOneProcess):
         if self._ledger is None:
             from quota.ledger.factory import open_ledger
 
-            url = self.settings.ledger.url
-            if url.startswith(f"sqlite:///{state_folder()}{os.sep}"):
+            settings = self.settings.ledger
+            if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
                 make_state_folder()
-            self._ledger = open_ledger(url, clock=self._clock)
+            self._ledger = open_ledger(settings.url, clock=self._clock)
         return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
@@ -145,7 +147,7 @@ class Session(OfOneProcess):
 
     def _open_high_water_mark(self, identity: Identity) -> HighWaterMark | None:
         """This machine's high-water mark of a project's ledger; None for one in memory, which has no other users."""
-        if self.settings.ledger.url == "sqlite://":
+        if self.settings.ledger.file == "":
             return None
         if identity not in self._high_water_marks:
             from quota.recovery.registry import open_high_water_mark
@@ -170,8 +172,10 @@ class Session(OfOneProcess):
                 name,
             )
 
-    def _open_recorder(self, project: str) -> Recorder:
-        """What this process tells the ledger of a project beside its decisions."""
+    def _open_recorder(self, project: str) -> Recorder | None:
+        """What this process tells the ledger of a project beside its decisions; None for one that keeps no history."""
+        if not isinstance(self.ledger, KeepsHistory):
+            return None
         if project not in self._recorders:
             from quota.deciding.recorder import Recorder
 
@@ -192,11 +196,11 @@ class Session(OfOneProcess):
     def repair(self, project: str) -> bool:
         """Date from now on what a wrong clock dated ahead, in the ledger and in this machine's journal of draws.
 
-        False, and nothing is done, while this machine's clock and the ledger's disagree: see `Ledger.repair`.
+        False, and nothing is done, while this machine's clock and the ledger's disagree: see `Repairable.repair`.
         """
         project = text(project, "project")
         clock = self._clock or host_clock
-        if self.ledger.repair(project, self.run, clock()) is None:
+        if repairable(self.ledger).repair(project, self.run, clock()) is None:
             return False
         allowance = self._open_allowance()
         if allowance is not None:
@@ -255,7 +259,7 @@ class Session(OfOneProcess):
         What this process still has to tell and to read, of all projects together, it does within a second, mostly at
         once. What it has not read by then is read after a later decision.
         """
-        with self._closing.lock:  # whoever closes it meanwhile waits for the end
+        with self._closing.lock:  # another one that closes it meanwhile waits for the end
             self._closed = True
             while self._services:
                 self._services.pop().close()
@@ -320,8 +324,6 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
 def machine_jitter_ms() -> int:
     """A delay in ms of up to a minute, different between machines but constant on each. The machines that wait for an
     exhausted bucket therefore do not all return in the same second when it reopens."""
-    from zlib import crc32
-
     try:
         with open("/etc/machine-id", "rb") as file:
             identity = file.read(64)

@@ -1,8 +1,4 @@
-"""The application: what is asked, the threads that read the store, and answers that others may keep.
-
-What takes SQLite less than a millisecond is read on the event loop: with threads the slowest answers took twice as
-long, because each hop waits for Python's lock. A search for more than a word may take 50 ms, and has a thread.
-"""
+"""The application: what is asked, the threads that read the store, and answers that others may keep."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,16 +21,14 @@ from quota.common.text import show
 from quota.errors import UsageError
 from quota.jobs.api import cursor, pages, resources
 from quota.jobs.api.health import Health
-from quota.jobs.api.kept import KeptAnswers
 from quota.jobs.api.openapi import document
 from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters, required, words_of
-from quota.jobs.store.fulltext import is_one_word
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
-from quota.jobs.store.store import StoreError
 from quota.web.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
 
@@ -91,38 +85,23 @@ class _Answer(Exception):  # noqa: N818  # it ends a request, as an answer
 
 
 class _Readers:
-    """A connection on the event loop for what is quick, and threads, each with a connection, for what may not be.
-
-    The first failure of an outage is logged, and its end.
-    """
+    """Threads that read the store, each with a connection of its own. The first failure of an outage is logged, and its
+    end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._here = Reader(url, busy_timeout_ms=0)
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="reader")
         self._waiting = 0
         self._away = False
 
-    def state(self) -> object:
-        """The store's state; None if it cannot be told without waiting."""
-        try:
-            return self._here.state()
-        except StoreError:
-            return None
-
-    async def read(self, question: Callable[[Reader], T], *, quick: bool = True) -> T:
+    async def read(self, question: Callable[[Reader], T]) -> T:
         """The answer of a reader. Raises _Answer if the store cannot be read, or too many wait."""
-        if quick:
-            try:
-                return self._back(question(self._here))
-            except StoreError:
-                pass  # perhaps only locked for a moment, and a thread may wait
         if self._waiting >= MAX_WAITING:
             raise _Answer(BUSY)
         self._waiting += 1
         try:
-            return self._back(await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question))
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
         except StoreError as error:
             if not self._away:
                 logger.error("%s", line("store_away", error=error))
@@ -130,18 +109,15 @@ class _Readers:
             raise _Answer(STORE_AWAY) from None
         finally:
             self._waiting -= 1
-
-    def _back(self, found: T) -> T:
         if self._away:
             logger.warning("%s", line("store_back"))
         self._away = False
         return found
 
     def _ask(self, question: Callable[[Reader], T]) -> T:
-        reader: Reader | None = getattr(self._own, "reader", None)
-        if reader is None:
-            reader = self._own.reader = Reader(self._url)
-        return question(reader)
+        if not hasattr(self._own, "reader"):
+            self._own.reader = Reader(self._url)
+        return question(self._own.reader)
 
 
 class _Api:
@@ -153,10 +129,9 @@ class _Api:
                 self._jobs.setdefault(region, []).append(job.name)
         self._store = _Readers(settings.store.url)
         self._health = Health(session, self._store.read)
-        self._answers: KeptAnswers[Written] = KeptAnswers()
         listed = document()
-        self._document = _static(json.dumps(listed).encode(), "application/json")
-        self._page = _static(pages.page(listed), "text/html; charset=utf-8")
+        self._document = json.dumps(listed).encode()
+        self._page = pages.page(listed)
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
@@ -164,60 +139,37 @@ class _Api:
         question = f"trending {region}"
         version, after = _begin(question, parameters)
         jobs = self._jobs.get(region, [])
-
-        async def answer() -> Written:
-            chart = await self._store.read(lambda reader: reader.chart(region, jobs, after, limit))
-            if chart is None:
-                known = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
-                if known:
-                    raise _Answer(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
-                raise ParameterError("region", f"region={show(region)}: no job fetches it")
-            _check_version(version, chart.version)
-            token = cursor.encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
-            return written(resources.chart_response(chart, token), chart.completed_ms)
-
-        return await self._kept(request, f"{question} {limit} {parameters.get('cursor', '')}", answer)
+        chart = await self._store.read(lambda reader: reader.chart(region, jobs, after, limit))
+        if chart is None:
+            known = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
+            if known:
+                raise _Answer(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
+            raise ParameterError("region", f"region={show(region)}: no job fetches it")
+        _check_version(version, chart.version)
+        token = cursor.encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
+        return _json(request, resources.chart_response(chart, token), chart.completed_ms)
 
     async def search(self, request: Request) -> Response:
         parameters = _parameters(request, "q", "limit", "cursor")
         words, limit = words_of(parameters), limit_of(parameters)
         question = f"search {words}"
         version, skip = _begin(question, parameters)
-
-        async def answer() -> Written:
-            try:
-                hits = await self._store.read(
-                    lambda reader: reader.search(words, skip, limit), quick=is_one_word(words)
-                )
-            except UsageError as error:
-                raise ParameterError("q", str(error)) from None
-            _check_version(version, hits.version)
-            behind = skip + len(hits.rows)
-            token = cursor.encode(question, hits.version, behind) if behind < hits.total else None
-            return written(resources.search_response(hits, token), hits.changed_ms)
-
-        return await self._kept(request, f"{question} {limit} {parameters.get('cursor', '')}", answer)
+        try:
+            hits = await self._store.read(lambda reader: reader.search(words, skip, limit))
+        except UsageError as error:
+            raise ParameterError("q", str(error)) from None
+        _check_version(version, hits.version)
+        behind = skip + len(hits.rows)
+        token = cursor.encode(question, hits.version, behind) if behind < hits.total else None
+        return _json(request, resources.search_response(hits, token), hits.changed_ms)
 
     async def channel(self, request: Request) -> Response:
         _parameters(request)
         channel_id = _path_parameter(request, "channel_id")
-
-        async def answer() -> Written:
-            row = await self._store.read(lambda reader: reader.channel(channel_id))
-            if row is None:
-                raise _Answer(Problem(404, f"The store has no channel {show(channel_id)}."))
-            return written(resources.channel(row), row.refreshed_ms if isinstance(row.refreshed_ms, int) else 0)
-
-        return await self._kept(request, f"channel {channel_id}", answer)
-
-    async def _kept(self, request: Request, question: str, answer: Callable[[], Awaitable[Written]]) -> Response:
-        """What was answered to this question before, as long as the store has not changed since."""
-        state = self._store.state()
-        found = None if state is None else self._answers.get(state, question)
-        if found is None:
-            found = await answer()
-            self._answers.put(state, question, found, len(found.body))
-        return found.response(request)
+        row = await self._store.read(lambda reader: reader.channel(channel_id))
+        if row is None:
+            raise _Answer(Problem(404, f"The store has no channel {show(channel_id)}."))
+        return _json(request, resources.channel(row), row.refreshed_ms if isinstance(row.refreshed_ms, int) else 0)
 
     async def healthz(self, request: Request) -> Response:
         _parameters(request)
@@ -226,17 +178,17 @@ class _Api:
 
     async def openapi(self, request: Request) -> Response:
         _parameters(request)
-        return _kept(request, self._document, STATIC_FRESH_S)
+        return _kept(request, self._document, "application/json")
 
     async def page(self, request: Request) -> Response:
         _parameters(request)
-        answer = _kept(request, self._page, STATIC_FRESH_S)
+        answer = _kept(request, self._page, "text/html; charset=utf-8")
         answer.headers["content-security-policy"] = pages.POLICY
         return answer
 
     async def style(self, request: Request) -> Response:
         _parameters(request)
-        return _kept(request, _STYLE, STATIC_FRESH_S)
+        return _kept(request, pages.STYLE, "text/css; charset=utf-8")
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
@@ -272,48 +224,27 @@ def _check_version(asked: bytes | None, version: str) -> None:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-class Written(NamedTuple):
-    """A body and its tag, and when what it tells changed last."""
-
-    body: bytes
-    tag: str
-    changed_ms: int
-    media_type: str = "application/json"
-
-    def response(self, request: Request) -> Response:
-        """What has been the same for long will be for a while: it may be kept for a tenth of its age, as caches do
-        with answers that say nothing about that (RFC 9111, 4.2.2)."""
-        age_s = (host_clock() - self.changed_ms) // 1_000
-        return _kept(request, self, min(MAX_FRESH_S, max(MIN_FRESH_S, age_s // 10)))
-
-
-def written(document: resources.Json, changed_ms: int) -> Written:
+def _json(request: Request, document: resources.Json, changed_ms: int) -> Response:
+    """A document, and when what it tells changed last. What has been the same for long will be for a while: it may be
+    kept for a tenth of its age, as caches do with answers that say nothing about that (RFC 9111, 4.2.2)."""
     body = json.dumps(document, ensure_ascii=False).encode(errors="replace")
-    return Written(body, _tag_of(body), changed_ms)
+    age_s = (host_clock() - changed_ms) // 1_000
+    return _kept(request, body, "application/json", min(MAX_FRESH_S, max(MIN_FRESH_S, age_s // 10)))
 
 
-def _tag_of(body: bytes) -> str:
-    return f'"{blake2b(body, digest_size=12).hexdigest()}"'
-
-
-def _static(body: bytes, media_type: str) -> Written:
-    return Written(body, _tag_of(body), 0, media_type)
-
-
-def _kept(request: Request, answer: Written, fresh_s: int) -> Response:
-    headers = {"etag": answer.tag, "cache-control": f"public, max-age={fresh_s}"}
-    if _matches(request.headers.getlist("if-none-match"), answer.tag):
+def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_FRESH_S) -> Response:
+    """A body that may be kept for so long. A client that names it by its tag is not sent it again."""
+    tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {"etag": tag, "cache-control": f"public, max-age={fresh_s}"}
+    if _matches(request.headers.getlist("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
-    return Response(answer.body, headers=headers, media_type=answer.media_type)
+    return Response(body, headers=headers, media_type=media_type)
 
 
 def _matches(conditions: list[str], tag: str) -> bool:
     """Whether the client has this body. A proxy that compressed it made its tag weak; the body is still the same."""
     listed = [one.strip().removeprefix("W/") for one in ",".join(conditions).split(",")]
     return "*" in listed or tag in listed
-
-
-_STYLE = _static(pages.STYLE, "text/css; charset=utf-8")
 
 
 def _problem_response(problem: Problem) -> Response:

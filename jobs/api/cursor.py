@@ -15,7 +15,7 @@ MAX_POSITION = 2**32 - 1
 
 
 class ForeignCursorError(ValueError):
-    """This is no cursor of the question."""
+    """This cursor does not belong to the question."""
 
 
 def encode(question: str, version: str, position: int) -> str:

@@ -22,7 +22,7 @@ videos, a phrase of 500 characters 1 s."""
 
 
 class ParameterError(ValueError):
-    """What is wrong with which parameter, for whoever asked."""
+    """What is wrong with which parameter, for the client."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(detail)

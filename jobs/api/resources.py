@@ -9,7 +9,7 @@ from quota.common.clock import rfc3339
 from quota.jobs.store.rows import count_or_none
 
 if TYPE_CHECKING:
-    from quota.jobs.store.reader import ChannelRow, Chart, FoundRow, Hits, VideoRow
+    from quota.jobs.store.reader import ChannelRow, Chart, Hits, VideoRow
 
 Json = dict[str, Any]
 
@@ -84,7 +84,7 @@ def channel(row: ChannelRow) -> Json:
     return {"kind": "youtube#channel", "id": _text(row.channel_id) or "", **_not_empty(parts)}
 
 
-def _search_snippet(row: VideoRow | FoundRow) -> Json:
+def _search_snippet(row: VideoRow) -> Json:
     return _known(
         {
             "publishedAt": _text(row.published_at),

@@ -29,7 +29,7 @@ ASKED = ("/api/v1/videos/trending", "/api/v1/search", "/api/v1/channels/ID")
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 NOT_LIMITED = ("/healthz",)
-"""Whoever looks after the process asks often, and its answer is kept for a moment."""
+"""How long an answer is kept: a supervisor asks often."""
 
 POLICY = "default-src 'none'; frame-ancestors 'none'"
 """Documents for programs: a browser that is made to show one loads nothing for it."""

@@ -8,10 +8,12 @@ updates echo the resource, and their other calls succeed without content.
 import base64
 import hashlib
 import itertools
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quota.common.resources import read_text
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.data import Catalogue, etag, uploads_playlist
 from quota.jobs.emulator.replies import Json, Rejected, Reply
@@ -23,46 +25,9 @@ DEFAULT_PAGE = 5
 _MAX_UPLOADED = 1_000  # later uploads succeed as well, but cannot be listed
 
 # --- routes ------------------------------------------------------------------------------------------
-# Source: the API's discovery document, revision of 2026.
 
+_METHODS = tomllib.loads(read_text("quota.jobs.emulator", "methods.toml"))
 _VERBS = {"GET": "list", "POST": "insert", "PUT": "update", "DELETE": "delete"}
-_COLLECTIONS = {
-    "abuseReports": "insert",
-    "activities": "list",
-    "captions": "list insert update delete",
-    "channelSections": "list insert update delete",
-    "channels": "list update",
-    "commentThreads": "list insert",
-    "comments": "list insert update delete",
-    "i18nLanguages": "list",
-    "i18nRegions": "list",
-    "liveBroadcasts": "list insert update delete",
-    "liveStreams": "list insert update delete",
-    "members": "list",
-    "membershipsLevels": "list",
-    "playlistImages": "list insert update delete",
-    "playlistItems": "list insert update delete",
-    "playlists": "list insert update delete",
-    "search": "list",
-    "subscriptions": "list insert delete",
-    "superChatEvents": "list",
-    "thirdPartyLinks": "list insert update delete",
-    "videoAbuseReportReasons": "list",
-    "videoCategories": "list",
-    "videos": "list insert update delete",
-}
-_ACTIONS = {
-    ("GET", "videos/getRating"): "videos.getRating",
-    ("GET", "videos:batchGetStats"): "videos.batchGetStats",
-    ("POST", "channelBanners/insert"): "channelBanners.insert",
-    ("POST", "comments/markAsSpam"): "comments.markAsSpam",
-    ("POST", "comments/setModerationStatus"): "comments.setModerationStatus",
-    ("POST", "thumbnails/set"): "thumbnails.set",
-    ("POST", "videos/rate"): "videos.rate",
-    ("POST", "videos/reportAbuse"): "videos.reportAbuse",
-    ("POST", "watermarks/set"): "watermarks.set",
-    ("POST", "watermarks/unset"): "watermarks.unset",
-}
 _ROOT = "/youtube/v3/"
 _UPLOAD_ROOT = "/upload" + _ROOT
 
@@ -73,9 +38,10 @@ def method_of(verb: str, path: str) -> str | None:
         if path.startswith(root):
             rest = path.removeprefix(root)
             action = _VERBS.get(verb, "")
-            if action and action in _COLLECTIONS.get(rest, "").split():
+            if action in _METHODS["collections"].get(rest, ()):
                 return f"{rest}.{action}"
-            return _ACTIONS.get((verb, rest))
+            name: str | None = _METHODS["actions"].get(f"{verb} {rest}")
+            return name
     return None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from quota.jobs.emulator.words import DESCRIPTIONS, LANGUAGES, NAMES, REGIONS, TAGS, TITLES
 
@@ -29,55 +29,27 @@ _NEWEST = datetime(2026, 6, 1, 12, tzinfo=UTC)  # fixed: answers do not depend o
 _CATEGORY_IDS = ("1", "2", "10", "15", "17", "19", "20", "22", "23", "24", "25", "26", "27", "28")
 
 
-class Catalogue(Protocol):
-    """The items that the emulator can list, in a fixed order. An unknown name gives None, never an error."""
-
-    def chart(self, region: str | None) -> Sequence[Json] | None:
-        """The most popular videos of a region (None: the default region)."""
-
-    def video(self, video_id: str) -> Json | None: ...
-
-    def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
-        """The matching videos, best match first."""
-
-    def channel(self, channel_id: str) -> Json | None: ...
-
-    def channel_id(self, handle: str) -> str | None: ...
-
-    def uploads(self, channel_id: str) -> Sequence[Json] | None:
-        """The videos of one channel."""
-
-
 def etag(*names: str) -> str:
     digest = hashlib.blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=20).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 # --- ids ---------------------------------------------------------------------------------------------
-# An id encodes the item it names, scrambled, with two check bytes. The catalogue therefore recognises
-# a made-up id as unknown without a table of the known ones.
+# An id encodes the item it names, with two check bytes. The catalogue therefore recognises a made-up id as
+# unknown without a table of the known ones.
 
 
 def _encode_id(payload: bytes) -> str:
     check = hashlib.blake2b(payload, digest_size=2).digest()
-    scrambled = bytes(a ^ b for a, b in zip(payload, _keystream(check, len(payload)), strict=True))
-    return base64.urlsafe_b64encode(check + scrambled).decode().rstrip("=")
+    return base64.urlsafe_b64encode(check + payload).decode().rstrip("=")
 
 
 def _decode_id(text: str, length: int) -> bytes | None:
     try:
-        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        payload = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[2:]
     except ValueError:
         return None
-    check, scrambled = raw[:2], raw[2:]
-    if len(scrambled) != length:
-        return None
-    payload = bytes(a ^ b for a, b in zip(scrambled, _keystream(check, length), strict=True))
-    return payload if _encode_id(payload) == text else None
-
-
-def _keystream(check: bytes, length: int) -> bytes:
-    return hashlib.blake2b(check, digest_size=length, person=b"emulator-id").digest()
+    return payload if len(payload) == length and _encode_id(payload) == text else None
 
 
 _IN_CHART, _IN_SEARCH, _IN_CHANNEL = range(3)
@@ -123,6 +95,7 @@ class GeneratedCatalogue:
         self._regions = list(REGIONS)
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
+        """The most popular videos of a region (None: the default region)."""
         region = region or "US"
         return _chart(self._regions.index(region)) if region in REGIONS else None
 
@@ -140,6 +113,7 @@ class GeneratedCatalogue:
         return None if words is None else _video(video_id, words=words)
 
     def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
+        """The matching videos, best match first."""
         words = " ".join(words.split())[:60]
         if channel_id is not None:
             uploads = self.uploads(channel_id) or ()
@@ -391,3 +365,7 @@ def _items(path: Path) -> list[Json]:
     if not usable:
         raise ValueError(f"{path.name} is no page of videos.list: an item has no id")
     return list(items)
+
+
+Catalogue = GeneratedCatalogue | RecordedCatalogue
+"""What the emulator can list, in a fixed order. An unknown name gives None, never an error."""

@@ -10,16 +10,17 @@ lag the running minute is there too, up to now. A project is asked for by its na
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from quota.common.clock import rfc3339
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.jobs.emulator.usage import MINUTE_MS, Meter
+from quota.jobs.emulator.usage import Meter
 from quota.jobs.emulator.wire import Request
+from quota.terms.limits import DAY_MS, MINUTE_MS
 
 MAX_POINTS = 100_000
-DAY_MS = 24 * 60 * MINUTE_MS
 
 _PATH = re.compile(r"/v3/projects/([^/]+)/timeSeries")
 _TERM = re.compile(r'\s*([a-z_.]+)\s*=\s*"([^"]*)"\s*')
@@ -177,16 +178,12 @@ def _series(key: Labels, points: Iterable[_Point], kind: str, metric: str, proje
         "valueType": "INT64",
         "points": [
             {
-                "interval": {"startTime": _rfc3339(point.start_ms), "endTime": _rfc3339(point.end_ms)},
+                "interval": {"startTime": rfc3339(point.start_ms), "endTime": rfc3339(point.end_ms)},
                 "value": {"int64Value": str(point.value)},
             }
             for point in points
         ],
     }
-
-
-def _rfc3339(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _invalid(message: str) -> Reply:

@@ -25,15 +25,14 @@ writes that carry only a key; upstream requires a token for them.
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from quota.common.clock import host_clock
 from quota.common.text import many
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
@@ -51,10 +50,6 @@ __all__ = ["Allocation", "Emulator", "Fault"]
 _CONTROL = "/emulator/"
 _BATCH_PATHS = ("/batch", "/batch/youtube/v3")
 _POLL_SECONDS = 0.02
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class Emulator:
         allocation: Allocation = "pool",
         quota: int = 10_000,
         projects: Mapping[str, str] | None = None,
-        clock: Callable[[], int] = _now_ms,
+        clock: Callable[[], int] = host_clock,
         lag_ms: int = 0,
     ) -> None:
         if allocation not in ("pool", "buckets"):
@@ -125,12 +120,7 @@ class Emulator:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     def serve_forever(self, ready: Callable[[str], object] | None = None) -> None:
@@ -163,21 +153,10 @@ class Emulator:
         with self._lock:
             return self._meter.usage()
 
-    def fault(
-        self,
-        kind: str,
-        *,
-        times: int = 1,
-        method: str | None = None,
-        region: str | None = None,
-        bucket: str | None = None,
-        after: int = 0,
-        status: int | None = None,
-        reason: str | None = None,
-        ms: int = 100,
-    ) -> None:
-        """Queue a fault (see Fault), like POST /emulator/faults. Raises ValueError if it makes no sense."""
-        self._queue(Fault(kind, times, method, region, bucket, after, status, reason, ms))
+    def fault(self, kind: str, **fields: Any) -> None:
+        """Queue a fault, with the fields of Fault, like POST /emulator/faults. Raises ValueError for what makes no
+        sense."""
+        self._queue(Fault.from_json({"kind": kind, **fields}))
 
     def reset(self) -> None:
         """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
@@ -225,8 +204,8 @@ class Emulator:
         fault = self._arrive_free("monitoring", MONITORING)
         if (struck := _fault_reply(fault, request)) is not None:
             return Handled(struck, fault)
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip() or token.startswith("invalid"):
+        token = _bearer(request.headers)
+        if not token or token.startswith("invalid"):
             return Handled(replies.token_invalid(), fault)
         if asked.startswith("denied"):
             return Handled(replies.permission_denied(asked), fault)
@@ -273,10 +252,8 @@ class Emulator:
         secret = params.get("key") or headers.get("X-Goog-Api-Key")
         unusable = replies.key_invalid()
         if not secret:
-            scheme, _, secret = headers.get("Authorization", "").partition(" ")
-            secret = secret.strip()
-            unusable = replies.token_invalid()
-            if scheme.lower() != "bearer" or not secret:
+            secret, unusable = _bearer(headers), replies.token_invalid()
+            if not secret:
                 return None, replies.unregistered_caller()
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
         project = self._projects.get(secret) or f"key-{_digest(secret)}"
@@ -360,6 +337,12 @@ def _fault_reply(fault: Fault | None, request: Request) -> Reply | None:
     if fault is not None and fault.kind == "redirect":
         return Reply(fault.status or 302, headers=(("Location", request.target),))
     return None
+
+
+def _bearer(headers: Message) -> str:
+    """The bearer token of a request; empty if it has none."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _batch_headers(request: Request, call: BatchedCall) -> Message:

@@ -13,6 +13,8 @@ from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
+from quota.terms.limits import DAY_MS, MINUTE_MS
+
 Allocation = Literal["pool", "buckets"]
 
 READ_UNITS = 1
@@ -66,8 +68,7 @@ class Minute(NamedTuple):
     method: str
 
 
-MINUTE_MS = 60_000
-KEPT_MS = 3 * 24 * 60 * MINUTE_MS
+KEPT_MS = 3 * DAY_MS
 
 
 @dataclass

@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[start : start + size])
 
     def _hang_up(self) -> None:
-        """Close without notice but cleanly: the client reads the end of the stream, not a reset.
+        """Close without notice, but cleanly: the client reads the end of the stream, not a reset.
 
         The server discards what the client still writes, as if the connection were dead.
         """

@@ -1,7 +1,7 @@
 """The built-in job `search`: the videos that upstream finds for some words in a region, with full details.
 
-Each page takes two steps: the search (expensive, and it returns little but ids), then the videos by their ids (1 unit).
-The cursor keeps the ids that the first step found, so a refusal between the two does not cost another search.
+Each page takes two steps: the search (expensive, and it returns little more than ids), then the videos by their ids (1
+unit). The cursor keeps the ids that the first step found, so a refusal between the two does not cost another search.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
@@ -200,9 +202,6 @@ def make_plan(
 
 
 def _midnight(day: date, zone: str) -> int:
-    from datetime import datetime
-    from zoneinfo import ZoneInfo
-
     return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone)).timestamp()) * 1000
 
 
@@ -447,8 +446,6 @@ def _refused_jobs(plan: Plan) -> RenderableType:
 
 
 def _in(at_ms: int, zone: str, pattern: str) -> str:
-    from zoneinfo import ZoneInfo
-
     return utc(at_ms).astimezone(ZoneInfo(zone)).strftime(pattern)
 
 

@@ -1,4 +1,4 @@
-"""The configured schedule, run ahead of time: the real decision code over a ledger in memory, with a clock that jumps.
+"""The configured schedule, run ahead of time: the real budget over a ledger in memory, with a clock that jumps.
 
     Step            one call of a pass, as the budget sees it
     pass_steps      the calls that one pass of one region makes: the model of each fetch function
@@ -9,14 +9,14 @@ A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in 
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
-The budget decides each call, as ever, until a job has been admitted with all of a tick. From then on its ticks are
-charged as a whole, as long as it is sure that every call of theirs would be admitted.
+The budget decides each call, as it decides real ones. One that was refused is not asked about again before the time
+that it was told.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
@@ -27,6 +27,7 @@ from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, read_entries
 from quota.ledger.entry import Charge
+from quota.ledger.parts import notes_in
 from quota.session import machine_jitter_ms
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
@@ -35,10 +36,9 @@ if TYPE_CHECKING:
 
     from quota.decision import Decision
     from quota.jobs.job import Fetch
-    from quota.jobs.plan.memory_ledger import Room
     from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.store import Checkpoint
-    from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.ledger.contract import Exhaustion
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
@@ -171,7 +171,8 @@ def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
 
     from quota.jobs.runner import work_of
-    from quota.jobs.store.store import Store, is_made
+    from quota.jobs.store.file import is_made
+    from quota.jobs.store.store import Store
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
@@ -180,8 +181,9 @@ def read_state(session: Session) -> State:
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
         unlogged[credential.project] = unlogged_usage(account_of(session.budget(credential.name)))
-        exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
-        grants[credential.project] = ledger.grants(credential.project)
+        notes = notes_in(ledger).notes(credential.project)
+        exhaustions[credential.project] = [x for x in notes.exhaustions if not x.reopened_ms]
+        grants[credential.project] = notes.grants
     checkpoints: dict[str, list[Checkpoint]] = {}
     if is_made(settings.store.url):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
@@ -213,7 +215,7 @@ def simulate(
 
 
 class _Region:
-    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to change. `cursor` is the
+    """Where one job stands in one region: a `quota.jobs.rotation.RegionState` that is cheap to change. `cursor` is the
     index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
@@ -231,7 +233,7 @@ class _Call:
     """A kind of call, by the prices of one time.
 
     `units` is None where the book knows the method, otherwise `price_units`. `knows` is all that the budget refuses it
-    by. A pass over one region makes it `times` times. `request` is the last one that was admitted.
+    by. A pass over one region makes it `times` times.
     """
 
     method: str
@@ -241,32 +243,29 @@ class _Call:
     spent: Spent
     wanted: Spent
     times: int = 0
-    request: ChargeRequest | None = None
 
 
 class _Job:
     """One job's constants and its regions.
 
     `calls` are the calls of a pass over one region, `kinds` the different ones among them, by the prices of the time
-    for which `price` was called last. `room` is a whole pass, once all its calls were admitted.
+    for which `price` was called last.
     """
 
     __slots__ = (
-        "budget", "calls", "kinds", "knows", "ledger", "methods", "name", "priced_until_ms", "regions", "room", "spent",
-        "steps", "totals", "wanted",
+        "budget", "calls", "kinds", "knows", "methods", "name", "priced_until_ms", "regions", "spent", "steps",
+        "totals", "wanted",
     )  # fmt: skip
 
     def __init__(
         self,
         job: JobSettings,
         budget: Budget,
-        ledger: MemoryLedger,
         fetch: Fetch,
         checkpoints: Mapping[str, Checkpoint],
     ) -> None:
         self.name = job.name
         self.budget = budget
-        self.ledger = ledger
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
@@ -275,7 +274,6 @@ class _Job:
         self.wanted: dict[tuple[str, str], Spent] = {}
         self.calls: list[_Call] = []
         self.kinds: list[_Call] = []
-        self.room: Room | None = None
         self.priced_until_ms = 0
         # The budget refuses jobs alike that it cannot tell apart, so the refusal of one is that of all.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
@@ -287,7 +285,7 @@ class _Job:
             return
         book, until_ms = self.budget.book, NEVER
         kinds: dict[tuple[str, str], _Call] = {}
-        self.calls, self.room = [], None
+        self.calls = []
         for method in self.methods:
             if method in book.methods:
                 price, (_, price_until_ms) = book.price_at(method, at_ms)
@@ -311,12 +309,6 @@ class _Job:
         region.pending, region.cursor, region.completed_at_ms = False, None, at_ms
         self.totals.passes[region.name] += 1
 
-    def find_room(self) -> None:
-        """Take note of what a pass needs, once each of its calls was admitted."""
-        admitted = [(call.request, call.times) for call in self.kinds if call.request is not None]
-        if len(admitted) == len(self.kinds):
-            self.room = self.ledger.room(admitted)
-
 
 class _Simulation:
     def __init__(
@@ -336,8 +328,7 @@ class _Simulation:
             fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
             budget = budgets[job.credential]
-            ledger = ledgers[budget.project]
-            first, *others = (_Job(job, budget, ledger, fetch, checkpoints) for _ in range(settings.machines_of(job)))
+            first, *others = (_Job(job, budget, fetch, checkpoints) for _ in range(settings.machines_of(job)))
             for other in others:
                 other.spent, other.wanted, other.totals = first.spent, first.wanted, first.totals
             self.jobs[job.name] = [first, *others]
@@ -350,7 +341,7 @@ class _Simulation:
             project=credential.project,
             book=credential.book,
             limits=credential.limits,
-            ledger=cast("Ledger", ledger),
+            ledger=ledger,
             leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
             clock=lambda: self.now_ms,
             jitter_ms=machine_jitter_ms(),
@@ -361,15 +352,18 @@ class _Simulation:
         ledgers, start_ms = {}, self.now_ms
         for project, limits in {c.project: c.limits for c in settings.credentials.values()}.items():
             longest_ms = max((limit.view.window.longest_ms for limit in limits), default=0)
-            ledger = ledgers[project] = MemoryLedger(lambda: self.now_ms, longest_ms)
+            ledger = ledgers[project] = MemoryLedger(
+                lambda: self.now_ms,
+                longest_ms,
+                state.exhaustions.get(project, ()),
+                state.grants.get(project, ()),
+                state.unlogged.get(project, ()),
+            )
             for entry in state.entries.get(project, ()):
                 self.now_ms = entry.ms
                 charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.idempotency_key)
-                ledger.append(charge, 1)
+                ledger.append(charge)
             self.now_ms = start_ms
-            ledger.add_unlogged(state.unlogged.get(project, ()))
-            ledger.exhaust(state.exhaustions.get(project, ()))
-            ledger.grant(state.grants.get(project, ()))
         return ledgers
 
     def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
@@ -408,14 +402,8 @@ class _Simulation:
             for region in regions:
                 region.pending = True
         todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
-        if job.room is not None and _charge_all(job, job.room, at_ms, todo):
-            return None
         started, todo = False, by_rotation(todo)
         for done, region in enumerate(todo):
-            if done == 1:
-                job.find_room()
-                if job.room is not None and _charge_all(job, job.room, at_ms, todo[1:]):
-                    return None
             for index in range(region.cursor or 0, len(job.calls)):
                 call = job.calls[index]
                 # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
@@ -428,26 +416,9 @@ class _Simulation:
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
                 call.spent.add(slot, decision.cost_units)
-                call.request = job.ledger.admitted
                 region.cursor = index + 1
             job.complete(region, at_ms)
-        job.find_room()
         return None
-
-
-def _charge_all(job: _Job, room: Room, at_ms: int, todo: Sequence[_Region]) -> bool:
-    """Charge all calls of a tick at once, where it is sure that each of them would be admitted."""
-    for region in todo:
-        if region.cursor:
-            return False
-    if not job.ledger.charge_all(room, len(todo)):
-        return False
-    for call in job.kinds:
-        calls = call.times * len(todo)
-        call.spent.add(at_ms // SLOT_MS, call.price_units * calls, calls)
-    for region in todo:
-        job.complete(region, at_ms)
-    return True
 
 
 def _until(decision: Decision) -> int:

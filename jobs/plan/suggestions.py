@@ -6,14 +6,13 @@ It tries the jobs that use most of the limits that refuse: a longer interval, fe
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.jobs.plan.simulation import pass_steps, prices_between, simulate
-from quota.jobs.schedule.ticks import streams, ticks
+from quota.jobs.schedule.ticks import ticks
 from quota.settings.schedules import Cron, Every, parse_schedule
-from quota.terms.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
+from quota.terms.limits import DAY_MS, MINUTE_MS, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 MAX_JOBS = 5
 """The most jobs to try one by one: those that use most."""
 
-MAX_SIMULATIONS = 60
+MAX_SIMULATIONS = 250
+"""More than MAX_JOBS need. Each ends with its first refusal."""
 
 T = TypeVar("T")
 
@@ -96,8 +96,6 @@ class _Search:
         self.may_be_refused = may_be_refused
         self.simulations = 0
         self.refused = {r.job: None for r in outcome.refusals if r.job not in may_be_refused}
-        self.least_units: dict[tuple[str, str, str, int], int] = {}
-        self.region_ticks: dict[tuple[object, ...], dict[int, int]] = {}
 
     # -- which changes there are -------------------------------------------------------------------------------------
 
@@ -195,14 +193,6 @@ class _Search:
             for price in prices_between(book, method, start_ms, until_ms)
         ]
 
-    def _least_units(self, job: JobSettings, method: str, limit: Limit, day: int) -> int:
-        """The least that a limit counts for one call on a day of the plan."""
-        key = (job.name, method, limit.name, day)
-        if key not in self.least_units:
-            start_ms = self.outcome.start_ms + day * DAY_MS
-            self.least_units[key] = min(self._counted(job, method, limit, start_ms, start_ms + DAY_MS))
-        return self.least_units[key]
-
     # -- whether one fits --------------------------------------------------------------------------------------------
 
     def _smallest(self, job: JobSettings, setting: str, changed: Sequence[JobSettings]) -> Change | None:
@@ -215,7 +205,7 @@ class _Search:
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
         jobs = {**self.settings.jobs, **{job.name: job for job in changed}}
         settings = replace(self.settings, jobs=jobs)
-        if self.simulations >= MAX_SIMULATIONS or self._wants_too_much(settings):
+        if self.simulations >= MAX_SIMULATIONS:
             return False
         self.simulations += 1
         start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms
@@ -229,42 +219,6 @@ class _Search:
             stop_at_refusal=lambda name: name not in self.may_be_refused,
         )
         return not outcome.stopped_early
-
-    def _wants_too_much(self, settings: Settings) -> bool:
-        """Whether a day wants more of a 24-hour limit than it holds. Then no simulation is needed."""
-        for credential in {c.project: c for c in settings.credentials.values()}.values():
-            for limit in credential.limits:
-                window = limit.view.window
-                if not isinstance(window, Sliding) or window.window_ms != DAY_MS:
-                    continue
-                wants: dict[int, int] = {}
-                for job in settings.jobs.values():
-                    if job.name in self.may_be_refused or settings.credentials[job.credential].project != (
-                        credential.project
-                    ):
-                        continue
-                    calls = Counter(self._methods(job))
-                    for day, count in self._region_ticks(job).items():
-                        for method, each in calls.items():
-                            units = self._least_units(job, method, limit, day)
-                            wants[day] = wants.get(day, 0) + count * each * units
-                if max(wants.values(), default=0) > limit.limit_units:
-                    return True
-        return False
-
-    def _region_ticks(self, job: JobSettings) -> dict[int, int]:
-        """How many regions the job's ticks start on each day of the plan."""
-        key = (job.name, job.schedule, len(job.regions))
-        if key not in self.region_ticks:
-            found: dict[int, int] = {}
-            start_ms = self.outcome.start_ms
-            for stream in streams([job]):
-                count = (len(stream.regions) or len(job.regions) or 1) * self.settings.machines_of(job)
-                for tick in stream.ticks(start_ms, self.outcome.until_ms):
-                    day = (tick.at_ms - start_ms) // DAY_MS
-                    found[day] = found.get(day, 0) + count
-            self.region_ticks[key] = found
-        return self.region_ticks[key]
 
 
 def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:

@@ -43,13 +43,13 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
-from quota.budget import account_of
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
-from quota.jobs import runner
+from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
-from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.attempts import refusal_of
+from quota.jobs.job import load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
@@ -77,7 +77,7 @@ WAKE_S = 10.0
 """The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
 
 SET_BACK_MS = MINUTE_MS
-"""A clock that is set back by less is waited for: what is due until then has run."""
+"""If a clock is set back by less, the schedule waits for it: what is due until then has run."""
 
 ASK_AGAIN_S = 1.0
 """How often a tick asks whether a run of its store on another machine has ended."""
@@ -129,7 +129,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
 
 
 def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
-    """Start them now: a job whose first tick finds no thread to be had would never run. Raises QuotaError."""
+    """Start them now: a job whose first tick finds no free thread would never run. Raises QuotaError."""
     together = threading.Barrier(workers)
     try:
         for future in [pool.submit(together.wait) for _ in range(workers)]:
@@ -160,14 +160,19 @@ def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:
 def _finish(queues: Sequence[_JobQueue], status: int) -> None:
     """Wait for the pages in flight, then end the process with `status` if one still has not arrived. It loses no more
     than those pages, because everything is stored in transactions."""
-    until_s = time.monotonic() + runner.STOP_WITHIN_S + REPORT_WITHIN_S
+    until_s = time.monotonic() + interruption.STOP_WITHIN_S + REPORT_WITHIN_S
     while time.monotonic() < until_s:
         if not any(queue.running for queue in queues):
             return
         time.sleep(POLL_S / 4)
     for queue in queues:
         if queue.running is not None:
-            _say("tick_abandoned", queue.running, level=logging.WARNING, why=f"it took over {runner.STOP_WITHIN_S:g} s")
+            _say(
+                "tick_abandoned",
+                queue.running,
+                level=logging.WARNING,
+                why=f"it took over {interruption.STOP_WITHIN_S:g} s",
+            )
     logging.shutdown()
     os._exit(status)
 
@@ -317,15 +322,7 @@ class _JobQueue:
             checkpoints = store.checkpoints(self.job.name, self.job.regions, work)
         # If earlier runs left nothing pending, the tick begins a round over all regions.
         first, *_ = by_rotation(checkpoints) or by_rotation(replace(one, pending=True) for one in checkpoints)
-        method = attempt_of(self.fetch, first.cursor)
-        if method is None:
-            return None
-        budget = session.budget(self.job.credential)
-        decision = budget.peek(method, job=self.job.name, region=first.region)
-        if decision.admitted:
-            return None
-        account_of(budget).note_refusal(decision, self.job.name, first.region)
-        return decision
+        return refusal_of(session.budget(self.job.credential), self.job, self.fetch, first)
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""

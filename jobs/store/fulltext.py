@@ -2,7 +2,6 @@
 
     indexed(text)      the text with its words separated, for the index
     query(words)       the index query for the words that a user typed
-    is_one_word        whether they are a single word
     length_of_last     how long the last word of a text is for the index
 
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
@@ -50,8 +49,6 @@ _ACCENTS = (
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
-_ONE_WORD = r" ?[^\W_]+ ?"
-
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
 
@@ -75,11 +72,6 @@ def query(words: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"search for at most {MAX_CHARACTERS} characters, not {len(text)}")
     return " ".join(map(_phrase, terms))
-
-
-def is_one_word(words: str) -> bool:
-    """Whether these words are a single word of the index, which is found at once; no phrase and no beginning of one."""
-    return re.fullmatch(_ONE_WORD, indexed(_compatible(words.strip()))) is not None
 
 
 def length_of_last(text: str) -> int:

@@ -18,24 +18,24 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.sqlite_file import DamagedError, SqliteFile
+from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUSY_TIMEOUT_MS = 200
+BUSY_TIMEOUT_S = 0.2
 """Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""
 
 MAX_HITS = 500
-"""A search ranks at most so many videos. Ranking all of 100,000 that have a word takes 100 ms, and even the first of
-them 2 ms, because the relevance of a word depends on how many have it. Words that frequent say little, so then the
-views decide."""
+"""The most videos that a search ranks. Ranking all of 100,000 that have a word takes 100 ms, and even the first of them
+2 ms, because the relevance of a word depends on how many have it. Such frequent words say little, so then the views
+decide."""
 
 
 MAX_RANK = 2**31
-"""No page of any upstream has so many. A damaged file may."""
+"""The highest rank that is believed. No page of any upstream has as many rows; a damaged file may."""
 
 
 class Chart(NamedTuple):
@@ -61,7 +61,7 @@ class Hits(NamedTuple):
     version: str
     changed_ms: int
     total: int
-    rows: Sequence[FoundRow]
+    rows: Sequence[VideoRow]
 
 
 class Pass(NamedTuple):
@@ -96,19 +96,6 @@ class VideoRow(NamedTuple):
     is_licensed: Any
 
 
-class FoundRow(NamedTuple):
-    """Those columns of a video that a search tells."""
-
-    video_id: Any
-    title: Any
-    description: Any
-    channel_id: Any
-    channel_title: Any
-    published_at: Any
-    live_broadcast: Any
-    thumbnail_url: Any
-
-
 class ChannelRow(NamedTuple):
     """Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
 
@@ -129,7 +116,7 @@ _VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
 _CHANNEL = ", ".join(ChannelRow._fields)
 
 _FOUND = (
-    f"SELECT {', '.join(f'v.{name}' for name in FoundRow._fields)}"  # noqa: S608  # constants
+    f"SELECT {_VIDEO}"  # noqa: S608  # constants
     " FROM json_each(:ids) AS wanted JOIN videos v ON v.id = wanted.value ORDER BY wanted.key"
 )
 _BEHIND = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT 1 OFFSET :most"
@@ -151,7 +138,7 @@ class Reader:
     Every method raises StoreError when the file is missing, locked, or cannot be read.
     """
 
-    def __init__(self, url: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+    def __init__(self, url: str) -> None:
         path = path_of(url)
         self._file = SqliteFile(
             path,
@@ -162,15 +149,11 @@ class Reader:
             wording=wording(path),
             lenient=True,
             read_only=True,
-            deadline_s=busy_timeout_ms / 1_000,
+            deadline_s=BUSY_TIMEOUT_S,
         )
 
     def close(self) -> None:
         self._file.close()
-
-    def state(self) -> tuple[int, int]:
-        """What changes whenever anybody changes the file or puts another in its place. Waits for nobody."""
-        return self._file.state()
 
     def chart(self, region: str, jobs: Sequence[str], after: int, count: int) -> Chart | None:
         """At most `count` ranks after the rank `after`; None if no ranking of the region is complete.
@@ -211,7 +194,7 @@ class Reader:
             rows = db.execute(_FOUND, {"ids": json.dumps(wanted)}).fetchall()
             if len(rows) != len(wanted):
                 raise DamagedError("the index names videos that are not there")
-            return Hits(state, newest_ms, len(found), list(map(FoundRow._make, rows)))
+            return Hits(state, newest_ms, len(found), list(map(VideoRow._make, rows)))
 
         return self._file.transact(work, write=False)
 

@@ -1,6 +1,7 @@
 """Upstream's resources as rows of the store: what it sent under each name, or null where it is not what it should be.
 
-    video_row, channel_row          one resource as a row, for UPSERT_VIDEO and UPSERT_CHANNEL
+    video_row, channel_row          one resource as a row
+    upsert                          put a row into its table
     part                            an object inside a resource
     as_text, text_or_none           text that SQLite can hold
     count_or_none                   a count
@@ -16,35 +17,22 @@ from typing import TYPE_CHECKING, Any
 from quota.jobs.store.fulltext import indexed
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Mapping
 
-_VIDEO_COLUMNS = """
-    video_id title description channel_id channel_title category_id published_at tags default_language audio_language
-    live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed
-    title_words description_words channel_words tags_words
-    first_seen_ms refreshed_ms
-"""
-_CHANNEL_COLUMNS = """
-    channel_id title description custom_url country published_at thumbnail_url view_count subscriber_count video_count
-    first_seen_ms refreshed_ms
-"""
 
-
-def _upsert(table: str, names: str) -> str:
-    columns = names.split()
-    kept = (columns[0], "first_seen_ms")
-    return (
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 - our names
-        f" ON CONFLICT ({columns[0]}) DO UPDATE SET "
-        + ", ".join(f"{column} = excluded.{column}" for column in columns if column not in kept)
+def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> None:
+    """Insert a row, whose first column is its key, or refresh the one that is there."""
+    key, *others = row
+    fresh = ", ".join(f"{column} = excluded.{column}" for column in others if column != "first_seen_ms")
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(f':{column}' for column in row)})"  # noqa: S608 - ours
+        f" ON CONFLICT ({key}) DO UPDATE SET {fresh}",
+        row,
     )
 
 
-UPSERT_VIDEO = _upsert("videos", _VIDEO_COLUMNS)
-UPSERT_CHANNEL = _upsert("channels", _CHANNEL_COLUMNS)
-
-
-def video_row(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+def video_row(video: Mapping[str, Any], now_ms: int) -> dict[str, object]:
     snippet, statistics, details = (part(video, name) for name in ("snippet", "statistics", "contentDetails"))
     title, description, channel_title = (
         text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
@@ -52,48 +40,52 @@ def video_row(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
     tags = snippet.get("tags")
     # Without \u escapes: the index reads this text too.
     tags = as_text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
-    return (
-        as_text(video["id"]),
-        title,
-        description,
-        text_or_none(snippet.get("channelId")),
-        channel_title,
-        text_or_none(snippet.get("categoryId")),
-        text_or_none(snippet.get("publishedAt")),
-        tags,
-        text_or_none(snippet.get("defaultLanguage")),
-        text_or_none(snippet.get("defaultAudioLanguage")),
-        text_or_none(snippet.get("liveBroadcastContent")),
-        _thumbnail(snippet),
-        count_or_none(statistics.get("viewCount")),
-        count_or_none(statistics.get("likeCount")),
-        count_or_none(statistics.get("commentCount")),
-        text_or_none(details.get("duration")),
-        text_or_none(details.get("definition")),
-        _flag(details.get("caption")),
-        _flag(details.get("licensedContent")),
-        *(_words(text) for text in (title, description, channel_title, tags)),
-        now_ms,
-        now_ms,
-    )
+    return {
+        "video_id": as_text(video["id"]),
+        "title": title,
+        "description": description,
+        "channel_id": text_or_none(snippet.get("channelId")),
+        "channel_title": channel_title,
+        "category_id": text_or_none(snippet.get("categoryId")),
+        "published_at": text_or_none(snippet.get("publishedAt")),
+        "tags": tags,
+        "default_language": text_or_none(snippet.get("defaultLanguage")),
+        "audio_language": text_or_none(snippet.get("defaultAudioLanguage")),
+        "live_broadcast": text_or_none(snippet.get("liveBroadcastContent")),
+        "thumbnail_url": _thumbnail(snippet),
+        "view_count": count_or_none(statistics.get("viewCount")),
+        "like_count": count_or_none(statistics.get("likeCount")),
+        "comment_count": count_or_none(statistics.get("commentCount")),
+        "duration": text_or_none(details.get("duration")),
+        "definition": text_or_none(details.get("definition")),
+        "has_caption": _flag(details.get("caption")),
+        "is_licensed": _flag(details.get("licensedContent")),
+        "title_words": _words(title),
+        "description_words": _words(description),
+        "channel_words": _words(channel_title),
+        "tags_words": _words(tags),
+        "first_seen_ms": now_ms,
+        "refreshed_ms": now_ms,
+    }
 
 
-def channel_row(channel: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
     snippet, statistics = part(channel, "snippet"), part(channel, "statistics")
-    return (
-        as_text(channel["id"]),
-        text_or_none(snippet.get("title")),
-        text_or_none(snippet.get("description")),
-        text_or_none(snippet.get("customUrl")),
-        text_or_none(snippet.get("country")),
-        text_or_none(snippet.get("publishedAt")),
-        _thumbnail(snippet),
-        count_or_none(statistics.get("viewCount")),
-        None if statistics.get("hiddenSubscriberCount") is True else count_or_none(statistics.get("subscriberCount")),
-        count_or_none(statistics.get("videoCount")),
-        now_ms,
-        now_ms,
-    )
+    hidden = statistics.get("hiddenSubscriberCount") is True
+    return {
+        "channel_id": as_text(channel["id"]),
+        "title": text_or_none(snippet.get("title")),
+        "description": text_or_none(snippet.get("description")),
+        "custom_url": text_or_none(snippet.get("customUrl")),
+        "country": text_or_none(snippet.get("country")),
+        "published_at": text_or_none(snippet.get("publishedAt")),
+        "thumbnail_url": _thumbnail(snippet),
+        "view_count": count_or_none(statistics.get("viewCount")),
+        "subscriber_count": None if hidden else count_or_none(statistics.get("subscriberCount")),
+        "video_count": count_or_none(statistics.get("videoCount")),
+        "first_seen_ms": now_ms,
+        "refreshed_ms": now_ms,
+    }
 
 
 def part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:

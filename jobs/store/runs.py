@@ -7,10 +7,12 @@ A row is written when a run begins and completed when it ends. So a run that was
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import LATEST_MS, host_clock, rfc3339
 from quota.common.text import shorten
+from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -18,12 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.common.sqlite_file import SqliteFile
-    from quota.decision import Decision
-    from quota.jobs.job import RunReport
 
 KEPT_MS = 35 * DAY_MS
 MAX_AHEAD_MS = 2 * DAY_MS
-"""Runs may be so far apart. A time that is further on is believed once runs have had it for DOUBTED_MS."""
+"""How far apart runs may be. A time beyond that is believed once runs have had it for DOUBTED_MS."""
 
 DOUBTED_MS = DAY_MS
 
@@ -46,44 +46,31 @@ _COLUMNS = (
 )
 
 
-class PastRun(NamedTuple):
-    """One run. `regions` are as in the report of `quota run --json`, without cursors; `refusal` is the decision that
-    ended it, as `quota charge --json` prints it. `ended_at_ms` is None for one that has not ended.
-    """
+_OF_REGION = ("region", "outcome", "pages", "items", "units", "error")
 
-    id: int
-    run: str
-    project: str
-    job: str
-    outcome: str
-    why: str
-    refused_by: str | None
-    retry_at_ms: int | None
-    units: int
-    attempts: int
-    exit_status: int | None
-    began_at_ms: int
-    ended_at_ms: int | None
-    regions: Sequence[Mapping[str, Any]]
-    refusal: Mapping[str, Any] | None
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "run": self.run,
-            "project": self.project,
-            "job": self.job,
-            "outcome": self.outcome,
-            "reason": self.why,
-            "refused_by": self.refused_by,
-            "retry_at": _time(self.retry_at_ms),
-            "units": self.units,
-            "attempts": self.attempts,
-            "exit_status": self.exit_status,
-            "begin": _time(self.began_at_ms),
-            "end": _time(self.ended_at_ms),
-            "regions": list(self.regions),
-            "refusal": self.refusal,
-        }
+def run_json(run: Run) -> dict[str, object]:
+    """A run as `quota runs --json` prints it: its regions without cursors."""
+    return {
+        "run": run.run,
+        "project": run.project,
+        "job": run.job,
+        "outcome": run.outcome,
+        "reason": run.why,
+        "refused_by": run.refused_by,
+        "retry_at": _time(run.retry_at_ms),
+        "units": run.units,
+        "attempts": run.attempts,
+        "exit_status": run.exit_status,
+        "begin": _time(run.began_ms),
+        "end": _time(run.ended_ms),
+        "regions": [_region_json(one) for one in run.regions],
+        "refusal": run.refusal,
+    }
+
+
+def _region_json(one: RegionOfRun) -> dict[str, object]:
+    return {name: getattr(one, name) for name in _OF_REGION}
 
 
 def _time(at_ms: int | None) -> str | None:
@@ -110,20 +97,12 @@ class RunHistory:
 
         return self._file.transact(work, write=True)
 
-    def end(self, row_id: int, report: RunReport) -> None:
+    def end(self, row_id: int, report: Run) -> None:
         """Complete the row with how the run ended, and with what refused it."""
         failed = sum(one.error is not None for one in report.regions)
         most = max(100, min(MAX_WHY_CHARACTERS, MAX_ERRORS_CHARACTERS // max(1, failed)))
         regions = [
-            {
-                "region": one.region,
-                "outcome": one.outcome,
-                "pages": one.pages,
-                "items": one.items,
-                "units": one.units,
-                "error": None if one.error is None else shorten(one.error, most),
-            }
-            for one in report.regions
+            replace(one, error=None if one.error is None else shorten(one.error, most)) for one in report.regions
         ]
         row = (
             report.outcome,
@@ -134,7 +113,7 @@ class RunHistory:
             report.attempts,
             report.exit_status,
             self._clock(),
-            json.dumps(regions),
+            json.dumps([_region_json(one) for one in regions]),
             None if report.refusal is None else _refusal_text(report.refusal),
             row_id,
         )
@@ -144,7 +123,7 @@ class RunHistory:
         )
         self._file.transact(lambda db: db.execute(sql, row), write=True)
 
-    def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[PastRun]:
+    def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[Run]:
         """The newest runs that began after `since_ms`, newest first: of one job, or of all."""
         sql = (
             f"SELECT {_COLUMNS} FROM past_runs WHERE began_at_ms > ? AND (? IS NULL OR job = ?)"  # noqa: S608  # a constant
@@ -155,7 +134,7 @@ class RunHistory:
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
-    def last_ended(self, job: str) -> PastRun | None:
+    def last_ended(self, job: str) -> Run | None:
         """The newest run of a job that has ended: one that is under way says nothing yet of how runs end."""
         sql = (
             f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND ended_at_ms IS NOT NULL"  # noqa: S608  # a constant
@@ -179,40 +158,55 @@ def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
     return time_ms
 
 
-def _refusal_text(refusal: Decision) -> str:
+def _refusal_text(refusal: Mapping[str, Any]) -> str:
     """A decision as JSON: if need be without the limits that did not refuse."""
-    data = refusal.as_json()
-    text = json.dumps(data)
+    text = json.dumps(refusal)
     if len(text) > MAX_REFUSAL_CHARACTERS:
-        limits = [one for one in refusal.limits if one.name == refusal.refused_by]
-        left_out = len(refusal.limits) - len(limits)
-        text = json.dumps({**refusal._replace(limits=tuple(limits)).as_json(), "limits_left_out": left_out})
+        limits = [one for one in refusal["limits"] if one["name"] == refusal["refused_by"]]
+        left_out = len(refusal["limits"]) - len(limits)
+        text = json.dumps({**refusal, "limits": limits, "limits_left_out": left_out})
     return text
 
 
-def _read(row: Sequence[Any]) -> PastRun | None:
+def _read(row: Sequence[Any]) -> Run | None:
     """A row as it was written; None for one that was not written so."""
-    found = PastRun(*row)
-    regions, refusal = row[-2:]
-    texts = (found.run, found.project, found.job, found.outcome, found.why)
-    numbers = (found.id, found.units, found.attempts, found.began_at_ms)
-    perhaps = (found.retry_at_ms, found.ended_at_ms, found.exit_status)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(found.refused_by, str | None):
+    key, *told, regions, refusal = row
+    run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_ms, ended_ms = told
+    if not all(isinstance(text, str) for text in (run, project, job, outcome, why, refused_by or "")):
         return None
-    if not all(_is_whole(n) for n in numbers) or not all(n is None or _is_whole(n) for n in perhaps):
+    if not all(map(_is_whole, (key, units, attempts, began_ms, retry_at_ms or 0, exit_status or 0, ended_ms or 0))):
         return None
     try:
-        listed = json.loads(regions) if regions else []
+        listed = tuple(map(_region, json.loads(regions))) if regions else ()
         decided = json.loads(refusal) if refusal else None
     except (TypeError, ValueError):
         return None
-    if not isinstance(listed, list) or not all(map(_is_region, listed)):
-        return None
-    return found._replace(regions=listed, refusal=decided if isinstance(decided, dict) else None)
+    return Run(
+        run,
+        job,
+        outcome,
+        listed,
+        units,
+        attempts,
+        refused_by,
+        retry_at_ms,
+        why,
+        exit_status,
+        decided if isinstance(decided, dict) else None,
+        project,
+        began_ms,
+        ended_ms,
+        str(key),
+    )
 
 
-def _is_region(one: object) -> bool:
-    return isinstance(one, dict) and _is_whole(one.get("items", 0))
+def _region(kept: Mapping[str, Any]) -> RegionOfRun:
+    """A region as it was written. Raises TypeError or ValueError for one that was not written so."""
+    region = RegionOfRun(**kept)
+    texts, counts = (region.region, region.outcome, region.error or ""), (region.pages, region.items, region.units)
+    if not all(isinstance(text, str) for text in texts) or not all(map(_is_whole, counts)):
+        raise ValueError(kept)
+    return region
 
 
 def _is_whole(value: object) -> bool:

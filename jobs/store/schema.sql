@@ -67,7 +67,7 @@ CREATE TABLE channels (
 );
 CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
--- The store's own id: by it the ledger knows whose the regions of a job are. Who copies the file copies the id.
+-- The store's own id: by it the ledger knows whose the regions of a job are. A copy of the file has the same id.
 CREATE TABLE store (
     id         TEXT    NOT NULL,
     time_ms    INTEGER,                       -- of the last run whose time was believed: what is old is old by it

@@ -1,8 +1,6 @@
 """The local store: what the jobs fetched, a checkpoint for each region, and the search. `schema.sql` has its tables.
 
-    StoreError      one line: what is wrong with the file and what to do
     Elsewhere       a job that another machine runs
-    Checkpoint      where one job stands in one region
     Store           the file
     Found           one search result
 
@@ -18,26 +16,43 @@ import sqlite3
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import quota
 from quota.common.clock import host_clock, rfc3339
-from quota.common.sqlite_file import SqliteFile, Wording
+from quota.common.sqlite_file import SqliteFile
 from quota.jobs.rotation import by_rotation
+from quota.jobs.store.checkpoints import (
+    AHEAD_MS,
+    RESTART,
+    Checkpoint,
+    digest_of,
+    is_empty,
+    key_of,
+    read_checkpoint,
+    stand_of,
+)
+from quota.jobs.store.file import (
+    APPLICATION_ID,
+    MAX_COUNT,
+    NO_SPACE,
+    SCHEMA_VERSION,
+    StoreError,
+    is_time,
+    path_of,
+    wording,
+)
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
-    UPSERT_CHANNEL,
-    UPSERT_VIDEO,
     as_text,
     channel_row,
     count_or_none,
     part,
     text_or_none,
+    upsert,
     video_row,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.ledger.file_errors import refuse_others
-from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,10 +60,6 @@ if TYPE_CHECKING:
     from quota.jobs.job import Cursor, Page
 
 T = TypeVar("T")
-
-SCHEMA_VERSION = 6
-APPLICATION_ID = 0x766964A1
-"""Marks the file as ours: a version number alone would let any other program's database pass."""
 
 BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
@@ -64,46 +75,10 @@ PAGE_BYTES = 4096
 MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
 
-MAX_SEARCH_ROWS = 1_000
 MAX_RANKED = 50_000
-"""A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
+"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
-
-AHEAD_MS = HOUR_MS
-"""What is dated so far ahead of now, a clock that was wrong has dated."""
-
-
-class StoreError(quota.QuotaError):
-    """The local store cannot be used. The message names the file and the remedy."""
-
-    exit_status: ClassVar[int] = 1
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
-
-    `work` is the job's project, fetch function and options (`quota.jobs.runner.work_of`): jobs of one name that do
-    different work have checkpoints of their own.
-    """
-
-    job: str
-    region: str
-    pending: bool = False
-    cursor: Cursor | None = None
-    pages: int = 0
-    items: int = 0
-    ranks: int = 0
-    started_at_ms: int | None = None
-    completed_at_ms: int | None = None
-    failed_at_ms: int | None = None
-    work: str = ""
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything of this pass is stored."""
-        return self.started_at_ms is not None
 
 
 @dataclass(frozen=True)
@@ -230,7 +205,7 @@ class Store:
         return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
 
     def take_id(self, store_id: str) -> None:
-        """Go by this id: that of the store which was in this place before."""
+        """Take this id, which the store had that was in this place before."""
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
@@ -282,30 +257,30 @@ class Store:
         """
 
         def work_on(db: sqlite3.Connection) -> list[Checkpoint]:
-            checkpoints = {region: _read_checkpoint(db, job, region, work) for region in regions}
+            checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
             # A damaged row reads as an empty checkpoint. It is deleted, or the next page would add to its numbers.
-            afresh = [_key(checkpoint) for checkpoint in checkpoints.values() if _is_empty(checkpoint)]
+            afresh = [key_of(checkpoint) for checkpoint in checkpoints.values() if is_empty(checkpoint)]
             db.executemany("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", afresh)
             if not any(checkpoint.pending for checkpoint in checkpoints.values()):
                 for checkpoint in checkpoints.values():
                     # A pass that failed half way may have kept its cursor, and continues from it.
-                    key = _key(checkpoint)
+                    key = key_of(checkpoint)
                     db.execute("INSERT OR IGNORE INTO checkpoints (job, work, region) VALUES (?, ?, ?)", key)
                     db.execute("UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?", key)
                     if checkpoint.cursor is None:
-                        db.execute(_RESTART, key)
-                checkpoints = {region: _read_checkpoint(db, job, region, work) for region in regions}
+                        db.execute(RESTART, key)
+                checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
             return by_rotation(checkpoints.values())
 
         return self._write(work_on)
 
     def checkpoint(self, job: str, region: str, work: str = "") -> Checkpoint:
         """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
-        return self._read(lambda db: _read_checkpoint(db, job, region, work))
+        return self._read(lambda db: read_checkpoint(db, job, region, work))
 
     def checkpoints(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
         """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
-        return self._read(lambda db: [_read_checkpoint(db, job, region, work) for region in regions or ("",)])
+        return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
     def _again(self, checkpoint: Checkpoint) -> Checkpoint:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
@@ -318,7 +293,7 @@ class Store:
             return  # storing the page will say more
         known = disk.f_blocks > 0  # some network file systems do not know their size
         if known and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
-            raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
+            raise StoreError(f"store {self.path}: {NO_SPACE}; nothing was fetched")
 
     def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
@@ -329,16 +304,16 @@ class Store:
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> None:
-            stored = _read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
-            if _is_empty(stored) or _stand(stored) != _stand(checkpoint):
+            stored = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
+            if is_empty(stored) or stand_of(stored) != stand_of(checkpoint):
                 raise StoreError(f"store {self.path}: it was replaced or changed while the job ran; run again")
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                db.execute(UPSERT_VIDEO, video_row(video, now_ms))
+                upsert(db, "videos", video_row(video, now_ms))
             for channel in page.channels:
-                db.execute(UPSERT_CHANNEL, channel_row(channel, now_ms))
+                upsert(db, "channels", channel_row(channel, now_ms))
             if page.ranked:
                 db.executemany(
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -362,16 +337,16 @@ class Store:
                     int(not finished),
                     None if finished or page.cursor is None else json.dumps(page.cursor),
                     int(page.complete),
-                    len(page.videos) + len(page.channels),
+                    page.items,
                     len(page.videos) if page.ranked else 0,
                     taken_at_ms,
                     max(now_ms, taken_at_ms) if finished else None,  # a clock may go back
-                    *_key(checkpoint),
+                    *key_of(checkpoint),
                 ),
             )
             if not finished:
                 db.execute(
-                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*_key(checkpoint), _digest(page.cursor))
+                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*key_of(checkpoint), digest_of(page.cursor))
                 )
 
         self._file.transact(work, write=True, within_s=PAGE_BUSY_TIMEOUT_S)
@@ -380,7 +355,7 @@ class Store:
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
         sql = "SELECT 1 FROM cursors WHERE job = ? AND work = ? AND region = ? AND digest = ?"
-        key = (*_key(checkpoint), _digest(cursor))
+        key = (*key_of(checkpoint), digest_of(cursor))
         return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -390,7 +365,7 @@ class Store:
             " WHERE job = ? AND work = ? AND region = ?"
         )
         completed_at_ms = max(self._clock(), checkpoint.started_at_ms or 0)
-        self._write(lambda db: db.execute(sql, (completed_at_ms, *_key(checkpoint))))
+        self._write(lambda db: db.execute(sql, (completed_at_ms, *key_of(checkpoint))))
         return self._again(checkpoint)
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
@@ -402,10 +377,10 @@ class Store:
         def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "UPDATE checkpoints SET pending = 0, failed_at_ms = ? WHERE job = ? AND work = ? AND region = ?",
-                (self._clock(), *_key(checkpoint)),
+                (self._clock(), *key_of(checkpoint)),
             )
             if not keep_cursor:
-                db.execute(_RESTART, _key(checkpoint))
+                db.execute(RESTART, key_of(checkpoint))
 
         self._write(work)
         return self._again(checkpoint)
@@ -418,7 +393,7 @@ class Store:
                 "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
                 (checkpoint.job, checkpoint.region, checkpoint.started_at_ms),
             )
-            db.execute(_RESTART, _key(checkpoint))
+            db.execute(RESTART, key_of(checkpoint))
 
         self._write(work)
         return self._again(checkpoint)
@@ -435,12 +410,10 @@ class Store:
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
         Of equally good matches the most viewed comes first. If more than MAX_RANKED match, only those that the store
-        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words, too
-        many words, or a limit out of range.
+        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words or
+        too many.
         """
         phrases = query(as_text(words))
-        if not 1 <= limit <= MAX_SEARCH_ROWS:
-            raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> list[Found]:
@@ -503,7 +476,7 @@ class Store:
                 "SELECT job, work, region FROM checkpoints WHERE cursor IS NOT NULL AND started_at_ms < ?",
                 (cutoff_ms,),
             ).fetchall()
-            db.executemany(_RESTART, expired)
+            db.executemany(RESTART, expired)
             db.execute(
                 "DELETE FROM checkpoints WHERE pending = 0 AND cursor IS NULL"
                 " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
@@ -518,19 +491,6 @@ class Store:
 
 def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
     return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
-
-
-def _key(checkpoint: Checkpoint) -> tuple[str, str, str]:
-    return checkpoint.job, checkpoint.work, checkpoint.region
-
-
-def _is_empty(checkpoint: Checkpoint) -> bool:
-    return checkpoint == Checkpoint(checkpoint.job, checkpoint.region, work=checkpoint.work)
-
-
-def _stand(checkpoint: Checkpoint) -> tuple[object, ...]:
-    one = checkpoint
-    return one.pending, json.dumps(one.cursor), one.pages, one.items, one.ranks, one.started_at_ms
 
 
 # The weights: a word in the title counts for more than one in the description. Only videos that are as good as the last
@@ -549,12 +509,6 @@ WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :l
 ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 """
 
-_RESTART = (
-    "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
-    " WHERE job = ? AND work = ? AND region = ?"
-)
-"""The region's next page is its first."""
-
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
     " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
@@ -567,60 +521,7 @@ _DELETE_GIVEN_UP = (
     " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
     " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
 )
-"""Those of work that nobody does any longer."""
-
-_NO_SPACE = "no space is left for it: free some, then run again"
-
-
-def wording(path: str) -> Wording:
-    """What the errors of a store say."""
-    store = f"store {path}"
-    closed = f"{store}: it cannot be opened: check that its folder exists and may be written"
-    return Wording(
-        foreign=f"{store} belongs to another program: give [store] url a file of its own",
-        newer=f"{store} has schema version {{version}}, written by a newer quota-ledger; this one reads up to "
-        f"{SCHEMA_VERSION}: upgrade it",
-        older=f"{store} has schema version {{version}}, written by an older quota-ledger; this one reads only "
-        f"{SCHEMA_VERSION}: move the file away, and the next runs fetch the data again",
-        locked=f"{store}: another program holds it locked: close that program, then run again",
-        not_a_database=f"{store}: the file is not a database: move the file away, or give [store] url another one",
-        read_only=f"{store}: it cannot be written: check the owner and mode of the file and its folder",
-        cannot_open=closed,
-        no_file=closed,
-        disk_full=f"{store}: {_NO_SPACE}; nothing half-written was kept",
-        damaged=f"{store}: the file is damaged: move it away (the next runs fetch the data again) or restore a copy",
-        disk_fails=f"{store}: reading or writing it failed: check the disk and its space; "
-        "nothing half-written was kept",
-        other=f"{store}: {{reason}}",
-    )
-
-
-def path_of(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    if scheme != "sqlite" or not rest.removeprefix("/"):
-        raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
-    return rest.removeprefix("/")
-
-
-def is_made(url: str) -> bool:
-    """Whether there is a store. To open an empty file would make it one. Raises OSError."""
-    path = path_of(url)
-    return os.path.exists(path) and os.path.getsize(path) > 0
-
-
-# -- rows read ---------------------------------------------------------------------------------------------------------
-
-
-def _read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
-    empty = Checkpoint(job, region, work=work)
-    row = db.execute(
-        "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
-        " FROM checkpoints WHERE job = ? AND work = ? AND region = ?",
-        _key(empty),
-    ).fetchone()
-    return (row and _checkpoint(job, region, work, *row)) or empty
+"""Those of work that no job does any longer."""
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
@@ -639,48 +540,6 @@ def _rankings(db: sqlite3.Connection, video_id: str, region: str | None, now_ms:
         # With max(), SQLite takes the other columns from the row that has the maximum.
         "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"
         " WHERE video_id = ? AND ifnull(region = ?, 1) GROUP BY job, region ORDER BY rank, region, job",
-        (now_ms + AHEAD_MS, _TOO_MANY, video_id, region),
+        (now_ms + AHEAD_MS, MAX_COUNT, video_id, region),
     ).fetchall()
     return tuple(Ranking(*row[:4]) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
-
-
-def _checkpoint(
-    job: str, region: str, work: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
-) -> Checkpoint | None:
-    """The checkpoint in a row of `checkpoints`; None if the row holds values that no store writes."""
-    try:
-        decoded = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
-    except (TypeError, ValueError, RecursionError):
-        return None
-    valid = (
-        pending in (0, 1)
-        and (decoded is None or isinstance(decoded, dict))
-        and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
-        and all(at_ms is None or is_time(at_ms) for at_ms in times)
-    )
-    if not valid:
-        return None
-    started_at_ms, completed_at_ms, failed_at_ms = times
-    return Checkpoint(
-        job, region, bool(pending), decoded, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms, work
-    )
-
-
-def _digest(cursor: Cursor | None) -> bytes:
-    """A digest that tells one cursor from another, whatever its size."""
-    import hashlib
-
-    return hashlib.blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
-
-
-_TOO_MANY = 2**53
-
-
-def is_stale(completed_ms: int, now_ms: int, stale_ms: int) -> bool:
-    """Whether a pass that was complete then is stale. One dated ahead is: nobody knows how old it is."""
-    return now_ms - completed_ms > stale_ms or completed_ms > now_ms + AHEAD_MS
-
-
-def is_time(value: object) -> bool:
-    """Whether it is a time in ms, up to the year 9999."""
-    return isinstance(value, int) and 0 <= value < 253_402_300_800_000

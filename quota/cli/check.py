@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    return ranked([*lint(session.settings), *ask_ledger(session.settings), *_journal(session), *_renamed(session)])
+    return ranked([*lint(session.settings), *ask_ledger(session.settings), *journal(session), *_renamed(session)])
 
 
-def _journal(session: Session) -> list[Finding]:
+def journal(session: Session) -> list[Finding]:
     """A journal that cannot be used stops no call that the ledger decides, so nothing else tells of it before an
     outage."""
     try:
         session.check_allowance()
     except LedgerError as error:
-        return [finding_of("warning", "ledger.unavailable", error, "see `quota doctor`")]
+        return [finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")]
     return []
 
 
@@ -62,9 +62,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     from quota.common.several import several
     from quota.ledger.factory import open_ledger
 
-    url = settings.ledger.url
-    if url.startswith("sqlite:"):
-        path = url.removeprefix("sqlite:///")
+    url, path = settings.ledger.url, settings.ledger.file
+    if path is not None:
         prevented = obstacle(path)
         if prevented is not None:
             why, remedy = prevented

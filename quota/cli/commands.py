@@ -81,8 +81,6 @@ def _entry_points() -> Any:
 
 @click.group(
     cls=Commands,
-    invoke_without_command=True,
-    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.option("--config", metavar="FILE", help="Configuration of the command that follows; its own --config wins.")
@@ -105,10 +103,7 @@ def cli(ctx: click.Context, config: str | None) -> None:
     75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr,
     QUOTA_LOG_FORMAT=json to log JSON.
     """
-    name = ctx.invoked_subcommand
-    if name is None:
-        click.echo(ctx.get_help())
-        ctx.exit(click.UsageError.exit_code)
+    name = ctx.invoked_subcommand or ""
     command = cli.get_command(ctx, name)
     if config is not None and command is not None and not _reads_config(command):
         raise click.UsageError(f"`quota {name}` reads no configuration; leave --config out", ctx)

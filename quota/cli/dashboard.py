@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quota.cli.options import config_option
+from quota.cli.options import config_option, host_option, port_option
 from quota.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
     from quota.web.protection import App
 
-DEFAULT_PORT = 8770
-
 
 @click.command("dashboard", short_help="Serve a page: verdict, limits, spending, freshness, runs.")
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="A loopback address.")
-@click.option(
-    "--port", default=DEFAULT_PORT, metavar="P", show_default=True, type=int, help="Port; 0 takes a free one."
-)
+@host_option
+@port_option(default=8770)
 @config_option
 def dashboard(host: str, port: int, config: str | None) -> None:
     """Serve a page that shows whether calls are admitted, what filled each limit, who spent it, and how fresh

@@ -13,12 +13,14 @@ from datetime import date
 from statistics import median
 from typing import TYPE_CHECKING
 
+from quota.cli.check import journal
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
+from quota.ledger.parts import repairable
 from quota.reports.status import exact_from
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
@@ -52,7 +54,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += _key(session, credential, call=call)
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
     findings += _state_folder()
-    findings += _journal(session)
+    findings += journal(session)
     findings += _textfile(session.settings.textfile)
     findings += _told(session.settings)
     findings += _from_other_packages(session)
@@ -77,13 +79,12 @@ def _configuration(session: Session) -> Iterator[Finding]:
 
 
 def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
-    url = session.settings.ledger.url
     try:
         ledger = session.ledger
     except ConfigError as error:
         yield finding_of("error", "ledger", error)
         return
-    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
+    path = session.settings.ledger.file or ""
     prevented = obstacle(path) if os.path.lexists(path) else None
     if prevented:
         why, remedy = prevented
@@ -91,11 +92,11 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     if path and not os.path.exists(path):
         if not prevented:
             yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
-        yield from ledger.examine(session.credential(names[0]).project)
+        yield from repairable(ledger).examine(session.credential(names[0]).project)
         return
     try:
         for name in names:  # first: a peek gives a key the lifetime that it lacks
-            for finding in ledger.examine(session.credential(name).project):
+            for finding in repairable(ledger).examine(session.credential(name).project):
                 if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
                     yield finding
         yield _clock(session)  # before a peek, which clocks that disagree refuse
@@ -118,13 +119,6 @@ def _state_folder() -> Iterator[Finding]:
             f"QUOTA_STATE_DIR={one_line(folder)}",
         )
     yield from examine_folder("state folder", folder, "what this machine saw, and what it owes")
-
-
-def _journal(session: Session) -> Iterator[Finding]:
-    try:
-        session.check_allowance()
-    except LedgerError as error:
-        yield finding_of("warning", "ledger.unavailable", error, "no call is admitted while the ledger does not answer")
 
 
 def _speed(session: Session, name: str) -> Finding:
@@ -161,7 +155,7 @@ def _clock(session: Session) -> Finding:
 
 def _ahead(session: Session, project: str) -> Iterator[Finding]:
     """What a clock that was wrong has dated ahead of now."""
-    ahead = session.ledger.ahead(project)
+    ahead = repairable(session.ledger).ahead(project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield Finding(
@@ -276,7 +270,7 @@ def _textfile(folder: str | None) -> Iterator[Finding]:
 
 
 def _told(settings: Settings) -> Iterator[Finding]:
-    """Whether those who are to be told can be: a wrong address would be noticed on the day that it is needed."""
+    """Whether the configured people can be told. A wrong address would be noticed only on the day that it is needed."""
     notify = settings.notify
     if notify is not None and notify.command:
         program = one_line(notify.command[0])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from quota.cli.options import Group, config_option, json_option
+from quota.cli.options import Group, config_option, json_option, limit_option, textfile_option
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quota.inbound.contract import Consumer, Storage
-    from quota.inbound.metrics import Standing
+    from quota.inbound.metrics import Report
     from quota.inbound.rules import Rule, Rules
 
 
-@click.group("inbound", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
-@click.pass_context
-def inbound(ctx: click.Context) -> None:
+@click.group("inbound", cls=Group)
+def inbound() -> None:
     """Show the limits on who may ask your own application.
 
     The rules stand in [inbound.NAME] of quota.toml, and `quota check` examines them. docs/inbound.md shows how an
@@ -34,20 +33,17 @@ def inbound(ctx: click.Context) -> None:
       quota inbound status
       quota inbound top login
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        ctx.exit(click.UsageError.exit_code)
 
 
 @inbound.command(short_help="Show each rule, and what became of its requests.")
-@click.option("--textfile", metavar="FILE", help="Also write the numbers for Prometheus here: FILE ends in .prom.")
+@textfile_option
 @json_option
 @config_option
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, what became of its requests, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and FILE has
-    quota_inbound_storage_up 0 alone.
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and the file of
+    metrics has quota_inbound_storage_up 0 alone.
 
     \b
     Example:
@@ -55,33 +51,29 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
     from quota.errors import StorageAway
-    from quota.inbound.metrics import exposition, nothing_yet, read_standing
+    from quota.inbound.metrics import exposition, nothing_yet, read_report
     from quota.inbound.opening import is_there
 
-    if textfile is not None and not textfile.endswith(".prom"):  # the file is replaced: a device would be gone
-        raise click.UsageError(f"--textfile {show(textfile)}: node_exporter reads only files that end in .prom")
     rules, storage = _open(config)
     try:
-        standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+        report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
     except StorageAway:
-        if textfile is not None:
-            _write(textfile, exposition(None))
+        _write(textfile, storage, exposition(None))
         raise
-    if textfile is not None:
-        _write(textfile, exposition(standing))
+    _write(textfile, storage, exposition(report))
     if as_json:
-        print_json({"storage": storage.label, "rules": [_as_json(rule, standing) for rule in rules.rules]})
+        print_json({"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]})
         return
-    print_rich(_render(rules.rules, standing))
+    print_rich(_render(rules.rules, report))
     say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
 @inbound.command(short_help="Show who uses most of a rule, by hashed identities.")
 @click.argument("rule")
-@click.option("--count", type=click.IntRange(1, 1000), default=10, metavar="N", show_default=True, help="How many.")
+@limit_option(default=10, most=1_000)
 @json_option
 @config_option
-def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
+def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show who uses most of a rule's limits, by hashed identities.
 
     The hash of an identity changes every day, or with `quota inbound rotate`. Nobody can tell the identity from it.
@@ -89,7 +81,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
     \b
     Example:
       quota inbound top search
-      quota inbound top login --count 3 --json
+      quota inbound top login --limit 3 --json
     """
     from quota.inbound.opening import is_there
 
@@ -97,7 +89,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
     chosen = next((one for one in rules.rules if one.name == rule), None)
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [one.name for one in rules.rules])}")
-    consumers = storage.top(chosen.policy, count) if is_there(rules) else []
+    consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
     if as_json:
         print_json({"rule": chosen.name, "identities": [_consumer_as_json(one) for one in consumers]})
     elif consumers:
@@ -117,7 +109,7 @@ def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
 def rotate(as_json: bool, config: str | None) -> None:
     """Change the salt with which `gcra` and `log` hash identities, a minute from now.
 
-    The salt of `counter` changes every day by itself. Nobody is freed by either: whoever is refused stays refused.
+    The salt of `counter` changes every day by itself. Neither frees anybody: a refused visitor stays refused.
 
     \b
     Example:
@@ -143,21 +135,20 @@ def _open(config: str | None) -> tuple[Rules, Storage]:
     return opened(load_rules(config))
 
 
-def _write(path: str, text: str) -> None:
-    import os
-
+def _write(folder: str | None, storage: Storage, text: str) -> None:
+    """Write metrics as a file that is named after the storage: two applications may have the same collector."""
+    if folder is None:
+        return
     from quota.errors import QuotaError
-    from quota.reports.metrics import write_file
+    from quota.reports.metrics import file_name, write_file
 
     try:
-        write_file(os.path.dirname(path) or ".", os.path.basename(path), text)
+        write_file(folder, file_name("inbound", storage.label), text)
     except OSError as error:
-        raise QuotaError(
-            f"{show(path)} cannot be written: {error.strerror}; name a file in a folder that exists"
-        ) from None
+        raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name a folder that exists") from None
 
 
-def _as_json(rule: Rule, standing: Standing) -> dict[str, object]:
+def _as_json(rule: Rule, report: Report) -> dict[str, object]:
     from quota.inbound.counting import Outcome
 
     return {
@@ -173,12 +164,12 @@ def _as_json(rule: Rule, standing: Standing) -> dict[str, object]:
         "fail": rule.fail,
         "shadow": rule.shadow,
         "count_rejected": rule.policy.count_rejected,
-        "identities": standing.identities[rule.name],
-        **{outcome: standing.ended(rule.name, outcome) for outcome in get_args(Outcome)},
+        "identities": report.identities[rule.name],
+        **{outcome: report.ended(rule.name, outcome) for outcome in get_args(Outcome)},
     }
 
 
-def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
+def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
     columns = [
         Column("rule"),
         Column("requests"),
@@ -191,8 +182,8 @@ def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
     ]
     rows = []
     for rule in rules:
-        refused = standing.ended(rule.name, "refused") + standing.ended(rule.name, "shadowed")
-        unasked = standing.ended(rule.name, "failed_open") + standing.ended(rule.name, "failed_closed")
+        refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
+        unasked = report.ended(rule.name, "failed_open") + report.ended(rule.name, "failed_closed")
         limits = ", ".join(f"{one.number:,} in {format_duration(one.window_ms)}" for one in rule.limits)
         rows.append(
             (
@@ -200,8 +191,8 @@ def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
                 f"{' '.join(sorted(rule.methods))} {rule.path or 'any path'}".strip(),
                 limits,
                 f"{rule.policy.algorithm}{', shadow' if rule.shadow else ''}",
-                f"{standing.identities[rule.name]:,}",
-                f"{standing.ended(rule.name, 'admitted'):,}",
+                f"{report.identities[rule.name]:,}",
+                f"{report.ended(rule.name, 'admitted'):,}",
                 f"{refused:,}",
                 f"{unasked:,}",
             )

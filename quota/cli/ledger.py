@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,9 +28,8 @@ SAY_EVERY_S = 2
 """How often a long copy says how far it is."""
 
 
-@click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
-@click.pass_context
-def ledger(ctx: click.Context) -> None:
+@click.group("ledger", cls=Group)
+def ledger() -> None:
     """Move a ledger, repair it, or share it with other languages.
 
     \b
@@ -38,9 +38,6 @@ def ledger(ctx: click.Context) -> None:
       quota ledger repair
       quota ledger scripts lua
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        ctx.exit(click.UsageError.exit_code)
 
 
 @ledger.command()
@@ -126,19 +123,12 @@ def _told(source: Movable, target: Movable, moved: Moved) -> str:
 
 def _movable(name: str, url: str, settings: Settings) -> Movable:
     """The ledger at a url of the command line. Raises UsageError."""
-    from quota.ledger.factory import open_movable
+    from quota.ledger.factory import file_of, open_movable
+    from quota.ledger.file_url import absolute
 
     url = _with_secrets(name, url, settings)
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite":
-        if rest in ("", "/", "/:memory:") or not rest.startswith("/"):
-            raise UsageError(f"{name}: a file is sqlite:///relative/path or sqlite:////absolute/path")
-        path = os.path.abspath(os.path.expanduser(rest[1:]))
-        if os.path.isdir(path):
-            raise UsageError(f"{name}: sqlite:///{path} is a folder; name a file in it")
-        url = f"sqlite:///{path}"
     try:
-        return open_movable(url)
+        return open_movable(url if file_of(url) is None else absolute(url, Path.cwd()))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -156,7 +146,7 @@ def _with_secrets(name: str, url: str, settings: Settings) -> str:
         except ConfigError as error:
             raise UsageError(f"{name}: {error}") from None
     ours = settings.ledger.url
-    return ours if not ours.startswith("sqlite:") and url == _label(ours) else url
+    return ours if settings.ledger.file is None and url == _label(ours) else url
 
 
 def _label(url: str) -> str:
@@ -237,10 +227,12 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     """
     import quota
     from quota.ledger.contract import clocks_are_one
+    from quota.ledger.parts import repairable
 
     with quota.open(config) as session:
         projects = list(dict.fromkeys(x.project for x in session.settings.credentials.values()))
-        label, found = session.ledger.label, {project: session.ledger.ahead(project) for project in projects}
+        label, ahead_in = session.ledger.label, repairable(session.ledger).ahead
+        found = {project: ahead_in(project) for project in projects}
         here_ms, there_ms = host_clock(), session.ledger.now_ms()
         if not clocks_are_one(there_ms, here_ms) or (yes and not all(map(session.repair, projects))):
             raise RepairRefused(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quota.terms.costs import CostBook
 
 TABLE_ROWS = 1_000
-"""A table has so many rows; then another one begins. So a long log needs no memory."""
+"""The most rows of a table; then another one begins. So a long log needs no memory."""
 
 
 def print_charges(

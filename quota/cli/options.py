@@ -1,17 +1,20 @@
-"""Options and groups that several commands share."""
+"""Options and groups that several commands share: an option of one name means the same everywhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from quota.common.text import show
+from quota.errors import UsageError
 from quota.terms.limits import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+F = TypeVar("F", bound="Callable[..., Any] | click.Command")
 
 
 class _Context(click.Context):
@@ -26,7 +29,14 @@ class _Context(click.Context):
 
 
 class Group(click.Group):
-    """Commands under one name. The error for an unknown one names the nearest, that for a wrong option the command."""
+    """Commands under one name; without one it prints its help. The error for an unknown one names the nearest, that for
+    a wrong option the command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit(click.UsageError.exit_code)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -64,9 +74,43 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
+only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
+only_job_option = click.option("--job", metavar="J", help="Only what is of this job.")
+host_option = click.option(
+    "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen on."
+)
 
 
-since_option = click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+def since_option(default: str) -> Callable[[F], F]:
+    """`--since DURATION`."""
+    return click.option("--since", default=default, metavar="DURATION", show_default=True, help="How far back.")
+
+
+def limit_option(default: int, most: int) -> Callable[[F], F]:
+    """`--limit N`, for a list that may be long."""
+    kind = click.IntRange(1, most)
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="Show at most N.")
+
+
+def port_option(default: int) -> Callable[[F], F]:
+    """`--port P`, for a server."""
+    kind = click.IntRange(0, 65_535)
+    return click.option(
+        "--port", type=kind, default=default, metavar="P", show_default=True, help="Port; 0 takes a free one."
+    )
+
+
+def textfile_option(command: F) -> F:
+    """`--textfile DIR`, where metrics are written."""
+    return click.option(
+        "--textfile", metavar="DIR", callback=_folder, help="Write metrics into this folder, for node_exporter."
+    )(command)
+
+
+def _folder(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value == "":  # of a variable that is not set: the metrics would be in whatever folder this is
+        raise UsageError(f"{param.opts[0]} '' is not the path of a folder")
+    return value
 
 
 def duration_ms(option: str, value: str) -> int:

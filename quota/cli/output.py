@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from quota.common.text import printable, show
 from quota.errors import LedgerError, Refused, UsageError
@@ -35,18 +36,6 @@ def decision_status(decision: Decision) -> int:
 # -- printing and failing ----------------------------------------------------------------------------------------------
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print a text without control sequences as `click.echo` does, which takes long to import."""
-    stream = sys.stderr if err else sys.stdout
-    if codecs.lookup(stream.encoding or "ascii").name == "ascii":  # click prints UTF-8 there
-        import click
-
-        click.echo(text, err=err)
-        return
-    stream.write(f"{text}\n")
-    stream.flush()
-
-
 def print_json(data: object, indent: int | None = 2) -> None:
     """One JSON document on stdout; without `indent` on one line.
 
@@ -58,7 +47,7 @@ def print_json(data: object, indent: int | None = 2) -> None:
     text = json.dumps(data, indent=indent, ensure_ascii=plain)
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    echo(text)
+    click.echo(text)
 
 
 def print_rich(renderable: Any) -> None:
@@ -77,7 +66,7 @@ def print_rich(renderable: Any) -> None:
 
 def say(line: str, *, err: bool = False) -> None:
     """One line for people, without control characters."""
-    echo(printable(line), err=err)
+    click.echo(printable(line), err=err)
 
 
 def say_built_in(session: Session, *, err: bool) -> None:
@@ -95,7 +84,7 @@ def fail(message: str) -> None:
     line = printable(" ".join(redact(message).splitlines()))
     if len(line) > MAX_LINE:
         line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
-    echo(f"quota: {line}", err=True)
+    click.echo(f"quota: {line}", err=True)
 
 
 def log_to_stderr() -> None:

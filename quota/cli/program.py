@@ -6,8 +6,10 @@ import io
 import os
 import sys
 
+import click
+
 from quota.cli.commands import run_click
-from quota.cli.output import echo, fail, guard_streams, log_to_stderr, unprinted
+from quota.cli.output import fail, guard_streams, log_to_stderr, unprinted
 from quota.errors import QuotaError
 
 
@@ -30,7 +32,7 @@ def run() -> int:
         fail(str(error))
         return error.exit_status
     except KeyboardInterrupt:
-        echo("", err=True)  # ends the line in which the terminal shows ^C
+        click.echo(err=True)  # ends the line in which the terminal shows ^C
         return 130
     except Exception as error:
         if os.environ.get("QUOTA_DEBUG"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
+from quota.reports.spending import refused_by
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_status import clock, closed, early_of, notes_of
 from quota.wording.parts import Table
@@ -31,7 +31,6 @@ def render_status(status: Status) -> RenderableType:
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
     parts: list[RenderableType] = [line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
     parts += [line(f"ledger {status.ledger}, {where}")]
-    resets: dict[tuple[int, str | None], str] = {}  # the same for most
     for credential in status.credentials:
         parts.append(line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
@@ -40,12 +39,9 @@ def render_status(status: Status) -> RenderableType:
         parts += _told(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
-            if edge_ms is None:
-                continue
-            if (edge_ms, zone) not in resets:
+            if edge_ms is not None:
                 at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
-                resets[edge_ms, zone] = f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"
-            parts.append(line(resets[edge_ms, zone]))
+                parts.append(line(f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"))
         parts += _told(notes_of(credential, status.at_ms))
     return stacked(parts)
 
@@ -53,17 +49,14 @@ def render_status(status: Status) -> RenderableType:
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     paced = any(row.limit.paced for row in credential.limits)
     again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
-    columns = _limit_columns(paced, again)
+    columns = [Column("limit"), Column("window"), Column("used", number=True)]
+    columns += [Column("now", number=True)] if paced else []
+    columns += [Column("limit", number=True), Column("remaining", number=True)]
+    columns += [Column("room again")] if again else []
     rows, styles = [], []
     for row in credential.limits:
         state = row.state
-        styles.append(
-            "red"
-            if row.shut or row.room_ms is not None
-            else "yellow"
-            if state.remaining_units * 10 < state.limit_units
-            else ""
-        )
+        styles.append(_LEVEL_OF_LIMIT[row.level])
         rows.append(
             (
                 row.limit.name,
@@ -79,12 +72,7 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
 
 
-@cache
-def _limit_columns(paced: bool, again: bool) -> Sequence[Column]:
-    columns = [Column("limit"), Column("window"), Column("used", number=True)]
-    columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True)]
-    return (*columns, Column("room again")) if again else columns
+_LEVEL_OF_LIMIT = {"full": "red", "near": "yellow", "open": ""}
 
 
 def render_spending(spending: Spending) -> RenderableType:
@@ -114,11 +102,8 @@ def spending_notes(spending: Spending) -> list[str]:
     """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
     notes = []
     if spending.refused:
-        by: dict[str, int] = {}
-        for one in spending.refused:
-            by[one.limit or one.reason] = by.get(one.limit or one.reason, 0) + one.calls
-        calls = sum(by.values())
-        named = listed(f"{count:,} by {name}" for name, count in sorted(by.items(), key=lambda row: -row[1]))
+        calls = sum(one.calls for one in spending.refused)
+        named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.refused).items())
         notes.append(f"{calls:,} call{'' if calls == 1 else 's'} refused: {named}; see `quota log --refused`")
     if any(OTHER in values for values, _, _ in spending.rows):
         notes.append(f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows")

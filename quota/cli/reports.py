@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import quota
-from quota.cli.options import config_option, credential_option, duration_ms, json_option, since_option
+from quota.cli.options import (
+    config_option,
+    credential_option,
+    duration_ms,
+    json_option,
+    only_credential_option,
+    only_job_option,
+    since_option,
+)
 from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, show
 from quota.errors import QuotaError
@@ -105,8 +113,8 @@ def _watch(render: Callable[[], Any]) -> None:
 @click.option(
     "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
 )
-@since_option
-@credential_option
+@since_option(default="24h")
+@only_credential_option
 @json_option
 @config_option
 def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
@@ -166,11 +174,11 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
 
 
 @click.command()
-@since_option
-@click.option("--job", metavar="J", help="Only charges of this job.")
-@click.option("--method", metavar="M", help="Only charges of this API method.")
+@since_option(default="24h")
+@only_job_option
+@click.option("--method", metavar="M", help="Only calls of this API method.")
 @click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
-@credential_option
+@only_credential_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each.")
 @config_option
 def log(
@@ -208,8 +216,8 @@ def log(
 @click.command()
 @click.argument("charge_id", metavar="[CHARGE-ID | --last]", required=False)
 @click.option("--last", is_flag=True, help="The last refusal. So it is without CHARGE-ID, too.")
-@click.option("--job", metavar="J", help="The last refusal of this job.")
-@credential_option
+@only_job_option
+@only_credential_option
 @json_option
 @config_option
 def explain(
@@ -230,9 +238,10 @@ def explain(
       quota explain 1795233255077-0
       quota explain --json | jq '.admits'
     """
-    from quota.cli.explain import render_charge, render_refusal
+    from quota.cli.render import told
     from quota.explain.charge import explain_charge
     from quota.explain.refusal import explain_refusal
+    from quota.wording.of_explanations import charge_told, refusal_told
 
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(
@@ -242,7 +251,7 @@ def explain(
         say_built_in(session, err=as_json)
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
-            data, text = charge.as_json(), render_charge(charge)
+            data, text = charge.as_json(), told(charge_told(charge))
         else:
             refusal = explain_refusal(session, credential, job)
             if refusal is None:
@@ -250,7 +259,7 @@ def explain(
                 raise QuotaError(
                     f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
                 )
-            data, text = refusal.as_json(), render_refusal(refusal)
+            data, text = refusal.as_json(), told(refusal_told(refusal))
     if as_json:
         print_json(data)
     else:
@@ -276,6 +285,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     from quota.common.log import line
     from quota.common.redact import redact
     from quota.common.text import one_line
+    from quota.ledger.parts import notes_in
 
     reason = one_line(redact(because)).strip()
     if not reason:
@@ -283,8 +293,9 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     with quota.open(config) as session:
         say_built_in(session, err=False)
         project = session.credential(credential).project
-        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
-        known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
+        notes = notes_in(session.ledger)
+        lifted = bucket.isprintable() and notes.reopen(project, bucket, reason)
+        known = [x.bucket for x in notes.notes(project).exhaustions if not x.reopened_ms]
     if not lifted:
         raise QuotaError(
             f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
@@ -297,7 +308,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 @click.command("reconcile")
 @click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
 @click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
-@click.option("--credential", metavar="C", help="Only this credential's project.")
+@only_credential_option
 @json_option
 @config_option
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> None:

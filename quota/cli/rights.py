@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from quota.errors import UsageError
+from quota.ledger.factory import backend_of
 from quota.ledger.redis_rights import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 
@@ -51,8 +52,8 @@ def _inbound_url(settings: Settings) -> str:
 
 
 def _of_redis(url: str) -> str:
-    """The url, if that is a server's: who goes by a file may be about to move."""
-    return "" if url.startswith("sqlite:") else url
+    """The url, if it is one of Redis. A user with a file may be about to move."""
+    return url if url and backend_of(url).has_acl else ""
 
 
 def _of_the_way(url: str, *, cluster: bool) -> list[str]:

@@ -6,7 +6,8 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
     AnswerLimits      the limits; None: no limit
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
-    check_redirect    refuses to be sent to anything but HTTP
+    PatientConnection a connection that reads each answer so
+    check_redirect    refuses a redirect to anything except HTTP
     digestible        an error's body, if the client can parse it
     checked           checks the shape of a body before the client parses it
 """
@@ -19,10 +20,11 @@ import threading
 import time
 import zlib
 from contextlib import contextmanager
-from http.client import HTTPResponse, IncompleteRead
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+import httplib2
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
@@ -192,12 +194,62 @@ class LimitedResponse(HTTPResponse):
         raise BadAnswer(f"upstream's answer does not unpack as {packing}; check endpoint and proxies")
 
 
+class PatientConnection(HTTPConnection):
+    """Waits for a bounded time, and reads each answer within the limits of a watch. Combined with each of httplib2's
+    connection classes by `connection_types`, which sets `watch` and `timeout_s`.
+    """
+
+    watch: Watch | None
+    timeout_s: float
+    _answer: HTTPResponse | None = None
+
+    def connect(self) -> None:
+        self.timeout = self.patience_s()
+        super().connect()
+
+    def patience_s(self) -> float:
+        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
+
+    def set_debuglevel(self, level: int) -> None:
+        """Do nothing: at higher levels, http.client would print whole requests, including the key."""
+
+    def response_class(  # type: ignore[override]  # http.client calls it like a class
+        self, sock: Any, debuglevel: int = 0, method: str | None = None
+    ) -> HTTPResponse:
+        """Create the object that reads the next answer."""
+        if self.watch is None:
+            self._answer = HTTPResponse(sock, method=method)
+        else:
+            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
+        return self._answer
+
+    @property
+    def unread(self) -> bool:
+        """Whether part of an answer is still unread. The next request must not take it for its own answer."""
+        answer = self._answer
+        return answer is not None and (answer.headers is None or not answer.isclosed())
+
+    def hang_up(self) -> None:
+        """Close the connection, and any unfinished answer, which would keep the socket open."""
+        if self._answer is not None:
+            self._answer.close()
+        self.close()
+
+
+def connection_types(kind: type[PatientConnection], **of_each: Any) -> dict[str, type[PatientConnection]]:
+    """By scheme, each of httplib2's connection classes as a connection of this kind, with these attributes."""
+    return {
+        scheme: type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
+        for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
+    }
+
+
 def no_http() -> BadAnswer:
     return BadAnswer("upstream's answer is no HTTP; check endpoint and proxies")
 
 
 def check_redirect(uri: str) -> None:
-    """Raise BadAnswer for a redirect to anything but an address of HTTP: a file, another protocol, a user's name."""
+    """Raise BadAnswer for a redirect to anything except an address of HTTP: a file, another protocol, a user's name."""
     try:
         parts = urlsplit(uri)
         sound = (

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Hosts, Meter
 from quota.errors import UsageError
 from quota.terms.arguments import text, texts
@@ -14,7 +15,6 @@ from quota.terms.arguments import text, texts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quota.async_budget import AsyncBudget
     from quota.budget import Budget
 
 MethodOf = str | Callable[[str, str], str]
@@ -27,8 +27,8 @@ PEEK_WITHIN_S = 2.0
 """A body that comes drop by drop is classified by what has come until then: its reader may want it as it comes."""
 
 UNPACKED_AT_ONCE = 16
-"""It is unpacked in pieces of so many bytes. Of gzip such a piece holds up to 16 kB, of brotli 16 MB. All that is
-read of a body may hold more than there is memory."""
+"""How many packed bytes are unpacked at once. As gzip they hold up to 16 kB, as brotli 16 MB. All that is read of a
+body may hold more than there is memory."""
 
 
 def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
@@ -78,8 +78,6 @@ class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
     def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
-        from quota.async_budget import AsyncBudget, Awaiter
-
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
         self._gate = HostGate(blocking, method, hosts)
         self._own: Awaiter | None = None
@@ -105,7 +103,7 @@ class AsyncHostGate:
         await self._budget._awaiter.in_thread(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Only an error has more to be done than to be noted."""
+        """Note the answer; in a thread if it is an error, which may have to close a bucket."""
         if status < 400:
             attempt.answered(status, body)
         else:

@@ -23,12 +23,10 @@ import select
 import threading
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
-from email.parser import BytesParser
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
-from operator import itemgetter
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import google_auth_httplib2
 import httplib2
@@ -39,8 +37,18 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
+from quota.clients.answers import (
+    AnswerLimits,
+    PatientConnection,
+    Watch,
+    check_redirect,
+    checked,
+    connection_types,
+    digestible,
+    no_http,
+)
 from quota.clients.metering import Hosts, Meter
+from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
@@ -49,8 +57,7 @@ from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from email.message import Message
+    from collections.abc import Callable, Mapping
 
     from googleapiclient.discovery import Resource
 
@@ -274,79 +281,6 @@ def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
 BatchHttpRequest._execute = _send_checked_batch
 
 
-class _Routes:
-    """Finds the API method for an HTTP verb and path, from the API's discovery document."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
-        self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
-        self._literal: dict[tuple[str, str], str] = {}
-        self._nearly: dict[tuple[str, str], str] = {}
-        self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
-        self._uploads: list[re.Pattern[str]] = []
-        base = f"/{document['servicePath']}"
-        for method in _methods(document):
-            path = base + method.get("flatPath", method["path"])
-            self._add(method, prefix + path)
-            if "mediaUpload" in method:
-                for protocol in method["mediaUpload"]["protocols"].values():
-                    self._add(method, prefix + protocol["path"])
-                    self._uploads.append(_pattern(prefix + protocol["path"]))
-        # `/things/x:cancel` fits `/things/{id}`, too: the method whose path says most is tried first.
-        self._patterns.sort(key=itemgetter(0), reverse=True)
-
-    def _add(self, method: Mapping[str, Any], path: str) -> None:
-        if "{" not in path:
-            self._literal[method["httpMethod"], path] = method["id"]
-            self._nearly[method["httpMethod"], path.lower()] = method["id"]
-            return
-        said = len(re.sub(r"\{[^}]*\}", "", path))
-        self._patterns.append((said, method["httpMethod"], _pattern(path), method["id"]))
-
-    def method(self, verb: str, path: str) -> str | None:
-        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method.
-
-        A path that is nearly a method's (`/youtube/v3//Search/`) is that method, and HEAD is GET: upstream may take
-        them for it, and the book's default is far less than a search costs.
-        """
-        if (known := self._literal.get((verb, unquote(path)))) or (known := self._matching(verb, path)):
-            return known
-        verb, path = "GET" if verb == "HEAD" else verb, _plain(path)
-        return self._nearly.get((verb, path.lower())) or self._matching(verb, path)
-
-    def _matching(self, verb: str, path: str) -> str | None:
-        return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
-
-    def is_batch(self, verb: str, path: str) -> bool:
-        return verb == "POST" and f"{_plain(path)}/".lower().startswith(f"{self._batch}/".lower())
-
-    def is_upload(self, path: str) -> bool:
-        return any(pattern.fullmatch(path) for pattern in self._uploads)
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """`{+name}` may contain slashes, `{name}` may not."""
-    parts = re.split(r"(\{[^}]*\})", path)
-    return re.compile(
-        "".join(
-            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
-            for part in parts
-        ),
-        re.IGNORECASE,
-    )
-
-
-def _plain(path: str) -> str:
-    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
-    return "/" + "/".join(part for part in unquote(path).split("/") if part)
-
-
-def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from resource.get("methods", {}).values()
-    for inner in resource.get("resources", {}).values():
-        yield from _methods(inner)
-
-
 # -- charging it -------------------------------------------------------------------------------------------------------
 
 
@@ -368,7 +302,7 @@ class _Gate:
         self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
         self._secure = root.scheme == "https"
         self._port = root.port or _default_port(root.scheme)
-        self._routes = _Routes(document)
+        self._routes = Routes(document)
         self._meter = meter
         self.payer = meter.budget.project, meter.budget.credential
         self._waiting = threading.local()
@@ -414,7 +348,7 @@ class _Gate:
         return self._routes.is_upload(path) and "upload_id" in parse_qs(query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
-        inner = list(_batched_calls(str(_header(headers, "content-type") or ""), body))
+        inner = list(batched_calls(str(_header(headers, "content-type") or ""), body))
         if not inner:
             return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but it is sent anyway
         calls = [(self._routes.method(verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
@@ -434,7 +368,7 @@ class _Gate:
             for one in sent:
                 one.attempt.answered(status, content)
             return
-        answers = list(_batched_answers(response.get("content-type", ""), content))
+        answers = list(batched_answers(response.get("content-type", ""), content))
         by_id = {content_id: (inner, body) for inner, body, content_id in answers}
         for one in sent:
             inner_status, inner_body = by_id.get(one.content_id, (status, b""))
@@ -449,78 +383,25 @@ def _default_port(scheme: str) -> int:
     return 443 if scheme == "https" else 80
 
 
-def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
-    """(content id, first line, the rest) of each application/http part of a multipart body."""
-    raw = body.encode("utf-8", "replace") if isinstance(body, str) else body
-    if not isinstance(raw, bytes) or not content_type.lower().startswith("multipart/"):
-        return
-    message = BytesParser().parsebytes(
-        b"content-type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + raw
-    )
-    for number, part in enumerate(message.get_payload() if message.is_multipart() else ()):
-        payload: bytes = part.get_payload(decode=True) or b""
-        line, _, rest = payload.lstrip().partition(b"\n")
-        yield _content_id(part, number), line.decode("latin-1").strip(), rest
-
-
-def _content_id(part: Message, number: int) -> str:
-    """The id that a request and its answer share: upstream answers `<x + 1>` as `<response-x + 1>`.
-
-    A part without an id gets its position in the batch.
-    """
-    given = str(part.get("content-id", "")).strip().strip("<>")
-    return " ".join(given.removeprefix("response-").split()) or f"#{number}"
-
-
-def _batched_calls(content_type: str, body: Any) -> Iterator[tuple[str, str, str]]:
-    """(verb, path, content id) of each call in a batch."""
-    for content_id, line, _ in _parts(content_type, body):
-        verb, _, target = line.partition(" ")
-        yield verb.upper() or "?", urlsplit(target.partition(" ")[0]).path, content_id
-
-
-def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, str]]:
-    """(status, body, content id) of each answer in the answer to a batch."""
-    for content_id, line, rest in _parts(content_type, body):
-        words = line.split()
-        status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
-        head_and_body = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
-        yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
-
-
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
-class _Connection(HTTPConnection):
-    """Charges each request to the API, after connecting and before the first byte leaves.
-
-    MeteredHttp combines this mixin with each of httplib2's connection classes. The combined class sets `gate`, `watch`
-    and `timeout_s`.
-    """
+class _Connection(PatientConnection):
+    """Charges each request to the API with its `gate`, after connecting and before the first byte leaves."""
 
     gate: _Gate
-    watch: Watch | None
-    timeout_s: float
     spoiled = False
-    _answer: HTTPResponse | None = None
     _left = False
     _used = False
     _has_answered = False
 
     def connect(self) -> None:
-        self.timeout = self._patience_s()
         super().connect()
         self._used = self._has_answered = False
-
-    def _patience_s(self) -> float:
-        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
 
     def send(self, data: Any) -> None:
         self._left = True
         super().send(data)
-
-    def set_debuglevel(self, level: int) -> None:
-        """Do nothing: at higher levels, http.client would print whole requests, including the key."""
 
     def request(
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
@@ -532,7 +413,7 @@ class _Connection(HTTPConnection):
             self.close()
         if self.sock is None:
             self.connect()
-        self.sock.settimeout(self._patience_s())
+        self.sock.settimeout(self.patience_s())
         sent = self.gate.charge((self.host, self.port), method, url, headers or {}, body)
         self._left = False
         try:
@@ -570,35 +451,11 @@ class _Connection(HTTPConnection):
         self._has_answered = True
         return answer
 
-    def response_class(  # type: ignore[override]  # http.client calls it like a class
-        self, sock: Any, debuglevel: int = 0, method: str | None = None
-    ) -> HTTPResponse:
-        """Create the object that reads the next answer."""
-        if self.watch is None:
-            self._answer = HTTPResponse(sock, method=method)
-        else:
-            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
-        return self._answer
-
-    @property
-    def unread(self) -> bool:
-        """Whether part of an answer is still unread. The next request must not take it for its own answer."""
-        answer = self._answer
-        return answer is not None and (answer.headers is None or not answer.isclosed())
-
-    def hang_up(self) -> None:
-        """Close the connection, and any unfinished answer, which would keep the socket open."""
-        if self._answer is not None:
-            self._answer.close()
-        self.close()
-
 
 def _readable(sock: Any) -> bool:
-    if hasattr(select, "poll"):
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        return bool(poller.poll(0))
-    return bool(select.select([sock], [], [], 0)[0])
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
@@ -614,11 +471,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     ) -> None:
         self.watch = watch
         self._gate = _Gate(meter, document)
-        of_each = {"gate": self._gate, "watch": watch, "timeout_s": timeout_s}
-        self._types = {
-            scheme: type(f"Metered{parent.__name__}", (_Connection, parent), of_each)
-            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
-        }
+        self._types = connection_types(_Connection, gate=self._gate, watch=watch, timeout_s=timeout_s)
         self._start_pool()
         start_over_in_child(self)
         loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
@@ -638,7 +491,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
         """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused, and
-        BadAnswer for a redirect to what is no HTTP."""
+        BadAnswer for a redirect to something that is not HTTP."""
         if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
             check_redirect(uri)
         if headers and not self._gate.keeps_key(uri):

@@ -47,12 +47,11 @@ def httpx_transport(
         def peek(self) -> bytes:
             size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
             try:
-                while size < MAX_PEEK_BYTES and elapsed_s() < ends_s:
-                    chunk = next(self._rest, None)
-                    if chunk is None:
-                        break
+                for chunk in self._rest:
                     self._head.append(chunk)
                     size += len(chunk)
+                    if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
+                        break
             except httpx.TransportError as error:
                 self._error = error
             return b"".join(self._head)
@@ -118,12 +117,11 @@ def httpx_async_transport(
         async def peek(self) -> bytes:
             size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
             try:
-                while size < MAX_PEEK_BYTES and elapsed_s() < ends_s:
-                    chunk = await anext(self._rest, None)
-                    if chunk is None:
-                        break
+                async for chunk in self._rest:
                     self._head.append(chunk)
                     size += len(chunk)
+                    if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
+                        break
             except httpx.TransportError as error:
                 self._error = error
             return b"".join(self._head)
@@ -167,7 +165,7 @@ def httpx_async_transport(
     return MeteredTransport()
 
 
-# The library is imported by whoever calls these; it comes along as an argument.
+# The callers of these have imported the library, and pass it as an argument.
 
 
 def _unsent(library: Any) -> tuple[type[Exception], ...]:

@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from quota.budget import Budget
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.log import line, warn
-from quota.common.text import is_word, show, spaced
+from quota.common.text import show, spaced
 from quota.deciding.checklist import charge_units
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
+from quota.ledger.parts import notes_in
 from quota.terms.arguments import text, texts
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import Calendar
@@ -179,7 +183,7 @@ class Attempt:
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
-        stands = ledger.exhaust(
+        stands = notes_in(ledger).exhaust(
             self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
         )
         if stands.reopened_ms:
@@ -240,8 +244,6 @@ class Hosts:
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
     if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
-        import socket
-
         with suppress(OSError, ValueError):
             name = socket.inet_ntoa(socket.inet_aton(name))
     if is_loopback(name):
@@ -263,13 +265,12 @@ def _in_ascii(name: str) -> str:
 
 
 def _split_host(name: str) -> tuple[str, int | None]:
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(f"//{name}")
         host, port = _host(parts.hostname or ""), parts.port
     except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
         host, port = "", None
-    if not is_word(host, ".-_:%", 253) or parts.path or parts.query or "@" in name or not name.isprintable():
+    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
+    if not is_host or parts.path or parts.query or "@" in name or not name.isprintable():
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
     return host, port

@@ -15,6 +15,8 @@ A refusal raises quota.Refused from the client's call. Neither library is import
 from __future__ import annotations
 
 import io
+import ssl
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, MethodOf, unpacked
@@ -67,8 +69,6 @@ def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[
 def _never_left(error: Exception) -> bool:
     """Whether the request failed before its first byte: no address, no connection, no way through a proxy, no trusted
     certificate."""
-    import ssl
-
     import requests
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
@@ -90,8 +90,6 @@ def _never_left(error: Exception) -> bool:
 
 def _was_sending(error: Exception) -> bool:
     """Whether a connection had been asked to send."""
-    import traceback
-
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") == "urllib3.connectionpool" for frame in frames)
 

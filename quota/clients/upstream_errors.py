@@ -139,7 +139,7 @@ def _read(body: bytes) -> _Said:
 
 
 def _dicts(value: object) -> Iterator[dict[str, object]]:
-    """The objects in a list, the first 20 of them; none when it is no list."""
+    """The objects in a list, the first 20 of them; none when it is not a list."""
     if isinstance(value, list):
         yield from (item for item in value[:20] if isinstance(item, dict))
 
@@ -156,7 +156,7 @@ def _line(data: dict[str, object], key: str) -> str:
     return _plain(value) if isinstance(value, str) else ""
 
 
-# In a message, only what upstream really uses: "Requests from referer <empty> are blocked" is no markup.
+# In a message, only what upstream really uses: "Requests from referer <empty> are blocked" is not markup.
 _KNOWN_TAG = re.compile(r"(?i)</?(?:a|b|i|p|br|em|li|ul|code|span|strong)\b[^<>]*>")
 _ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
 

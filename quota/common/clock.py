@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
 
 def host_clock() -> int:
@@ -16,16 +16,12 @@ def host_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time, "CLOCK_MONOTONIC") else None
-
-elapsed_s: Callable[[], float] = time.monotonic if _ELAPSED is None else partial(time.clock_gettime, _ELAPSED)
+elapsed_s: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Seconds since an arbitrary moment, for measuring durations. Includes the time that the machine was suspended."""
 
 
 def utc(at_ms: int) -> datetime:
     """An aware datetime in UTC, exact to the millisecond."""
-    from datetime import UTC, datetime, timedelta
-
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
 
-_SAFELY = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
+from quota.common.owners import doubt, doubt_of_link
+
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Follow no link, and wait for nobody at the other end of a pipe."""
 
 _BESIDE = ("", "-journal", "-wal", "-shm")
@@ -73,7 +76,7 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
                 raise
             raise NotAloneError(errno.EPERM, why, os.fspath(path)) from None
     try:
-        why = _doubt(os.fstat(fd), fd)
+        why = doubt(os.fstat(fd), fd)
         if why:
             raise NotAloneError(errno.EPERM, why, os.fspath(path))
         if flags & os.O_EXCL:
@@ -92,10 +95,8 @@ def doubt_at(path: str | os.PathLike[str]) -> str:
     try:
         found = os.lstat(path)
         if stat.S_ISLNK(found.st_mode):
-            from quota.common.owners import doubt_of_link  # late: few paths are links
-
-            return doubt_of_link(found) or _doubt(os.stat(path), path)
-        return _doubt(found, path)
+            return doubt_of_link(found) or doubt(os.stat(path), path)
+        return doubt(found, path)
     except OSError:
         return ""
 
@@ -117,23 +118,11 @@ def doubt_of_database(path: str) -> str:
     return ""
 
 
-def _doubt(found: os.stat_result, path: int | str | os.PathLike[str]) -> str:
-    is_folder = stat.S_ISDIR(found.st_mode)
-    is_ours = os.name != "posix" or found.st_uid == os.geteuid() or (is_folder and found.st_uid == 0)
-    if is_ours and (is_folder or stat.S_ISREG(found.st_mode)) and not found.st_mode & 0o022:
-        return ""
-    from quota.common.owners import doubt  # late: next to nothing is doubtful
-
-    return doubt(found, path)
-
-
 def first_within(path: str | os.PathLike[str], ms: int) -> bool:
     """Whether nobody called this for `ms`, with a file at `path` to note it: for what one machine says now and then.
 
     A file of the future, by a clock that was wrong, notes nothing. Raises OSError.
     """
-    import fcntl  # late: seldom asked
-
     fd = None
     try:
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ answers, and write under its parent's name. Threads do not survive a fork, but t
     then, in the child               each object of `start_over_in_child` starts over, in the order of registration
 
 This module keeps only weak references. An exception cannot stop a fork, and a signal handler may raise one anywhere.
-If one object fails, the others still have their turn.
+If one object fails, the others still have their turn. If a hook fails before its first line, it is called again.
 
 SQLite files are held (`quota.common.sqlite_file`). These objects start over in the child:
 
@@ -77,23 +77,26 @@ def start_over_in_child(one: StartsOver) -> None:
     _starting_over[next(_numbers)] = one
 
 
-class _Holding(threading.local):
-    """What each thread holds over a fork: others may fork meanwhile, and wait until it is free."""
+class _Forking(threading.local):
+    """How far each thread is with a fork: others may fork meanwhile, and wait until what it holds is free."""
 
     def __init__(self) -> None:
-        self.now: list[Generator[None, None, None]] = []
+        self.holding: list[Generator[None, None, None]] = []
+        self.child_starts_over = True
 
 
-_holding = _Holding()
+_forking = _Forking()
 
 
 def _before() -> None:
-    _hold([one for ref in _held.valuerefs() if (one := ref()) is not None])
+    _forking.child_starts_over = True
+    if not _forking.holding:
+        _hold([one for ref in _held.valuerefs() if (one := ref()) is not None])
 
 
 def _hold(ones: list[Held]) -> None:
     """Hold all objects, the last one first. Raises the exception of one only after it has held them all."""
-    holding = _holding.now
+    holding = _forking.holding
     try:
         while ones:
             holding.append(ones[-1].held_over_fork())
@@ -105,7 +108,7 @@ def _hold(ones: list[Held]) -> None:
 
 
 def _release() -> None:
-    holding = _holding.now
+    holding = _forking.holding
     try:
         while holding:
             holding.pop().close()
@@ -118,7 +121,9 @@ def _after_in_child() -> None:
     try:
         _release()
     finally:
-        _start_over([one for ref in _starting_over.valuerefs() if (one := ref()) is not None])
+        if _forking.child_starts_over:
+            _start_over([one for ref in _starting_over.valuerefs() if (one := ref()) is not None])
+            _forking.child_starts_over = False
 
 
 def _start_over(ones: list[StartsOver]) -> None:
@@ -131,5 +136,6 @@ def _start_over(ones: list[StartsOver]) -> None:
             _start_over(ones)
 
 
-if hasattr(os, "register_at_fork"):
+# A signal handler that runs as a hook begins may raise, and then this hook has done nothing: the next one does it.
+for _ in range(2):
     os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_after_in_child)

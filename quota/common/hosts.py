@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, an address or a name. 0.0.0.0 means every address, so it is none."""
+    """Whether only this machine reaches `host`, an address or a name. 0.0.0.0 means every address."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

@@ -1,17 +1,14 @@
-"""Log lines for operators: each begins with the stable name of an event, and continues with its fields.
-
-Modules that every cold start imports use this one, because it imports `logging` only when there is a line to write.
-"""
+"""Log lines for operators: each begins with the stable name of an event, and continues with its fields."""
 
 from __future__ import annotations
+
+import logging
 
 from quota.common.text import quoted
 
 
 def warn(message: str, *values: object) -> None:
     """Log a warning with the logger `quota`. `message` is a format for `values`, as in `logging`."""
-    import logging
-
     logging.getLogger("quota").warning(message, *values)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from select import POLLIN, poll
 
 WRITER_WITHIN_MS = 5_000
 """How long a pipe is given until somebody writes to it."""
 
-_AT_ONCE = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_named(path: str | os.PathLike[str], at_most: int) -> bytes:
@@ -37,8 +38,6 @@ def at_once(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def _await_writer(fd: int) -> None:
-    from select import POLLIN, poll  # late: few files are pipes
-
     waiting = poll()
     waiting.register(fd, POLLIN)
     if waiting.poll(WRITER_WITHIN_MS):

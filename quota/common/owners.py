@@ -12,7 +12,9 @@ has the mode 777.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 
 from quota.common.text import one_line
@@ -32,8 +34,6 @@ def doubt(found: os.stat_result, path: int | str | os.PathLike[str], *, roots: b
     """
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         return NO_FILE
-    if os.name != "posix":
-        return ""
     roots = roots or stat.S_ISDIR(found.st_mode)
     return _owned_by_another(found, roots=roots) or _writable_by_others(found, path)
 
@@ -46,18 +46,16 @@ def doubt_of_link(found: os.stat_result) -> str:
 def doubt_of_path(path: str | os.PathLike[str]) -> str:
     """Why others could make the file at `path` another one, or put something beside it; "" if they could not.
 
-    Every folder and link on the way counts: who may rename one of them may replace all below. In a folder such as /tmp
+    Every folder and link on the way counts: a user who may rename one may replace all below. In a folder such as /tmp
     (mode 1777) nobody renames what is somebody else's, so one may be on the way, but not hold the file. Raises OSError.
     """
-    if os.name != "posix":
-        return ""
     absolute = os.path.abspath(path)
     return _walk(os.path.dirname(absolute)) or _walk(absolute)
 
 
 def doubt_of_way(path: str | os.PathLike[str]) -> str:
     """Why others could put something else in the place of `path`, in words; "" if they could not. Raises OSError."""
-    return _walk(os.path.abspath(path)) if os.name == "posix" else ""
+    return _walk(os.path.abspath(path))
 
 
 def _walk(absolute: str) -> str:
@@ -112,9 +110,6 @@ def _writable_by_others(found: os.stat_result, path: int | str | os.PathLike[str
 
 def _is_own_group(gid: int) -> bool:
     """Whether this process is in the group, and nobody else is known to be."""
-    import grp
-    import pwd
-
     me, primary = os.geteuid(), os.getegid()
     if gid != primary and gid not in os.getgroups():
         return False
@@ -151,8 +146,6 @@ def _is_unmapped(uid: int) -> bool:
 
 def user_name(uid: int) -> str:
     """The name of a user, for people."""
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -160,8 +153,6 @@ def user_name(uid: int) -> str:
 
 
 def _group_name(gid: int) -> str:
-    import grp
-
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

@@ -6,13 +6,17 @@ process was given, wherever they appear. For other secrets, it recognizes the us
 
 from __future__ import annotations
 
+import json
+import re
+from urllib.parse import quote
+
 REDACTED = "[redacted]"
 
 MIN_SECRET_LENGTH = 8
 """Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
 MIN_PIECE_LENGTH = 4
-"""Where a text was cut, a piece of a secret is told by so many characters."""
+"""Where a text was cut, this many characters of a secret are enough to recognize it."""
 
 _CUT = "..."
 """What `quota.common.text` writes in place of what it cuts."""
@@ -35,10 +39,6 @@ _SHAPES = (
     r"()\bya29\.[A-Za-z0-9_.\-]{8,}",
 )
 
-_MARKS = ("key", "token", "secret", "authorization", "bearer", "://", "aiza", "ya29.")
-"""Without any of these, in small letters, no shape is in a text of ASCII. Most lines have none, and to compile the
-shapes is a tenth of a cold start."""
-
 _secrets: tuple[str, ...] = ()
 
 
@@ -49,13 +49,9 @@ def register(secret: str | None) -> None:
     """
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
-        from urllib.parse import quote  # a process that prints a refusal needs none
-
         # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
         known = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
         if not (secret.isascii() and secret.isprintable()) or set(secret) & set("\\\"'"):
-            import json
-
             known |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
         _secrets = tuple(sorted(known, key=lambda value: (-len(value), value)))
 
@@ -67,18 +63,13 @@ def redact(text: str) -> str:
             text = text.replace(secret, REDACTED)
     if _CUT in text and _secrets:
         text = _without_pieces(text)
-    lowered = text.lower()
-    if text.isascii() and not any(mark in lowered for mark in _MARKS):
-        return text
-    import re
-
     for shape in _SHAPES:
         text = re.sub(shape, rf"\g<1>{REDACTED}", text)
     return text
 
 
 def _without_pieces(text: str) -> str:
-    """Who cut a text may have cut a secret: its beginning stands before the dots, or its end behind them."""
+    """A cut text may have cut a secret: its beginning is before the dots, or its end behind them."""
     parts = text.split(_CUT)
     for at, part in enumerate(parts):
         for secret in _secrets:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
 from quota.common.fork import hold_over_fork
+from quota.common.resources import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -26,10 +29,6 @@ PAGE_BYTES = 2048
 A decision changes two pages, and SQLite writes each of them whole, so smaller pages save 5% of its time. A charge with
 the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
-
-LOOK_BESIDE_S = 0.001
-"""How long a transaction believes that the files beside the database are still those that its connection has open. A
-look at both takes some microseconds, so of many decisions in a row few look."""
 
 _UNPREPARED = -1
 """Stands for an inode while the connection is not ready for use. No file has this inode."""
@@ -129,7 +128,6 @@ class SqliteFile:
         self._inode = _UNPREPARED
         self._beside = (f"{path}-wal", f"{path}-shm") if path else ()
         self._inodes_beside: list[int] = []
-        self._looked_s = 0.0
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
@@ -171,11 +169,9 @@ class SqliteFile:
                         raise
                     return result
                 except sqlite3.Error as error:
-                    if self._turn != turn or self._reads_leniently_now(error):
+                    if self._turn != turn:
                         continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
-                        import random  # imported late: most processes meet no contention
-
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
                     if self.path and _code(error) in _OUT_OF_STEP:
@@ -190,25 +186,13 @@ class SqliteFile:
                         raise
                     raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
 
-    def state(self) -> tuple[int, int]:
-        """What changes whenever another connection changes the file, or another file takes its place. Waits for nobody.
-
-        Only for connections of this object: others count for themselves.
-        """
-
-        def work(db: sqlite3.Connection) -> tuple[int, int]:
-            version: int = db.execute("PRAGMA data_version").fetchone()[0]
-            return self._turn, version
-
-        return self.transact(work, write=False, within_s=0)
-
     def close(self) -> None:
         """Close the file. A second call does nothing. A later transaction opens the file again."""
         with self._lock:
             self._let_go()
 
     def __del__(self) -> None:
-        """Close what nobody closed, as every Python before 3.13 does by itself, without a ResourceWarning."""
+        """Close a file that its user forgot to close, without a ResourceWarning, as every Python before 3.13 does."""
         db = vars(self).get("_db")  # not there if `__init__` failed
         if db is not None:
             db.close()
@@ -263,20 +247,15 @@ class SqliteFile:
             _end(db)
             raise
         self._inodes_beside = [_inode(path) for path in self._beside]
-        self._looked_s = time.monotonic()
         self._inode = inode
         return db
 
     def _is_in_step(self) -> bool:
-        """Whether the connection has the files open that are beside the database now, as far as that was looked at.
+        """Whether the connection has the files open that are beside the database now.
 
         Whoever puts a copy back over the file often deletes them. A process that went on with the old ones would not
         see what others write, nor they what it writes.
         """
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_BESIDE_S:
-            return True
-        self._looked_s = now_s
         return self._inodes_beside == [_inode(path) for path in self._beside]
 
     def _check(self) -> None:
@@ -287,18 +266,11 @@ class SqliteFile:
     def _connect(self) -> sqlite3.Connection:
         target = self.path or ":memory:"
         if self._read_only:
-            from urllib.parse import quote  # imported late: few processes only read
-
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        return sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
-
-    def _reads_leniently_now(self, error: sqlite3.Error) -> bool:
-        """Whether there was text that is not UTF-8, which the connection replaces from now on. Until it meets one,
-        SQLite's driver makes all text itself: that takes half the time."""
-        if not (self._lenient and _is_undecodable(error)) or self._db is None or self._db.text_factory is _decoded:
-            return False
-        self._db.text_factory = _decoded
-        return True
+        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
+        if self._lenient:
+            db.text_factory = _decoded
+        return db
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """`_let_go` for a database in memory. It would end with its connection, so copy it to a new connection."""
@@ -323,8 +295,6 @@ class SqliteFile:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
             if self._format(db) < self._version:  # another process may have done it
-                from quota.common.resources import read_text
-
                 for statement in statements(read_text(*self._schema)):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {self._application_id}")

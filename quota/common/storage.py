@@ -42,6 +42,10 @@ NETWORK = frozenset(
 )
 """Locks may not hold between the machines that mount these."""
 
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+TO_NOTHING = "is a link to nothing", "make what it names, or correct the path"
+
 LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
 
 
@@ -52,14 +56,11 @@ def examine_folder(
 
     `alone`: others may not write there.
     """
-    on_the_way = os.path.abspath(folder)
-    while not os.path.lexists(on_the_way):
-        on_the_way = os.path.dirname(on_the_way)
+    on_the_way = _existing(os.path.abspath(folder))
     if not os.path.exists(on_the_way):  # as where what it names is not mounted
-        remedy = "make what it names, or correct the path"
-        yield Finding("error", location, f"{one_line(on_the_way)} is a link to nothing", remedy)
+        yield Finding("error", location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
         return
-    there = _existing(folder)
+    there = _existing(os.path.realpath(folder))
     name = one_line(folder)
     findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
     free_bytes = shutil.disk_usage(there).free
@@ -77,12 +78,10 @@ def examine_folder(
 
 def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     """Why this user could not write the file at `path`, or make it and the folders on its way, and what to do."""
-    there = path = os.path.abspath(path)
-    while not os.path.lexists(there) and there != os.path.dirname(there):
-        there = os.path.dirname(there)
-    is_file, name = there == path, one_line(there)
+    there = _existing(os.path.abspath(path))
+    is_file, name = there == os.path.abspath(path), one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted
-        return f"{name} is a link to nothing", "make what it names, or correct the path"
+        return f"{name} {TO_NOTHING[0]}", TO_NOTHING[1]
     if not is_file and not os.path.isdir(there):
         return f"{name} is no folder", "correct the path"
     if not os.access(there, os.W_OK | os.X_OK * (not is_file), effective_ids=_EFFECTIVE):
@@ -90,13 +89,10 @@ def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     return None
 
 
-_EFFECTIVE = os.access in os.supports_effective_ids
-
-
 def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
     if not os.path.isdir(there):
         yield Finding("error", location, f"{one_line(there)} is no folder", "correct the path")
-    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
         yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
     elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
         remedy = "make it this user's alone (chown, chmod), or name another folder"
@@ -139,9 +135,8 @@ def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
     return kind
 
 
-def _existing(path: str | os.PathLike[str]) -> str:
-    """The path, without links, or the nearest folder above it that is there."""
-    there = os.path.realpath(path)
-    while not os.path.lexists(there) and there != os.path.dirname(there):
-        there = os.path.dirname(there)
-    return there
+def _existing(path: str) -> str:
+    """The path, or the nearest folder above it that is there."""
+    while not os.path.lexists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path

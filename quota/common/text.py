@@ -17,20 +17,13 @@ They keep every message short and on one line, and no value in it can move the c
 
 from __future__ import annotations
 
+import json
+from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-def is_word(text: str, also: str, maximum: int) -> bool:
-    """Whether a text has 1 to `maximum` characters: letters and digits of ASCII, and those in `also`. To compile such a
-    pattern takes longer than what a cold start checks with it."""
-    others = text
-    for one in also:
-        others = others.replace(one, "")
-    return 1 <= len(text) <= maximum and text.isascii() and (others.isalnum() or not others)
 
 
 def show(value: object) -> str:
@@ -52,8 +45,6 @@ def shorten(text: str, maximum: int) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The hint after an unknown name: the nearest known name, or the known names if none is near."""
-    from difflib import get_close_matches
-
     names = list(known)
     near = get_close_matches(name[:100], names, n=1, cutoff=0.5) if isinstance(name, str) else []
     if near:
@@ -69,8 +60,6 @@ def many(count: int, noun: str) -> str:
 
 def quoted(value: object) -> str:
     """A value for a line of the log: as it is, or as a JSON string if it has spaces or other special characters."""
-    import json
-
     text = str(value)
     plain = text.isprintable() and not set(text) & set(' "=\\')
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

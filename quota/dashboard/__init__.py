@@ -1,1 +1,1 @@
-"""The page for whoever operates this: `quota dashboard`. Reads the ledger, and serves what it read as HTML."""
+"""The page for operators: `quota dashboard`. Reads the ledger, and serves what it read as HTML."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_S = 0.04
-"""A page waits so long for what is newer than what it has."""
+"""How long a page waits for something newer than what it has."""
 
 SCRAPE_PATIENCE_S = 5.0
 WARM_S = 60.0
@@ -99,7 +99,7 @@ class Dashboard:
             kept.begin()
 
     def keep_warm(self) -> None:
-        """Read what is due, one after the other, so that whoever comes next finds nothing old."""
+        """Read what is due, one after the other, so that the next request finds nothing old."""
         for kept in self._all():
             kept.get(SCRAPE_PATIENCE_S)
 

@@ -6,6 +6,7 @@ beside it, so that letters are never stretched.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.dashboard.words import date, hour
@@ -28,7 +29,7 @@ EDGE = 3.0
 """A label nearer to either end would stand out of the chart."""
 
 CHARACTER = 2.6
-"""So wide is a letter of a name, in percent of a narrow chart."""
+"""The width of a letter of a name, in percent of a narrow chart."""
 
 _STEPS_MS = (15 * MINUTE_MS, HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS, 7 * DAY_MS)
 _MOST_TICKS = 9
@@ -197,8 +198,6 @@ def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]
 
 def _offset_ms(at_ms: int) -> int:
     """How far the local clock is ahead of UTC at a moment."""
-    from datetime import timedelta
-
     from quota.common.clock import utc
 
     return round((utc(at_ms).astimezone().utcoffset() or timedelta()) / timedelta(milliseconds=1))

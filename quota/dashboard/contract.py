@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from quota.reports.metrics import Sample
+    from quota.reports.runs import Run
     from quota.session import Session
 
 GROUP = "quota.dashboard"
@@ -33,36 +34,6 @@ class Region(NamedTuple):
     detail: str
     next_ms: int | None
     stale: bool = False
-
-
-class RegionOfRun(NamedTuple):
-    """What a run did in one region."""
-
-    region: str
-    outcome: str
-    pages: int
-    items: int
-    units: int
-    error: str
-
-
-class Run(NamedTuple):
-    """One run. `key` names it in an address. `ended_ms` is None while it runs, or if it was killed."""
-
-    key: str
-    run: str
-    project: str
-    job: str
-    outcome: str
-    why: str
-    refused_by: str | None
-    retry_at_ms: int | None
-    units: int
-    attempts: int
-    exit_status: int | None
-    began_ms: int
-    ended_ms: int | None
-    regions: tuple[RegionOfRun, ...]
 
 
 class Expected(NamedTuple):

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, cutoff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,11 +57,6 @@ def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
 def since(window: Window, now_ms: int) -> int:
     """The first moment whose charges a curve needs."""
     return cutoff(window, span(window, now_ms, None)[0]) + 1
-
-
-def cutoff(window: Window, at_ms: int) -> int:
-    """The newest millisecond that no longer counts (L5)."""
-    return window.edges(at_ms)[0] - 1 if isinstance(window, Calendar) else at_ms - window.window_ms
 
 
 def curve(

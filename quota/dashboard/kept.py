@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 FRESH_S = 1.0
 TIMES = 20
-"""A value is kept for so many times as long as it took to read: a page that is open costs at most 5% of a core."""
+"""A value is kept this many times as long as it took to read: so an open page costs at most 5% of a core."""
 
 LONGEST_S = 60.0
 AGAIN_S = 2.0
-"""After a failure it is read again so much later."""
+"""How long after a failure it is read again."""
 
 FIRST_S = 3.0
-"""Where there is nothing to show yet, or nothing newer than OLD_S, a request waits so long for it."""
+"""How long a request waits where there is nothing to show yet, or nothing newer than OLD_S."""
 
 OLD_S = 120.0
 
@@ -102,7 +102,7 @@ class Kept(Generic[T]):
             self._keep(value, error, time.monotonic() - began_s)
 
     def _keep(self, value: T | None, error: str | None, took_s: float) -> None:
-        """End a reading, which took so long. The caller holds `_changed`."""
+        """End a reading that took `took_s`. The caller holds `_changed`."""
         last, now_ms = self._reading, self._clock()
         if error is None:
             self._reading = Reading(value, now_ms)

@@ -21,6 +21,7 @@ from quota.dashboard import words
 from quota.dashboard.charts import OTHERS, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, key_of
 from quota.ledger.history import OTHER
+from quota.reports.spending import refused_by
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from quota.dashboard.charts import Band
-    from quota.dashboard.contract import Contribution, Forecast, Region, Run
+    from quota.dashboard.contract import Contribution, Forecast, Region
     from quota.dashboard.curves import Curve
     from quota.dashboard.kept import Reading
-    from quota.dashboard.reading import Curves, Now, Spent, SpentRow
+    from quota.dashboard.reading import Curves, Now, Spent
     from quota.explain.refusal import RefusalExplained
+    from quota.reports.runs import Run
     from quota.reports.spending import KeptRefusal
     from quota.reports.status import CredentialRow, LimitRow
     from quota.settings.model import Settings
@@ -47,7 +49,7 @@ ROWS = 12
 REFUSALS = RUNS = 10
 
 NEAR_MS = 10 * MINUTE_MS
-"""Rows of a limit's table are at least so far apart."""
+"""The least time between two rows of a limit's table."""
 
 TYPICAL = ("videos.list", "search.list", "videos.insert")
 """What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""
@@ -159,7 +161,7 @@ class Site:
                 {
                     "name": one.limit.name,
                     "percent": words.percent(one.state.used_units, one.state.limit_units),
-                    "state": words.state_of(one),
+                    "state": one.level,
                 }
                 for one in row.limits
             ],
@@ -244,40 +246,17 @@ def _title(verdicts: Sequence[words.Verdict]) -> str:
 
 
 def _notices(state: State) -> list[dict[str, Any]]:
-    """What cannot be read now."""
-    found = []
-    if state.now.error is not None:
-        found.append(
-            {
-                "what": "The ledger does not answer",
-                "since_ms": state.now.failing_ms,
-                "read_ms": state.now.read_ms,
-                "error": spaced(state.now.error),
-            }
-        )
-    elif state.spent.error is not None:
-        found.append(
-            {
-                "what": "Who spent it cannot be read",
-                "since_ms": state.spent.failing_ms,
-                "read_ms": state.spent.read_ms,
-                "error": spaced(state.spent.error),
-            }
-        )
-    same: set[str] = set()
-    for what, one in state.added:
-        if one.error is None or one.error in same or one.error == state.now.error:
-            continue
-        same.add(one.error)
-        found.append(
-            {
-                "what": f"{what.capitalize()} cannot be read",
-                "since_ms": one.failing_ms,
-                "read_ms": one.read_ms,
-                "error": spaced(one.error),
-            }
-        )
-    return found
+    """What cannot be read now, each error once."""
+    read: list[tuple[str, Reading[Any]]] = [("The ledger does not answer", state.now)]
+    if state.now.error is None:
+        read.append(("Who spent it cannot be read", state.spent))
+    read += [(f"{what.capitalize()} cannot be read", one) for what, one in state.added]
+    found: dict[str, dict[str, Any]] = {}
+    for what, one in read:
+        if one.error is not None and one.error not in found:
+            told = {"what": what, "since_ms": one.failing_ms, "read_ms": one.read_ms, "error": spaced(one.error)}
+            found[one.error] = told
+    return list(found.values())
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -310,7 +289,7 @@ def _limit(
         "paced": state.limit_units if limit.paced else None,
         "left": state.remaining_units,
         "percent": words.percent(state.used_units, state.limit_units),
-        "state": words.state_of(row),
+        "state": row.level,
         "room_ms": row.room_ms,
         "next_ms": row.next_capacity_ms,
         "reset_ms": reset_ms,
@@ -359,7 +338,7 @@ def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
 def _spending(spent: Spent) -> dict[str, Any]:
     leading = next((n for n, total in enumerate(spent.totals) if total), 0)
     largest = max((row.units[leading] for row in spent.rows), default=0) or 1
-    rows = [_spent_row(row, leading, largest) for row in spent.rows]
+    rows = [{"row": row, "share": round(row.units[leading] * 100 / largest, 1)} for row in spent.rows]
     since_ms = spent.since_ms[-1]
     return {
         "project": spent.project,
@@ -369,20 +348,9 @@ def _spending(spent: Spent) -> dict[str, Any]:
         "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
         "gap_ms": spent.gap_ms,
         "refused": sum(one.calls for one in spent.refused),
-        "refused_by": listed(f"{calls:,} by {words.name(by)}" for by, calls in _refused_by(spent)),
+        "refused_by": listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(spent.refused).items()),
         "has_other": any(OTHER in row[:3] for row in spent.rows),
     }
-
-
-def _spent_row(row: SpentRow, leading: int, largest: int) -> dict[str, Any]:
-    return {"row": row, "share": round(row.units[leading] * 100 / largest, 1)}
-
-
-def _refused_by(spent: Spent) -> list[tuple[str, int]]:
-    by: dict[str, int] = {}
-    for one in spent.refused:
-        by[one.limit or one.reason] = by.get(one.limit or one.reason, 0) + one.calls
-    return sorted(by.items(), key=lambda item: (-item[1], item[0]))
 
 
 # -- freshness, refusals ----------------------------------------------------------------------------------------------

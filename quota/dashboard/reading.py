@@ -7,7 +7,9 @@ Spent        who spent it, over a day, a week and all that is kept
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +41,7 @@ SEARCH = "search.list"
 """What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""
 
 WHOLE_MS = 2 * DAY_MS
-"""So far back single charges are read. Limits that count for longer are drawn from the history, by the hour."""
+"""How far back single charges are read. Limits with longer windows are drawn from the history, by the hour."""
 
 SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 
@@ -150,8 +152,6 @@ def _events(session: Session, budget: Budget, at_ms: int) -> list[list[Event]]:
 
 
 def _ms(rfc3339_text: str) -> int:
-    from datetime import datetime
-
     return int(datetime.fromisoformat(rfc3339_text).timestamp()) * 1000
 
 
@@ -229,8 +229,6 @@ def read_samples(session: Session, status: Status) -> list[Sample]:
 
 def key_of(kept: KeptRefusal) -> str:
     """What names a refusal in an address: the same for as long as it is kept."""
-    import json
-
     text = json.dumps([kept.project, kept.data], sort_keys=True, default=str)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
 

@@ -9,13 +9,13 @@ from quota.common.text import many, spaced
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
-    from quota.reports.status import CredentialRow, LimitRow
+    from quota.reports.status import CredentialRow
 
 NAME_CHARACTERS = 64
 
 
 class When(NamedTuple):
-    """A time: the local clock's, to the second too, how far away it is, and exactly for machines and who hovers."""
+    """A time: the local clock's, to the second too, how far away it is, and exactly, for programs and for a tooltip."""
 
     clock: str
     second: str
@@ -120,7 +120,7 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
     units = row.remaining_units
     if units is None:
         return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
-    near = any(one.state.remaining_units * 10 < one.state.limit_units for one in row.limits if row.counts_all(one))
+    near = any(one.level != "open" for one in row.limits if row.counts_all(one))
     lead = "Calls are admitted."
     if searches is not None and searches.left:
         lead += f" What is left is {many(units, 'unit')}."
@@ -142,10 +142,3 @@ def percent(part: int, whole: int) -> int:
     if not whole or part >= whole:
         return 100
     return min(99, max(1, round(part * 100 / whole))) if part > 0 else 0
-
-
-def state_of(row: LimitRow) -> str:
-    """How a limit is marked: open, near (a tenth is left) or full."""
-    if row.shut or row.room_ms is not None:
-        return "full"
-    return "near" if row.state.remaining_units * 10 < row.state.limit_units else "open"

@@ -1,7 +1,7 @@
 """What a budget stands on: one project at one ledger, and what this machine knows of it.
 
     Account    asks the ledger, and asks again where that is right: `ask`
-    Asked      a request and its result, with the checklist that both follow
+    Asked      the checklist that the ledger was asked by in the end, with the request and its result
 
 The ledger decides. Here is only what stands between a question and an answer that holds: the time and the grants that
 the question goes by, what the machine has seen of the ledger (`quota.recovery.high_water_mark`), what it owes it
@@ -10,7 +10,7 @@ the question goes by, what the machine has seen of the ledger (`quota.recovery.h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.log import warn
@@ -22,10 +22,11 @@ from quota.ledger.contract import (
     COUNT_WITHIN_S,
     NOTHING_EXPECTED,
     ChargeRequest,
-    Identity,
     read_entries,
     retention_of,
 )
+from quota.ledger.identity import Identity
+from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.attribution import AttemptKeys
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from quota.deciding.recorder import Recorder
     from quota.decision import Decision
-    from quota.ledger.contract import ChargeResult, Expected, Ledger
+    from quota.ledger.contract import ChargeResult, Ledger, LimitCheck
     from quota.ledger.entry import Charge, Entry
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
@@ -49,12 +50,10 @@ MAX_LOSSES = 5
 SESSION_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
 
 
-class Asked(NamedTuple):
-    """A request and the ledger's result, with the checklist that both follow."""
+Asked = tuple["Checklist", "ChargeRequest", "ChargeResult"]
 
-    checklist: Checklist
-    request: ChargeRequest
-    result: ChargeResult
+_DECIDED = ("admitted", "refused", "exhausted")
+"""The outcomes that say whether the call may leave."""
 
 
 class Account:
@@ -112,22 +111,50 @@ class Account:
         with lower caps if upstream grants less than this process knew, and after it was given back what it had lost.
 
         `looks`: somebody looks at the numbers, so the ledger's history is told nothing. Raises LedgerError, and
-        PriceChangedError where the checklist's price is no longer the call's.
+        UsageError for a call that by the price of now can never be admitted.
         """
         clock_tries = grant_tries = losses = 0
         while True:
-            mark = self.high_water_mark
-            expected = NOTHING_EXPECTED if mark is None else mark.expected()
-            checklist, request = self._request(checklist, charges, expected)
+            mark, caller_ms = self.high_water_mark, self.clock()
+            since_ms, until_ms, checks = checklist.checks
+            if not since_ms <= caller_ms < until_ms or checklist.grants is not self._grants:
+                checklist, charges, checks = self._checked_at(caller_ms, checklist, charges)
+            request = ChargeRequest(
+                self.project,
+                charges[0],
+                checks,
+                checklist.closed_by,
+                caller_ms,
+                self.jitter_ms,
+                NOTHING_EXPECTED if mark is None else mark.expected(),
+                self.retention_ms,
+                checklist.grants.text,
+                charges[1:],
+            )
             result = self.ledger.decide(request, commit=commit)
             outcome = result.outcome
-            if outcome == "clock" and not clock_tries:
-                clock_tries += 1
+            if outcome in _DECIDED:
+                if self._said_ahead or ahead_ms(result):
+                    self._say_ahead(result)
+                # Keep what the answer showed. It does not hold if the ledger lacked what it was told of just now.
+                if (
+                    mark is None
+                    or not mark.record(checks, result)
+                    or not mark.follow_up(self.ledger, result, self.attempt_keys.next(), self.retention_ms)
+                    or losses >= MAX_LOSSES
+                ):
+                    if not looks and self.recorder is not None and self.recorder.is_due(result.now_ms):
+                        self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
+                    return checklist, request, result
+                losses += 1
+                for charge_id in result.ids:  # the call has not left
+                    correctable(self.ledger).settle(self.project, charge_id, 0, self.views)
+                charges = self._under_new_keys(charges) if result.ids else charges
             elif outcome == "granted":
                 grant_tries += 1
                 if grant_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
-                self._grants = believed(result.granted, request.caller_ms)
+                self._grants = believed(result.granted, caller_ms)
             elif outcome == "behind" and mark is not None:
                 losses += 1
                 if losses > MAX_LOSSES:
@@ -137,53 +164,25 @@ class Account:
                         self.ledger, result, request.expected, self.attempt_keys.next(), self.retention_ms
                     )
                 except SeenAheadError as seen:
-                    return Asked(checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms))
+                    return checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charges = self._under_new_keys(charges)
-            elif outcome in ("clock", "counting"):
-                return Asked(checklist, request, result)
-            elif self._was_lacking(request, result) and losses < MAX_LOSSES:
-                losses += 1
-                for charge_id in result.ids:  # the call has not left
-                    self.ledger.settle(self.project, charge_id, 0, self.views)
-                charges = self._under_new_keys(charges) if result.ids else charges
-            else:
-                if not looks and self.recorder is not None and self.recorder.is_due(result.now_ms):
-                    self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
-                return Asked(checklist, request, result)
+            elif outcome == "clock" and not clock_tries:
+                clock_tries += 1
+            else:  # it has not decided
+                return checklist, request, result
 
-    def _request(
-        self, checklist: Checklist, charges: tuple[Charge, ...], expected: Expected
-    ) -> tuple[Checklist, ChargeRequest]:
-        """What the ledger is asked now, and the checklist that it follows: with the grants that are believed now."""
-        caller_ms = self.clock()
+    def _checked_at(
+        self, caller_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
+    ) -> tuple[Checklist, tuple[Charge, ...], tuple[LimitCheck, ...]]:
+        """What the ledger is asked to check at a time: by the price of then, and with the grants that are believed."""
         if caller_ms >= self._grants.until_ms:
             self._grants = believed(self._grants.text, caller_ms)
         grants = self._grants
+        checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)
-        return checklist, ChargeRequest(
-            self.project,
-            charges[0],
-            checklist.checks_at(caller_ms),
-            checklist.closed_by,
-            caller_ms,
-            self.jitter_ms,
-            expected,
-            self.retention_ms,
-            grants.text,
-            charges[1:],
-        )
-
-    def _was_lacking(self, request: ChargeRequest, result: ChargeResult) -> bool:
-        """Keep what an answer showed. Whether the ledger lacked usage that this machine has just reported to it: then
-        the answer does not hold."""
-        if self._said_ahead or ahead_ms(result):
-            self._say_ahead(result)
-        mark = self.high_water_mark
-        if mark is None or not mark.record(request.checks, result):
-            return False
-        return mark.follow_up(self.ledger, result, self.attempt_keys.next(), self.retention_ms)
+        return checklist, charges, checklist.checks_at(caller_ms)
 
     def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
         return tuple([charge._replace(idempotency_key=self.attempt_keys.next()) for charge in charges])
@@ -220,8 +219,8 @@ class Account:
     # -- what the ledger is told beside its decisions ----------------------------------------------------------------
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
-        """Count a refusal in the project's history (L30), of so many calls together. `Budget.charge` does so itself; a
-        job that ends with the refusal of a peek says so here."""
+        """Count a refusal of `calls` together in the project's history (L30). `Budget.charge` does so itself; a job
+        that ends with the refusal of a peek says so here."""
         if self.recorder is not None:
             self.recorder.refused(decision, job, region, self.attempt_keys.run, calls)
 

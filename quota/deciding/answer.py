@@ -1,8 +1,8 @@
 """The decision that follows from a ledger's result: what the caller of a budget is told.
 
-    Answers       makes the decisions of one budget
-    states_of     each limit, as a result shows it
-    standings_of  the same with all that `quota.deciding.retry_at` needs
+    Answers         makes the decisions of one budget
+    states_of       each limit, as a result shows it
+    occupancies_of  the same with all that `quota.deciding.retry_at` needs
 
 Nearly every answer follows from the result alone. When a refused call fits again may have to be read from the log.
 """
@@ -15,7 +15,7 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
 from quota.deciding.checklist import cap
-from quota.deciding.retry_at import Clocks, Standing, retry_at
+from quota.deciding.retry_at import Clocks, Occupancy, retry_at
 from quota.decision import COUNTING, REPAIR, Decision, LimitState
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from quota.decision import Reason
     from quota.ledger.contract import ChargeRequest, ChargeResult
     from quota.terms.limits import Limit
+
+
+Refusal = tuple["str | None", "Reason", "int | None", str]
+"""The limit or bucket that refused a call, the reason, when to come back, and details."""
+
+_NOT_REFUSED: Refusal = None, "ok", None, ""
 
 
 class Answers(NamedTuple):
@@ -49,24 +55,9 @@ class Answers(NamedTuple):
         """The decision about a call. `read` reads the ledger's log."""
         states = states_of(checklist, request, result)
         admitted = result.outcome == "admitted"
-        reason: Reason = "ok"
-        refused_by: str | None = None
-        retry_at_ms: int | None = None
-        detail = ""
-        if result.outcome == "clock":
-            reason, detail = "clock", clocks_of(request, result)
-        elif result.outcome == "counting":
-            reason, detail, retry_at_ms = "counting", COUNTING, result.now_ms + COUNT_AGAIN_MS
-        elif result.exhaustion is not None:
-            exhaustion = result.exhaustion
-            refused_by, detail = exhaustion.bucket, exhaustion.evidence
-            reason = "closed" if exhaustion.until_ms == NEVER else "exhausted"
-            if reason == "exhausted":
-                opens_ms = exhaustion.until_ms + self.jitter_ms
-                retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
-        elif not admitted:
-            refused_by, reason, retry_at_ms, detail = self._refusal(checklist, request, result, read)
-        tightest = min(states, key=_further_calls, default=None)
+        refusal = _NOT_REFUSED if admitted else self._refusal(checklist, request, result, read)
+        refused_by, reason, retry_at_ms, detail = refusal
+        tightest = states[0] if len(states) == 1 else min(states, key=_further_calls, default=None)
         return Decision(
             admitted,
             result.id,
@@ -83,26 +74,39 @@ class Answers(NamedTuple):
             states,
             detail,
             ahead_ms(result),
-            False,
         )
 
     def _refusal(
         self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
-    ) -> tuple[str, Reason, int | None, str]:
+    ) -> Refusal:
+        if result.outcome == "clock":
+            return None, "clock", None, clocks_of(request, result)
+        if result.outcome == "counting":
+            return None, "counting", result.now_ms + COUNT_AGAIN_MS, COUNTING
+        exhaustion = result.exhaustion
+        if exhaustion is None:
+            return self._full(checklist, request, result, read)
+        if exhaustion.until_ms == NEVER:
+            return exhaustion.bucket, "closed", None, exhaustion.evidence
+        opens_ms = exhaustion.until_ms + self.jitter_ms
+        retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
+        return exhaustion.bucket, "exhausted", retry_at_ms, exhaustion.evidence
+
+    def _full(self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries) -> Refusal:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details.
 
         The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
         """
-        standings, clocks = standings_of(checklist, request, result, of_all=checklist.paced)
-        for one in standings:
+        occupancies, clocks = occupancies_of(checklist, request, result, of_all=checklist.paced)
+        for one in occupancies:
             if one.cost_units > one.cap_units:  # by the configuration it fits: see `Checklists.make`
                 return one.limit.name, "closed", None, _too_little(one.limit, checklist.grants)
         retry_at_ms: int | None
         try:
-            retry_at_ms, i = retry_at(standings, clocks, read, clocks.now_ms)
-            limit = standings[i].limit
+            retry_at_ms, i = retry_at(occupancies, clocks, read, clocks.now_ms)
+            limit = occupancies[i].limit
         except LedgerError as error:
-            retry_at_ms, limit = None, next(one.limit for one in standings if one.full)
+            retry_at_ms, limit = None, next(one.limit for one in occupancies if one.full)
             warn("retry_at_unknown project=%s limit=%s: %s", self.project, limit.name, error)
         n = checklist.limits.index(limit)
         check, leave_units = request.checks[n], checklist.leaves[n]
@@ -126,29 +130,29 @@ def _room_from(
 ) -> int:
     """When a call fits whose bucket upstream closed until `opens_ms`: limits of ours may be full for longer than that.
     Where they cannot say when they have room, `opens_ms`."""
-    standings, clocks = standings_of(checklist, request, result, of_all=checklist.paced)
-    if not any(one.full or one.limit.paced for one in standings):
+    occupancies, clocks = occupancies_of(checklist, request, result, of_all=checklist.paced)
+    if not any(one.full or one.limit.paced for one in occupancies):
         return opens_ms
     try:
-        at_ms, _ = retry_at(standings, clocks, read, opens_ms)
+        at_ms, _ = retry_at(occupancies, clocks, read, opens_ms)
     except LedgerError:
         return opens_ms
     return at_ms if at_ms != NEVER else opens_ms
 
 
-def standings_of(
+def occupancies_of(
     checklist: Checklist, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True
-) -> tuple[list[Standing], Clocks]:
+) -> tuple[list[Occupancy], Clocks]:
     """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused."""
-    standings = []
+    occupancies = []
     each = zip(checklist.limits, checklist.caps, checklist.costs, request.checks, result.used_units, strict=True)
     for n, (limit, cap_units, cost_units, check, used) in enumerate(each):
         full = used + check.cost_units > check.cap_units
         if full or of_all:
             unlogged = result.unlogged[n] if result.unlogged else ()
             leaving_ms = result.leaving_ms[n] if result.leaving_ms else None
-            standings.append(Standing(limit, cap_units, cost_units, used, unlogged, full, leaving_ms))
-    return standings, Clocks(result.now_ms, request.caller_ms, result.last[0])
+            occupancies.append(Occupancy(limit, cap_units, cost_units, used, unlogged, full, leaving_ms))
+    return occupancies, Clocks(result.now_ms, request.caller_ms, result.last[0])
 
 
 def _further_calls(state: LimitState) -> int:
@@ -161,7 +165,7 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
     for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
         _, cap_units, cost_units, _ = check
         left = cap_units - used if cap_units > used else 0
-        states.append(LimitState(limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0))
+        states.append(LimitState(limit.name, cost_units, used, cap_units, left))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

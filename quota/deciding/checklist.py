@@ -25,6 +25,7 @@ from quota.terms.limits import HOUR_MS, Calendar, paced_units
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from quota.ledger.entry import Charge
     from quota.terms.costs import CostBook
     from quota.terms.limits import Limit
 
@@ -32,14 +33,10 @@ MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
 
 MAX_KEPT = 1_000
-"""So many checklists are kept: a caller may give each call other units."""
+"""The most checklists that are kept: a caller may give each call other units."""
 
 Key = tuple[str, "int | None", "str | None", str]
 """A kind of call: its method, its units and bucket where they are not the book's, and its job."""
-
-
-class PriceChangedError(Exception):
-    """The price of a call has changed since its checklist was made: it is made again."""
 
 
 # -- what upstream grants ----------------------------------------------------------------------------------------------
@@ -66,7 +63,7 @@ def believed(text: str, now_ms: int) -> Grants:
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
-    """The number that a limit may enforce where upstream grants so many units by bucket: its grant less the limit's
+    """The number that a limit may enforce where upstream grants these units by bucket: its grant less the limit's
     headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
     a longer window than a day, the longest period that upstream's grant may stand for."""
     selector = limit.view.selector
@@ -120,29 +117,22 @@ class Checklist:
     """The times in ms from and until which the call has that price."""
     grants: Grants
     """What upstream grants, as `caps` go by it."""
-    cached_checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
-    """The latest checks, after the times in ms from and until which they are valid."""
+    kinds: tuple[Key, ...] = ()
+    """The calls that it is of, to price them again."""
+    checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
+    """The latest checks, after the times in ms from and until which they are all that the call needs."""
 
     def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
-        """The check of each limit at `now_ms`. It holds until the next calendar edge, unless the limit is paced.
-
-        Raises PriceChangedError when the call has another price at that time.
-        """
-        since_ms, until_ms, checks = self.cached_checks
-        if not since_ms <= now_ms < until_ms:
-            self.check_price(now_ms)
-            each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
-            checks = tuple([_check(limit, cap_units, cost, now_ms) for limit, cap_units, cost in each])
-            if not self.paced:
-                edges = [check.edges for check in checks if check.edges is not None]
-                since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
-                until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
-                self.cached_checks = (since_ms, until_ms, checks)  # one assignment: threads share the checklist
+        """The check of each limit at `now_ms`. They are kept: they hold until the next calendar edge, price or grant,
+        unless a limit is paced."""
+        each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
+        checks = tuple([_check(limit, cap_units, cost, now_ms) for limit, cap_units, cost in each])
+        if not self.paced:
+            edges = [check.edges for check in checks if check.edges is not None]
+            since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
+            until_ms = min([self.priced[1], self.grants.until_ms, *(edge[1] for edge in edges)])
+            self.checks = (since_ms, until_ms, checks)  # one assignment: threads share the checklist
         return checks
-
-    def check_price(self, now_ms: int) -> None:
-        if not self.priced[0] <= now_ms < self.priced[1]:
-            raise PriceChangedError
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`. `caps` holds it without pacing; most calls need no more."""
@@ -167,7 +157,7 @@ class Together(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The checklist of those who only look, by a book with the prices of now, and limits."""
+    """The checklist for looking at a budget, with today's prices of its book, and its limits."""
 
     book: CostBook
     limits: tuple[Limit, ...]
@@ -175,7 +165,7 @@ class _Look(NamedTuple):
 
 
 MAX_LOOKS = 100
-"""So many are remembered."""
+"""The most looks that are remembered."""
 
 _looks: dict[tuple[int, int], _Look] = {}
 """By the addresses of book and limits: many credentials have the same."""
@@ -216,7 +206,8 @@ class Checklists(dict[Key, Checklist]):
         book, priced = self._book, (0, NEVER)
         if units is None:
             price, priced = book.price_at(method, self._clock())
-            units, bucket = charge_units(price.units), price.bucket
+            units, bucket = price.units, price.bucket
+        units = charge_units(units)
         method = book.canonical(method)
         check_name("method", method, least=1)
         if bucket is None and method in book.methods:
@@ -226,6 +217,7 @@ class Checklists(dict[Key, Checklist]):
         limits = tuple([x for x in self._limits if x.view.selector.counts(bucket, method, job)])
         costs = tuple([limit.view.selector.cost(units) for limit in limits])
         made = self.of(method, units, bucket, limits, costs, job, priced)
+        made.kinds = (kind,)
         self._check_fits(made, f"{method} costs", "make a cheaper call")
         return made
 
@@ -277,8 +269,22 @@ class Checklists(dict[Key, Checklist]):
         priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
         made = self.of(checklists[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
         made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
+        made.kinds = tuple([kind for one in checklists for kind in one.kinds])
         self._check_fit_together(made, len(checklists))
         return made
+
+    def priced_at(
+        self, now_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
+    ) -> tuple[Checklist, tuple[Charge, ...]]:
+        """The same calls by the price of now: it may have changed since their checklist was made."""
+        if checklist.priced[0] <= now_ms < checklist.priced[1]:
+            return checklist, charges
+        for kind in checklist.kinds:
+            self.pop(kind, None)
+        each = [self[kind] for kind in checklist.kinds]
+        together = each[0] if len(each) == 1 else self.sum_of(each, charges[0].job)
+        priced = zip(charges, each, strict=True)
+        return together, tuple([charge._replace(units=one.units, bucket=one.bucket) for charge, one in priced])
 
     def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
         """One checklist for calls that were decided together before. A limit that `together` does not tell of counts
@@ -296,7 +302,7 @@ class Checklists(dict[Key, Checklist]):
         """The same with the caps that follow from these grants. It is kept in the place of the other one."""
         together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
         caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
-        new = replace(checklist, caps=caps, grants=grants, cached_checks=(0, 0, ()))
+        new = replace(checklist, caps=caps, grants=grants, checks=(0, 0, ()))
         for kind in [kind for kind, known in self.copy().items() if known is checklist]:
             self[kind] = new
         return new

@@ -14,12 +14,13 @@ from quota.common.text import show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UnknownCharge
 from quota.ledger.contract import RETENTION_SLACK_MS
+from quota.ledger.parts import correctable
 from quota.terms.arguments import text, whole
 
 if TYPE_CHECKING:
     from quota.deciding.account import Account
     from quota.ledger.entry import Charge, Entry
-    from quota.recovery.allowance import Draw, Repaid
+    from quota.recovery.allowance import Draw
 
 ALLOWANCE_ID = "allowance-"
 """The prefix of the id of a charge that the local allowance admitted."""
@@ -35,7 +36,7 @@ def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
         remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
         before = _settle_drawn(account, charge_id, units)
     elif _is_id(charge_id):
-        before = account.ledger.settle(account.project, charge_id, units, account.views)
+        before = correctable(account.ledger).settle(account.project, charge_id, units, account.views)
     if before is None:
         raise UnknownCharge(f"project {account.project!r} has no charge {show(charge_id)}; {remedy}")
     return before
@@ -48,24 +49,24 @@ def _settle_drawn(account: Account, charge_id: str, units: int) -> Charge | Entr
         return None
     before: Charge | Entry | None = account.allowance.settle(account.identity, number, units)
     if before is None:
-        repaid = account.allowance.repaid(account.identity, number)
-        before = None if repaid is None else _settle_repaid(account, repaid._replace(units=units))
+        draw = account.allowance.find(account.identity, number)
+        before = None if draw is None else _settle_repaid(account, draw, units)
         if before is not None:
             account.allowance.correct_repaid(account.identity, number, units)
     return before
 
 
-def _settle_repaid(account: Account, repaid: Repaid) -> Entry | None:
+def _settle_repaid(account: Account, draw: Draw, units: int) -> Entry | None:
     """Correct the ledger's entry for a repaid draw; None where the log no longer has it.
 
     The newest entry with the draw's idempotency key is the draw. An earlier one is the charge of the same call, whose
     answer was lost. It counted while its outcome was unknown, and can now be corrected.
     """
-    log = account.entries(repaid.drawn_ms - RETENTION_SLACK_MS, NEVER)
-    found = [entry for entry in log if entry.idempotency_key == repaid.idempotency_key]
+    log = account.entries(draw.drawn_ms - RETENTION_SLACK_MS, NEVER)
+    found = [entry for entry in log if entry.idempotency_key == draw.charge.idempotency_key]
     for entry in found:
-        units = repaid.units if entry is found[-1] else 0
-        account.ledger.settle(account.project, entry.id, units, account.views)
+        counted = units if entry is found[-1] else 0
+        correctable(account.ledger).settle(account.project, entry.id, counted, account.views)
     return found[-1] if found else None
 
 
@@ -75,7 +76,7 @@ def repay(account: Account) -> None:
     if allowance is not None and allowance.may_owe(account.identity):
         repaid = allowance.repay(account.identity, account.ledger, account.retention_ms, account.clock())
         for corrected in repaid:
-            _settle_repaid(account, corrected)
+            _settle_repaid(account, corrected, corrected.charge.units)
 
 
 # -- what was drawn on the allowance -----------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.deciding.answer import ahead_ms, clocks_of, standings_of, states_of
-from quota.deciding.checklist import PriceChangedError, charge_units
-from quota.deciding.retry_at import Clocks, Standing, room_at
+from quota.deciding.answer import ahead_ms, clocks_of, occupancies_of, states_of
+from quota.deciding.checklist import charge_units
+from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UsageError
 from quota.ledger.entry import Charge
@@ -65,8 +65,8 @@ def look(account: Account, methods: Sequence[str]) -> Outlook:
     room_ms: tuple[int | None, ...] = (None,) * len(account.limits)
     full: Decision | None = None
     if result.outcome != "admitted":  # else every limit has room
-        standings, clocks = standings_of(*asked)
-        rooms = (room_at(one, clocks, account.entries, clocks.now_ms) if one.full else None for one in standings)
+        occupancies, clocks = occupancies_of(*asked)
+        rooms = (room_at(one, clocks, account.entries, clocks.now_ms) if one.full else None for one in occupancies)
         room_ms, full = tuple(rooms), _full(account, asked)
     closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
     if closed is not None:
@@ -118,16 +118,13 @@ def _dearest(account: Account, methods: Sequence[str], at_ms: int) -> Decision |
     if not prices:
         return None
     dearest = max(prices, key=lambda method: prices[method].units / book.buckets[prices[method].bucket].quota_units)
-    while True:
-        try:
-            checklist = account.checklists.make((dearest, None, None, ""))
-            charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
-            asked = account.ask(checklist, (charge,), commit=False, looks=True)
-        except UsageError:
-            return None
-        except PriceChangedError:  # it changed just now
-            continue
-        return account.answers.decision(*asked, account.entries, commit=False)
+    try:
+        checklist = account.checklists.make((dearest, None, None, ""))
+        charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
+        asked = account.ask(checklist, (charge,), commit=False, looks=True)
+    except UsageError:
+        return None
+    return account.answers.decision(*asked, account.entries, commit=False)
 
 
 def usage(account: Account, job: str) -> tuple[LimitState, ...]:
@@ -138,7 +135,8 @@ def usage(account: Account, job: str) -> tuple[LimitState, ...]:
 
 def unlogged_usage(account: Account) -> tuple[UnloggedUsage, ...]:
     """The usage that the ledger counts, in any limit, for charges that it has lost."""
-    return tuple([usage for of_limit in _numbers(account, "").result.unlogged for usage in of_limit])
+    _, _, result = _numbers(account, "")
+    return tuple([usage for of_limit in result.unlogged for usage in of_limit])
 
 
 def _numbers(account: Account, job: str) -> Asked:
@@ -150,11 +148,11 @@ def _numbers(account: Account, job: str) -> Asked:
 def _counted(account: Account, checklist: Checklist, charge: Charge) -> Asked:
     """What the ledger says to a look: people wait for one that has a long log to count first. Raises LedgerError."""
     for _ in range(MAX_COUNTING):
-        asked = account.ask(checklist, (charge,), commit=False, looks=True)
-        if asked.result.outcome == "clock":
-            clocks = clocks_of(asked.request, asked.result)
+        _, request, result = asked = account.ask(checklist, (charge,), commit=False, looks=True)
+        if result.outcome == "clock":
+            clocks = clocks_of(request, result)
             raise LedgerError(f"ledger {account.ledger.label}: {clocks}; {SET_THE_CLOCK}")
-        if asked.result.outcome != "counting":
+        if result.outcome != "counting":
             return asked
     raise LedgerError(f"ledger {account.ledger.label}: {COUNTING}; run again, it goes on from there")
 
@@ -164,12 +162,12 @@ def _counted(account: Account, checklist: Checklist, charge: Charge) -> Asked:
 
 class Answer(NamedTuple):
     """What a call would be told now, and from what that was computed: each limit that counts it. There are no
-    `standings` where the clocks disagree, or the ledger still counts. `granted` is what upstream grants by bucket,
+    `occupancies` where the clocks disagree, or the ledger still counts. `granted` is what upstream grants by bucket,
     where that is less than the configuration says.
     """
 
     decision: Decision
-    standings: tuple[Standing, ...]
+    occupancies: tuple[Occupancy, ...]
     clocks: Clocks
     granted: Mapping[str, int]
 
@@ -177,21 +175,15 @@ class Answer(NamedTuple):
 def ask(account: Account, method: str, units: int, job: str, together: Together | None = None) -> Answer:
     """As `peek`, by the ledger alone. Raises LedgerError, and UsageError for a call that can never be admitted."""
     units = charge_units(units)
-    while True:
-        try:
-            if together is None:
-                checklist = account.checklists.make((method, units, None, job))
-            else:
-                checklist = account.checklists.of_former(method, units, job, together)
-            charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "", "")
-            asked = account.ask(checklist, (charge,), commit=False)
-            break
-        except PriceChangedError:  # it changed just now
-            continue
-    checklist, request, result = asked
+    if together is None:
+        checklist = account.checklists.make((method, units, None, job))
+    else:
+        checklist = account.checklists.of_former(method, units, job, together)
+    charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "", "")
+    checklist, request, result = asked = account.ask(checklist, (charge,), commit=False)
     decision = account.answers.decision(*asked, account.entries, commit=False)
-    standings: tuple[Standing, ...] = ()
+    occupancies: tuple[Occupancy, ...] = ()
     clocks = Clocks(result.now_ms, request.caller_ms, result.last[0])
     if result.outcome not in ("clock", "counting"):
-        standings = tuple(standings_of(*asked)[0])
-    return Answer(decision, standings, clocks, checklist.grants.units)
+        occupancies = tuple(occupancies_of(*asked)[0])
+    return Answer(decision, occupancies, clocks, checklist.grants.units)

@@ -2,7 +2,8 @@
 
 Neither may delay a decision, and neither is worth a round trip of its own. So refusals are kept here, and handed over
 with the first answer that is 10 s younger, and at the end of the process. Hours that are over are rolled up at the same
-moments, 100 charges at a time. Whoever charges first in an hour, as far as this machine knows, does that for all.
+moments, 100 charges at a time. The first process that charges in an hour, as far as its machine knows, does that for
+all.
 
 There is no thread: a library that starts one makes every later fork of its user dangerous. A process that asks nothing
 for long hands over what it has with its next question.
@@ -11,6 +12,8 @@ for long hands over what it has with its next question.
 from __future__ import annotations
 
 import atexit
+import json
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -27,19 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quota.decision import Decision
-    from quota.ledger.contract import Ledger
+    from quota.ledger.parts import KeepsHistory
 
 ATTEND_EVERY_MS = 10_000
-"""So often what was kept is handed over, and a piece of an hour rolled up."""
+"""How often a process hands over what it kept, and rolls up a piece of an hour."""
 
 END_WITHIN_S = 0.05
-"""At its end a process spends so much time on both."""
+"""How long a process takes for both at its end."""
 
 ALL_END_WITHIN_S = 1.0
-"""So much on those of all its projects together."""
+"""How long it takes for all its projects together."""
 
 KEPT = 1_000
-"""So many refusals wait to be counted; of older ones only the counts wait."""
+"""How many refusals are kept whole until they are counted; of older ones only the counts are."""
 
 Refused = tuple["Decision", str, str, str, int]
 """A refusal with its job, region and run, and of how many calls together."""
@@ -48,7 +51,7 @@ Refused = tuple["Decision", str, str, str, int]
 class Recorder:
     """What one process has to tell about one project. Safe to share between threads and after a fork."""
 
-    def __init__(self, ledger: Ledger, project: str, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, ledger: KeepsHistory, project: str, clock: Callable[[], int] | None = None) -> None:
         self.ledger = ledger
         self.project = project
         self._clock = clock or host_clock
@@ -56,8 +59,8 @@ class Recorder:
         self.start_over_in_child()
 
     def _begin(self) -> None:
-        """From now on a fork and the end of the process concern it. Who only looks at projects has as many that never
-        begin."""
+        """From now on a fork and the end of the process concern it. A process that only looks has many recorders that
+        never begin."""
         self._has_begun = True
         start_over_in_child(self)
         _recorders.add(self)
@@ -66,7 +69,7 @@ class Recorder:
         """What its parent was refused, the parent tells."""
         # The times between which no answer is shown to `answered`. Before them it is where a clock was set back.
         self._seen_ms, self._due_ms = 0, 0
-        self._lock = threading.Lock()  # never waited for: who does not get it leaves the work to who has it
+        self._lock = threading.Lock()  # never waited for: the thread that has it does the work of the others
         self._pending: list[Refused] = []
         self._counts: dict[tuple[int, str, str, str], int] = {}
         self._newest: list[Refused] = []
@@ -106,7 +109,7 @@ class Recorder:
             self._attend(END_WITHIN_S, pieces=1)
 
     def close(self, within_s: float = END_WITHIN_S) -> None:
-        """Hand over what is left, within so many seconds, if the ledger answers. It may be called twice."""
+        """Hand over what is left, within `within_s`, if the ledger answers. It may be called twice."""
         if self._answers and within_s > 0:
             self._attend(within_s, pieces=1_000)
         self._answers, self._roll_up_due, self._hour_ends_ms = False, False, 0
@@ -124,8 +127,6 @@ class Recorder:
         except LedgerError as error:
             self._answers = False
             with suppress(Exception):
-                import logging
-
                 logging.getLogger("quota").debug("history_not_written project=%s: %s", self.project, error)
         finally:
             self._lock.release()
@@ -164,8 +165,6 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int
 
     At most 4,000 bytes: if need be without the limits that did not refuse.
     """
-    import json
-
     from quota.ledger.history import MAX_REFUSAL_BYTES
     from quota.terms.attribution import machine_name
 

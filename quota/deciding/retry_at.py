@@ -1,6 +1,6 @@
 """When will it fit? Pure: what counts now and the log's entries go in, a moment comes out.
 
-Standing    one limit as a call found it: what it holds, what is used, what the call adds
+Occupancy   one limit as a call found it: what it holds, what is used, what the call adds
 Clocks      what time it is, by the ledger and by the caller
 room_at     when one limit has room
 retry_at    when all limits have room, and which of them holds the call back longest
@@ -12,6 +12,7 @@ L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call f
 
 from __future__ import annotations
 
+from heapq import merge
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.entry import Entry
-    from quota.ledger.history import HourOfLog
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import Limit, View
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """The log's entries from one time in ms to another, both included, in order."""
 
 
-class Standing(NamedTuple):
+class Occupancy(NamedTuple):
     """One limit as a call found it. `cap_units` is what it holds at most, without its pace; `full` whether it refused.
 
     `used_units` includes what of it is not in the log, `unlogged`. `leaving_ms` is the time of the charge that must
@@ -54,47 +54,47 @@ class Clocks(NamedTuple):
     newest_ms: int
 
 
-def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries, from_ms: int) -> tuple[int, int]:
+def retry_at(occupancies: Sequence[Occupancy], clocks: Clocks, read: ReadEntries, from_ms: int) -> tuple[int, int]:
     """(when every limit has room, `from_ms` or later, or NEVER; which of them holds the call back longest). At least
     one of them is full or paced."""
-    times = [room_at(one, clocks, read, from_ms) if one.full else -1 for one in standings]
+    times = [room_at(one, clocks, read, from_ms) if one.full else -1 for one in occupancies]
     at_ms = max(from_ms, *times)
     longest = times.index(max(times))
     # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it refuses
     # now or not, it must have room when the others have.
-    paced = [one for one in standings if one.limit.paced]
+    paced = [one for one in occupancies if one.limit.paced]
     before_ms = -1 if paced else at_ms
     while before_ms < at_ms < NEVER:
         before_ms, at_ms = at_ms, max(room_at(one, clocks, read, at_ms) for one in paced)
     return at_ms, longest
 
 
-def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
+def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
     """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged. NEVER where
     upstream grants less than the call costs."""
-    if standing.cost_units > standing.cap_units:
+    if occupancy.cost_units > occupancy.cap_units:
         return NEVER
-    if standing.leaving_ms is not None and isinstance(standing.limit.view.window, Sliding):
-        return max(from_ms, standing.leaving_ms + standing.limit.view.window.window_ms)
+    if occupancy.leaving_ms is not None and isinstance(occupancy.limit.view.window, Sliding):
+        return max(from_ms, occupancy.leaving_ms + occupancy.limit.view.window.window_ms)
     now_ms, expiring = clocks.now_ms, []
-    if standing.unlogged:
-        expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
-    window = standing.limit.view.window
+    if occupancy.unlogged:
+        expiring = sorted((until, n) for usage in occupancy.unlogged for n, until in usage.expiries if until > now_ms)
+    window = occupancy.limit.view.window
     if isinstance(window, Calendar):
-        return _calendar_room_at(standing, window, expiring, clocks, read, from_ms)
+        return _calendar_room_at(occupancy, window, expiring, clocks, read, from_ms)
     # A sliding window frees its charges one by one, oldest first: walk the log until enough is free.
     freed_units = 0
     entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
-    leaving = ((entry.ms + window.window_ms, counted(standing.limit.view, entry)) for entry in entries)
+    leaving = ((entry.ms + window.window_ms, counted(occupancy.limit.view, entry)) for entry in entries)
     for at_ms, units in _merged(leaving, expiring):
         freed_units += units
-        if standing.used_units - freed_units <= standing.cap_units - standing.cost_units:
+        if occupancy.used_units - freed_units <= occupancy.cap_units - occupancy.cost_units:
             return max(from_ms, at_ms)
     return from_ms  # what refused it was given back while we looked
 
 
 def _calendar_room_at(
-    standing: Standing,
+    occupancy: Occupancy,
     window: Calendar,
     expiring: list[tuple[int, int]],
     clocks: Clocks,
@@ -104,8 +104,8 @@ def _calendar_room_at(
     """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
     edge: then the edge after it, and so on); before that, its pace may make room.
     """
-    limit, cost_units = standing.limit, standing.cost_units
-    logged_units = standing.used_units - sum(n for _, n in expiring)
+    limit, cost_units = occupancy.limit, occupancy.cost_units
+    logged_units = occupancy.used_units - sum(n for _, n in expiring)
     # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
     ahead_ms = clocks.now_ms - clocks.caller_ms if limit.paced else 0
     at_ms = from_ms
@@ -120,11 +120,11 @@ def _calendar_room_at(
         later = [(until_ms, n) for until_ms, n in expiring if until_ms > at_ms]
         used += sum(n for _, n in later)
         next_ms = min([edges[1], *(until_ms for until_ms, _ in later)])
-        if used + cost_units <= standing.cap_units:
+        if used + cost_units <= occupancy.cap_units:
             if not limit.paced or not used:
                 return at_ms
             pace_edges = window.edges(at_ms - ahead_ms)
-            paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
+            paced_ms = max(at_ms, paced_until(occupancy.cap_units, pace_edges, used + cost_units) + ahead_ms)
             # Else something leaves before the pace makes room, as where the caller is past an edge.
             if paced_ms < next_ms:
                 return paced_ms
@@ -135,12 +135,10 @@ def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]])
     """Both in time order. Few calls have anything that expires beside the log, and only those import what sorts it."""
     if not expiring:
         return leaving
-    from heapq import merge
-
     return merge(leaving, expiring)
 
 
-def counted(view: View, entry: Entry | HourOfLog) -> int:
-    """What a view counts of one entry (L2), or a view of units of several that are added up."""
+def counted(view: View, entry: Entry) -> int:
+    """What a view counts of one entry (L2)."""
     selector = view.selector
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ContextDecorator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,8 +60,6 @@ class Spend(ContextDecorator):
 def spendable(func: Any) -> tuple[str, str]:
     """What a call of a function makes, a "coroutine", a "generator", an "async generator" or "" for its result; and the
     function's name. Raises UsageError for what no spend can decorate."""
-    import inspect  # imported late: few processes use the decorator
-
     name = str(getattr(func, "__qualname__", type(func).__name__))[:80]
     if isinstance(func, (staticmethod, classmethod)):
         raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")

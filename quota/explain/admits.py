@@ -60,7 +60,7 @@ class _Counted(NamedTuple):
         return self.used_units + cost <= cap(self.limit, self.leave_units, cost, at_ms, self.granted)
 
     def costing(self, units: int) -> _Counted:
-        """The same for a call of so many units."""
+        """The same for a call of this many units."""
         return self._replace(cost_units=self.limit.view.selector.cost(units))
 
 

@@ -12,11 +12,10 @@ from quota.common.text import one_line
 from quota.deciding.corrections import draw_of
 from quota.deciding.retry_at import counted
 from quota.errors import UnknownCharge, UsageError
-from quota.explain.log import added_up, cutoff
-from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
+from quota.ledger.contract import RETENTION_SLACK_MS, entries_between, just_before, read_entries
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
-from quota.terms.limits import Calendar, Limit
+from quota.terms.limits import Calendar, Limit, cutoff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,29 +54,16 @@ class ChargeExplained:
     not_counted_by: tuple[str, ...]
 
     @property
-    def method(self) -> str:
-        return self._fields[0]
-
-    @property
-    def job(self) -> str:
-        return self._fields[1]
-
-    @property
-    def region(self) -> str:
-        return self._fields[2]
-
-    @property
-    def bucket(self) -> str:
-        return self._fields[3]
+    def charge(self) -> Entry | Charge:
+        """What was charged, and what it counts now."""
+        if self.entry is not None:
+            return self.entry
+        assert self.drawn is not None  # noqa: S101  # one of both is there
+        return self.drawn.charge
 
     @property
     def run(self) -> str:
-        return self._fields[4][:RUN_CHARS]
-
-    @property
-    def units(self) -> int:
-        """What it counts now."""
-        return self._source.units
+        return self.charge.idempotency_key[:RUN_CHARS]
 
     @property
     def charged_units(self) -> int | None:
@@ -91,18 +77,6 @@ class ChargeExplained:
         assert self.entry is not None  # noqa: S101  # one of both is there
         return self.entry.ms
 
-    @property
-    def _source(self) -> Entry | Charge:
-        if self.entry is not None:
-            return self.entry
-        assert self.drawn is not None  # noqa: S101  # one of both is there
-        return self.drawn.charge
-
-    @property
-    def _fields(self) -> tuple[str, str, str, str, str]:
-        one = self._source
-        return one.method, one.job, one.region, one.bucket, one.idempotency_key
-
     def as_json(self) -> dict[str, object]:
         return {
             "id": self.charge_id,
@@ -110,13 +84,13 @@ class ChargeExplained:
             "at": rfc3339(self.at_ms),
             "credential": self.credential,
             "project": self.project,
-            "method": self.method,
-            "bucket": self.bucket,
-            "job": self.job,
-            "region": self.region,
+            "method": self.charge.method,
+            "bucket": self.charge.bucket,
+            "job": self.charge.job,
+            "region": self.charge.region,
             "run": self.run,
             "charged_units": self.charged_units,
-            "units": self.units,
+            "units": self.charge.units,
             "drawn": None
             if self.drawn is None
             else {
@@ -207,16 +181,15 @@ def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained |
 def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[LimitAroundCharge, ...], tuple[str, ...]]:
     """Each limit before and after an entry, and the names of those that do not count it."""
     counting = [x for x in budget.limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
-    cutoffs_ms = [cutoff(limit.view, entry.ms) for limit in counting]
+    cutoffs_ms = [cutoff(limit.view.window, entry.ms) for limit in counting]
     before_units = [0] * len(counting)
     edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
     last = (entry.ms, entry.seq - 1) if entry.seq else just_before(entry.ms)
-    calls = any(limit.view.selector.count == "calls" for limit in counting)
     for begin, through in pairwise([*edges, last]):
-        for row in added_up(session.ledger, budget.project, begin, through, calls=calls):
+        for earlier in entries_between(session.ledger, budget.project, begin, through):
             for n, limit in enumerate(counting):
                 if just_before(cutoffs_ms[n] + 1) <= begin:
-                    before_units[n] += counted(limit.view, row)
+                    before_units[n] += counted(limit.view, earlier)
     whole_after_ms = session.ledger.whole_after_ms(budget.project)
     rows = []
     for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):

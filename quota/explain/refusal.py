@@ -19,17 +19,17 @@ from quota.deciding.outlook import Answer, ask
 from quota.deciding.retry_at import counted, room_at
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
-from quota.explain.log import added_up, cutoff
-from quota.ledger.contract import CLOCK_SLACK_MS, just_before, read_entries
+from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
-from quota.terms.limits import Calendar, Limit, Selector, View
+from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from quota.budget import Budget
-    from quota.deciding.retry_at import Clocks, Standing
+    from quota.deciding.retry_at import Clocks, Occupancy
     from quota.decision import LimitState
     from quota.explain.admits import Change
     from quota.ledger.contract import Exhaustion, Ledger
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 EXPIRIES = 10
-"""So many of the next expiries are shown."""
+"""How many of the next expiries are shown."""
 
 
 class LimitThenAndNow(NamedTuple):
@@ -233,15 +233,15 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     except UsageError as error:
         never = str(error)
     now_ms = ledger.now_ms() if asked is None else asked.clocks.now_ms
-    standings = {} if asked is None else {one.limit.name: one for one in asked.standings}
+    occupancies = {} if asked is None else {one.limit.name: one for one in asked.occupancies}
     states = {one.name: one for one in (budget.usage(kept.job) if asked is None else asked.decision.limits)}
 
     def read(since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(ledger, kept.project, since_ms, until_ms)
 
-    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in standings.items()}
+    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in occupancies.items()}
     known = {limit.name: limit for limit in budget.limits}
-    names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in standings)])
+    names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in occupancies)])
     then = {one.name: one for one in kept.limits}
     limits = tuple(
         LimitThenAndNow(
@@ -259,15 +259,15 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     filled: tuple[Filled, ...] = ()
     log_whole = False
     if subject is not None:
-        log_whole = ledger.whole_after_ms(kept.project) <= cutoff(subject.view, then_ms)
+        log_whole = ledger.whole_after_ms(kept.project) <= cutoff(subject.view.window, then_ms)
         filled = _filled(ledger, kept.project, subject.view, then_ms if log_whole else None, now_ms)
     lost = [] if subject is None else [states[one.name] for one in _same(budget, subject, kept) if one.name in states]
     expiring = kept.refused_by
     if asked is not None and asked.decision.reason in ("limit", "leave"):
         expiring = asked.decision.refused_by
     expiries: tuple[Expiry, ...] = ()
-    if asked is not None and expiring in standings:
-        expiries = _expiries(standings[expiring], asked.clocks, room_ms[expiring], read)
+    if asked is not None and expiring in occupancies:
+        expiries = _expiries(occupancies[expiring], asked.clocks, room_ms[expiring], read)
     exhaustion, buckets = _exhaustion(session, kept), budget.book.buckets
     admits, admitted_today = changes_that_admit(session, budget, kept, {} if asked is None else asked.granted)
     return RefusalExplained(
@@ -332,28 +332,27 @@ def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
     """The record of the exhaustion that refused, as long as no newer one has taken its place."""
     if not closed_by_upstream(kept):
         return None
-    records = session.ledger.exhaustions(kept.project)
+    records = notes_in(session.ledger).notes(kept.project).exhaustions
     return next((x for x in records if x.bucket == kept.refused_by and x.since_ms <= kept.at_ms + CLOCK_SLACK_MS), None)
 
 
 def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_ms: int) -> tuple[Filled, ...]:
     """By job, method and region, the largest at the refusal first; without `then_ms` the largest now.
 
-    Each charge is read once: the log is added up between the moments where one of both windows begins or ends.
+    Each charge is read once: the log is read between the moments where one of both windows begins or ends.
     """
-    now_after_ms = cutoff(view, now_ms)
-    then_after_ms = now_after_ms if then_ms is None else cutoff(view, then_ms)
+    now_after_ms = cutoff(view.window, now_ms)
+    then_after_ms = now_after_ms if then_ms is None else cutoff(view.window, then_ms)
     edges_ms = sorted({then_after_ms, now_after_ms, NEVER, *(() if then_ms is None else (then_ms,))})
-    calls = view.selector.count == "calls"
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for after_ms, through_ms in pairwise(edges_ms):
         then = then_ms is not None and then_after_ms <= after_ms and through_ms <= then_ms
         now = now_after_ms <= after_ms
         if not (then or now):
             continue
-        for row in added_up(ledger, project, just_before(after_ms + 1), (through_ms, NEVER), calls=calls):
-            if units := counted(view, row):
-                key = row.job, row.method, row.region
+        for entry in read_entries(ledger, project, after_ms + 1, through_ms):
+            if units := counted(view, entry):
+                key = entry.job, entry.method, entry.region
                 then_units, now_units = sums.get(key, (0, 0))
                 sums[key] = then_units + units * then, now_units + units * now
     first = 1 if then_ms is None else 0
@@ -362,22 +361,22 @@ def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_m
 
 
 def _expiries(
-    standing: Standing, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
+    occupancy: Occupancy, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
 ) -> tuple[Expiry, ...]:
     """The next ten expiries, and the one at `room_ms` with which the call fits. Where that one is far, it is the first
     that leaves at this moment: what lies between is not shown, and not read.
     """
-    view, now_ms = standing.limit.view, clocks.now_ms
+    view, now_ms = occupancy.limit.view, clocks.now_ms
     lost = [
         Expiry(until_ms, units, "upstream" if usage.epoch.startswith(UPSTREAM) else "lost")
-        for usage in standing.unlogged
+        for usage in occupancy.unlogged
         for units, until_ms in usage.expiries
         if until_ms > now_ms and units
     ]
     lost.sort()
     if isinstance(view.window, Calendar):
         edge_ms = view.window.edges(now_ms)[1]
-        logged_units = standing.used_units - sum(one.units for one in lost)
+        logged_units = occupancy.used_units - sum(one.units for one in lost)
         rows = [*lost, *([Expiry(edge_ms, logged_units, "reset")] if logged_units > 0 else [])]
         if room_ms is not None and all(one.at_ms != room_ms for one in rows):
             rows.append(Expiry(room_ms, 0, "pace"))
@@ -399,24 +398,24 @@ def _expiries(
             found = chain(nearest, found)
     shown: list[Expiry] = []
     fits: Expiry | None = None
-    lacking_units = standing.used_units + standing.cost_units - standing.cap_units
+    lacking_units = occupancy.used_units + occupancy.cost_units - occupancy.cap_units
     for one in found:
         if room_ms is not None and one.at_ms > room_ms:
             shown, room_ms = _marked(shown, fits), None
         if len(shown) >= EXPIRIES and room_ms is None:
             return tuple(shown)
-        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or standing.limit.paced):
+        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or occupancy.limit.paced):
             fits = one
         shown += [one] if len(shown) < EXPIRIES else []
         lacking_units -= one.units
     return tuple(shown if room_ms is None else _marked(shown, fits))
 
 
-def _room_at(standing: Standing, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
+def _room_at(occupancy: Occupancy, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
     """When a full limit has room again; None where it has room now, or never will: upstream grants too little."""
-    if not standing.full or standing.cost_units > standing.cap_units:
+    if not occupancy.full or occupancy.cost_units > occupancy.cap_units:
         return None
-    return room_at(standing, clocks, read, clocks.now_ms)
+    return room_at(occupancy, clocks, read, clocks.now_ms)
 
 
 def _marked(shown: list[Expiry], fits: Expiry | None) -> list[Expiry]:

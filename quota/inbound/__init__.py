@@ -6,42 +6,16 @@
     Rule, Limit, Rules                 rules in code: asgi(app, [Rule("search", Limit(100, 60_000), path="/search")])
     metrics_app                        an ASGI application that answers with the numbers for Prometheus
 
-The gate never imports this package. A name is imported when it is first used.
+The gate never imports this package.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from quota.inbound.configured import load_rules
-    from quota.inbound.contract import Limit
-    from quota.inbound.metrics import metrics_app
-    from quota.inbound.on_asgi import asgi
-    from quota.inbound.on_wsgi import wsgi
-    from quota.inbound.rules import Rule, Rules
-else:
-    _FROM = {
-        "Limit": "contract",
-        "Rule": "rules",
-        "Rules": "rules",
-        "asgi": "on_asgi",
-        "load_rules": "configured",
-        "metrics_app": "metrics",
-        "wsgi": "on_wsgi",
-    }
-
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module 'quota.inbound' has no attribute {name!r}")
-        from importlib import import_module
-
-        found = getattr(import_module(f"quota.inbound.{_FROM[name]}"), name)
-        globals()[name] = found
-        return found
-
-    def __dir__():
-        return __all__
-
+from quota.inbound.configured import load_rules
+from quota.inbound.contract import Limit
+from quota.inbound.metrics import metrics_app
+from quota.inbound.on_asgi import asgi
+from quota.inbound.on_wsgi import wsgi
+from quota.inbound.rules import Rule, Rules
 
 __all__ = ["Limit", "Rule", "Rules", "asgi", "load_rules", "metrics_app", "wsgi"]

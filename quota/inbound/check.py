@@ -11,6 +11,9 @@ from quota.common.findings import Finding
 from quota.common.storage import obstacle
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
+from quota.inbound.configured import rule_names, rule_of, rules_of, table_of
+from quota.inbound.storage import open_storage
+from quota.ledger.factory import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +31,9 @@ METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
 
 def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each rule that cannot be used or that no request reaches: its place, what is wrong, and what to do."""
-    if settings.inbound is None:  # most configurations; nothing is imported for them
-        return
-    from quota.inbound.configured import rule_names, rule_of, rules_of, table_of
-
     table = table_of(settings)
-    assert table is not None  # noqa: S101  # see above
+    if table is None:
+        return
     wrong = []
     for name in rule_names(table):
         try:
@@ -85,9 +85,7 @@ def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     """A storage that cannot be used limits nobody, or refuses everybody. No server is asked, and no file is made."""
     if rules.url is None:
         return
-    from quota.inbound.storage import open_storage
-
-    path = rules.url.removeprefix("sqlite:///") if rules.url.startswith("sqlite:") else ""
+    path = file_of(rules.url)
     try:
         with closing(open_storage(rules.url)) as storage:
             if path and os.path.exists(path) and os.path.getsize(path) > 0:

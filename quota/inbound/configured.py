@@ -22,7 +22,8 @@ from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
-from quota.settings.address import address_of, file_of, file_url, path_at
+from quota.ledger.factory import file_of
+from quota.settings.address import address_of, file_url, path_at, place_of
 from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
@@ -148,11 +149,11 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
     address = address_of(table, folder)
     if address is None:
         return None
-    if not address.url.startswith("sqlite://"):
+    if file_of(address.url) is None:
         return address.url
     url = file_url(table, folder, address.url)
     for what, used in ("ledger", settings.ledger.url), ("store", settings.store.url):
-        if file_of(url) == file_of(used):
+        if place_of(url) == place_of(used):
             raise table.error(f"the {what} uses this file already; give the inbound limits a file of their own", "url")
     return url
 

@@ -1,9 +1,8 @@
 """What a storage of inbound limits is asked and what it answers. One protocol, two storages.
 
     Policy      an algorithm and the limits of one rule
-    Limit       so many units within a window
+    Limit       a number of units within a window
     Decision    admitted or not, and for each limit what remains, and when more will fit
-    Pending     a decision that was not there at once
     Storage     what Redis and SQLite do alike
 
 A request has an *identity*: any text that tells one client from another. A storage keeps a *name* instead, 8 bytes
@@ -14,12 +13,7 @@ docs/inbound-algorithms.md.
     search = Policy("search", (Limit(100, 60_000),))
     decision = storage.decide(search, "203.0.113.7")
 
-On an event loop, `attempt` answers at once or hands back what a thread can wait for:
-
-    answer = storage.attempt(search, "203.0.113.7")
-    decision = answer if isinstance(answer, Decision) else await asyncio.to_thread(answer.finish)
-
-Everything but `StorageAway` is a mistake of the caller.
+Any error except `StorageAway` is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -46,14 +40,11 @@ Algorithm = Literal["counter", "gcra", "log"]
 WALL_S = 0.25
 """A decision takes no longer, waiting included. Then the storage counts as away."""
 
-AT_ONCE_S = 0.005
-"""How long `attempt` waits before it hands back a `Pending`."""
-
 MET_LAG_MS = 10_000
 """How late a worker may say which identities it met."""
 
 MET_KEPT_MS = 60_000
-"""How much longer than two windows it is kept who was met."""
+"""How much longer than two windows the identities that were met are kept."""
 
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 31 * 86_400_000
@@ -65,10 +56,10 @@ MAX_LOG = 1_000
 """The algorithm `log` keeps an entry for each request, and no command may touch more than a thousand (I6)."""
 
 MAX_LIMITS = 8
-"""So many limits one rule may have."""
+"""The most limits of one rule."""
 
 MAX_TOTALS = 1_000
-"""So many names one report of totals may have."""
+"""The most names in one report of totals."""
 
 _RULE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -76,7 +67,7 @@ _RULE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Limit(NamedTuple):
     """At most `number` units within `window_ms`.
 
-    `burst` is for `gcra` alone, which needs it: so many units may come at once, up to `number`. They come back evenly,
+    `burst` is for `gcra` alone, which needs it: how many units may come at once, up to `number`. They come back evenly,
     `number` in a window.
     """
 
@@ -89,7 +80,7 @@ class Limit(NamedTuple):
 class Policy:
     """How the requests of one rule are limited. All limits admit a request, or none of them counts it.
 
-    With `count_rejected` a rejected request counts too: whoever does not stop is not let in. Raises ConfigError.
+    With `count_rejected` a rejected request counts, too: a client that does not stop is not let in. Raises ConfigError.
     """
 
     rule: str
@@ -121,7 +112,7 @@ class Policy:
 
     @property
     def longest(self) -> Limit:
-        """The limit with the longest window: who is alive goes by it."""
+        """The limit with the longest window: it tells which identities are alive."""
         return max(self.limits, key=lambda limit: limit.window_ms)
 
     def _check(self, limit: Limit) -> None:
@@ -172,15 +163,6 @@ class Decision(NamedTuple):
         return max(limit.retry_after_ms for limit in self.limits)
 
 
-class Pending(Protocol):
-    """A decision under way: `finish` waits for it, once, in whatever thread calls it.
-
-    Call it, or the request that was sent counts without an answer. Raises StorageAway.
-    """
-
-    def finish(self) -> Decision: ...
-
-
 class Consumer(NamedTuple):
     """One identity of a rule, by its name in hexadecimal digits, and the units that were counted in the current window
     of the rule's longest limit; with `gcra` the units of its burst that have not come back yet."""
@@ -211,11 +193,6 @@ class Storage(Protocol):
 
         Raises StorageAway, and UsageError for a cost that is not 1 to `policy.most`.
         """
-        ...
-
-    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | Pending:
-        """The same within AT_ONCE_S or less, for an event loop. What takes longer (a lock held by another process, a
-        new connection, a slow server) is left to `Pending.finish`."""
         ...
 
     def add_totals(self, totals: Mapping[str, int]) -> None:

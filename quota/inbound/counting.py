@@ -61,7 +61,7 @@ class Counts:
 
 
 class Requests(NamedTuple):
-    """So many requests of one rule ended so."""
+    """How many requests of one rule had one outcome."""
 
     rule: str
     outcome: str

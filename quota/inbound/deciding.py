@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import threading
+from asyncio import wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,26 +23,21 @@ from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import quoted
 from quota.errors import StorageAway
-from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision
+from quota.inbound.contract import WALL_S
 from quota.inbound.counting import Counts
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable
-    from concurrent.futures import ThreadPoolExecutor
 
-    from quota.inbound.contract import Pending, Storage
+    from quota.inbound.contract import Decision, Storage
     from quota.inbound.counting import Outcome
     from quota.inbound.rules import Rule
-
-HELD_S, HELD_SHARE = 0.01, 0.5
-"""Decisions hold up an event loop for half of its time, and for so long in one go. Where the storage is
-slower than that, they are waited for in threads: fifty that come at once do not wait for it one after another."""
 
 FAILURES = 3
 OPEN_S = 1.0
 SAY_AGAIN_S = 60.0
-"""A storage that comes and goes is not said more often."""
+"""The least time between two lines of the log about a storage that comes and goes."""
 
 HAND_OVER_S = 10.0
 THREADS = 8
@@ -113,8 +110,7 @@ class Decider:
         self.storage = storage
         self._breaker = Breaker(storage.label)
         self.counts = Counts()
-        self._pool: ThreadPoolExecutor | None = None
-        self._held_s, self._held_at = 0.0, 0.0
+        self._threads = _threads()
         self._hand_over_at = 0.0
         start_over_in_child(self)
         _at_exit(self)
@@ -127,46 +123,28 @@ class Decider:
         try:
             decision = self.storage.decide(rule.policy, identity, rule.cost)
         except StorageAway as error:
-            self._breaker.failed(error)
-            return self._without(rule, started)
+            return self._without(rule, started, error)
         return self._with(rule, decision, started)
 
     async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
-        """Decide on an event loop: at once where the storage can, else in a thread while the loop goes on."""
+        """The same in a thread, while the event loop goes on. All threads may be busy, or none can begin: that counts
+        as a storage that is away."""
         started = perf_counter()
         if not self._breaker.lets_through():
             return self._without(rule, started)
         try:
-            answer = self._attempt(rule, identity, started)
-            decision = answer if isinstance(answer, Decision) else await self._finished(loop, answer)
-        except StorageAway as error:
-            self._breaker.failed(error)
-            return self._without(rule, started)
-        return self._with(rule, decision, started)
-
-    def _attempt(self, rule: Rule, identity: str, started: float) -> Decision | Pending:
-        """Ask the storage, and wait while the loop can be held up for it: see HELD_S."""
-        held_s = max(0.0, self._held_s - (started - self._held_at) * HELD_SHARE)
-        try:
-            return self.storage.attempt(rule.policy, identity, rule.cost, min(AT_ONCE_S, max(0.0, HELD_S - held_s)))
-        finally:
-            self._held_at = perf_counter()
-            self._held_s = held_s + self._held_at - started
-
-    async def _finished(self, loop: AbstractEventLoop, pending: Pending) -> Decision:
-        """What a pending decision becomes, waited for in a thread. All threads may be busy: that counts as away."""
-        from asyncio import wait
-
-        try:
-            future = loop.run_in_executor(self._threads(), pending.finish)
+            future = loop.run_in_executor(self._threads, self.storage.decide, rule.policy, identity, rule.cost)
         except RuntimeError as error:  # no more threads can begin, or the process is about to end
-            raise StorageAway(f"{self.storage.label}: {error}") from error
+            return self._without(rule, started, error)
         # It is left to itself after that, and not cancelled: its connection has an answer to read.
         future.add_done_callback(_look)
         done, _ = await wait((future,), timeout=WALL_S)
         if not done:
-            raise StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
-        return future.result()
+            return self._without(rule, started, StorageAway(f"{self.storage.label}: no answer within {WALL_S} s"))
+        try:
+            return self._with(rule, future.result(), started)
+        except StorageAway as error:
+            return self._without(rule, started, error)
 
     def _with(self, rule: Rule, decision: Decision, started: float) -> Verdict:
         self._breaker.answered()
@@ -174,7 +152,9 @@ class Decider:
         self.counts.add(rule.name, outcome, perf_counter() - started)
         return Verdict(rule, outcome, decision)
 
-    def _without(self, rule: Rule, started: float) -> Verdict:
+    def _without(self, rule: Rule, started: float, error: Exception | None = None) -> Verdict:
+        if error is not None:
+            self._breaker.failed(error)
         outcome: Outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
         self.counts.add(rule.name, outcome, perf_counter() - started)
         return Verdict(rule, outcome, None)
@@ -189,43 +169,27 @@ class Decider:
             except StorageAway as error:
                 self._breaker.failed(error)
 
-    def hand_over_soon(self, loop: AbstractEventLoop) -> None:
-        """The same in a thread, HAND_OVER_S from now, unless that is to come already."""
-        if self._is_time():
-            loop.call_later(HAND_OVER_S, self._start_hand_over, loop)
-
-    def hand_over_by_itself(self) -> None:
-        """The same for servers without an event loop: no request waits for it, and it needs no further request."""
-        if self._is_time():
+    def hand_over_soon(self) -> None:
+        """The same in a thread, HAND_OVER_S from now, unless that is to come already: no request waits for it, and it
+        needs no further request."""
+        now = monotonic()
+        if now >= self._hand_over_at:
+            self._hand_over_at = now + HAND_OVER_S
             timer = threading.Timer(HAND_OVER_S, self.hand_over)
             timer.daemon = True
             with suppress(RuntimeError):  # no more threads can begin; the end of the process hands over, too
                 timer.start()
 
-    def _start_hand_over(self, loop: AbstractEventLoop) -> None:
-        with suppress(RuntimeError):
-            loop.run_in_executor(self._threads(), self.hand_over)
-
-    def _is_time(self) -> bool:
-        now = monotonic()
-        if now < self._hand_over_at:
-            return False
-        self._hand_over_at = now + HAND_OVER_S
-        return True
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
-        return self._pool
-
     def start_over_in_child(self) -> None:
         """The parent hands over what it counted itself; its threads do not exist in the child."""
         self.counts = Counts()
-        self._pool = None
+        self._threads = _threads()
         self._hand_over_at = 0.0
         self._breaker.start_over_in_child()
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
 
 
 def _look(future: Future[Decision]) -> None:

@@ -40,10 +40,10 @@ MAX_CHARS = 64
 """A longer identity is hashed at once."""
 
 MAX_HOPS = 32
-"""So many entries of a forwarded field are read, from the right. More proxies of one's own than this nobody has."""
+"""How many entries of a forwarded field are read, from the right. Nobody has more proxies of their own."""
 
 IPV6_BITS = 64
-"""What a provider gives to one customer: whoever has it can take any address in it."""
+"""What a provider gives to one customer, who can take any address in it."""
 
 
 _EMBEDDING = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))

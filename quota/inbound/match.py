@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import combining, normalize
 
 from quota.common.text import show
 
@@ -33,8 +34,8 @@ ONE = "{}"
 
 MAX_PATTERN = 256
 MAX_MARKS = 30
-"""So many marks (accents and the like) of one letter are compared, as in Unicode's stream-safe text (UAX #15). To bring
-them into their order takes the square of their number, which a client chooses."""
+"""The most marks (accents and the like) of one letter that are compared, as in Unicode's stream-safe text (UAX #15). To
+sort them takes the square of their number, which a client chooses."""
 
 _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -156,8 +157,6 @@ def _split(path: str) -> Segments:
 def _folded(text: str) -> str:
     if text.isascii():
         return text.lower()
-    from unicodedata import normalize
-
     if _MANY.search(text):
         text = _with_few_marks(text)
     return normalize("NFKC", normalize("NFKC", text).casefold())
@@ -175,8 +174,6 @@ def _with_few_marks(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_mark(char: str) -> bool:
-    from unicodedata import combining, normalize
-
     return combining(normalize("NFKD", char)[0]) > 0
 
 

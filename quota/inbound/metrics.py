@@ -1,9 +1,9 @@
 """What operators are told of inbound limits: numbers of all workers together, from the storage that they share.
 
-Standing       the rules, what became of their requests, and how many identities are alive
-read_standing  that from a storage
-exposition     that for Prometheus
-metrics_app    an ASGI application that answers with it
+Report       the rules, what became of their requests, and how many identities are alive
+read_report  that from a storage
+exposition   that for Prometheus
+metrics_app  an ASGI application that answers with it
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 SECONDS = "quota_inbound_decision_seconds"
 
 
-class Standing(NamedTuple):
+class Report(NamedTuple):
     """What the storage knows of the rules. Workers hand their numbers over every 10 s."""
 
     requests: Sequence[Requests]
@@ -42,36 +42,36 @@ class Standing(NamedTuple):
     decision_s: float
 
     def ended(self, rule: str, outcome: str) -> int:
-        """So many requests of a rule ended so."""
+        """How many requests of a rule had this outcome."""
         return sum(one.number for one in self.requests if (one.rule, one.outcome) == (rule, outcome))
 
 
-def read_standing(storage: Storage, rules: Sequence[Rule]) -> Standing:
+def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
     """Ask the storage. Raises StorageAway."""
     totals = storage.totals()
     identities = {rule.name: storage.alive(rule.policy) for rule in rules}
     decisions, decision_s = decision_times(totals)
-    return Standing(tuple(requests_in(totals)), identities, decisions, decision_s)
+    return Report(tuple(requests_in(totals)), identities, decisions, decision_s)
 
 
-def nothing_yet(rules: Sequence[Rule]) -> Standing:
+def nothing_yet(rules: Sequence[Rule]) -> Report:
     """What a storage says that no request has reached."""
-    return Standing((), dict.fromkeys((rule.name for rule in rules), 0), [0] * (len(BUCKETS_S) + 1), 0.0)
+    return Report((), dict.fromkeys((rule.name for rule in rules), 0), [0] * (len(BUCKETS_S) + 1), 0.0)
 
 
-def exposition(standing: Standing | None) -> str:
+def exposition(report: Report | None) -> str:
     """The numbers in Prometheus' text format; None: the storage did not answer."""
-    if standing is None:
+    if report is None:
         return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
     samples = [Sample("quota_inbound_storage_up", {}, 1)]
-    for one in standing.requests:
+    for one in report.requests:
         samples.append(Sample("quota_inbound_requests_total", {"rule": one.rule, "outcome": one.outcome}, one.number))
-    for rule, count in standing.identities.items():
+    for rule, count in report.identities.items():
         samples.append(Sample("quota_inbound_identities", {"rule": rule}, count))
     lines = [f"# HELP {SECONDS} How long decisions took.", f"# TYPE {SECONDS} histogram"]
     bounds = [*map(str, BUCKETS_S), "+Inf"]
-    lines += [f'{SECONDS}_bucket{{le="{at}"}} {n}' for at, n in zip(bounds, standing.decisions, strict=True)]
-    lines += [f"{SECONDS}_sum {standing.decision_s}", f"{SECONDS}_count {standing.decisions[-1]}"]
+    lines += [f'{SECONDS}_bucket{{le="{at}"}} {n}' for at, n in zip(bounds, report.decisions, strict=True)]
+    lines += [f"{SECONDS}_sum {report.decision_s}", f"{SECONDS}_count {report.decisions[-1]}"]
     return as_text(samples, FAMILIES) + "".join(f"{line}\n" for line in lines)
 
 
@@ -81,7 +81,7 @@ def metrics_app(rules: Rules | Sequence[Rule]) -> Callable[..., Awaitable[None]]
 
     def text() -> str:
         try:
-            return exposition(read_standing(storage, whole.rules))
+            return exposition(read_report(storage, whole.rules))
         except StorageAway:
             return exposition(None)
 

@@ -1,7 +1,8 @@
 """What a storage keeps instead of an identity: 8 bytes, made with a salt that only the storage has (I3, I4).
 
 A salt is put before the identity and both are hashed by BLAKE2b. That is as good as its own keyed mode, because nobody
-can extend a BLAKE2b hash, and Node has no other. So whoever reads the salts finds the same names, in any language.
+can extend a BLAKE2b hash, and Node has no other. So a program that reads the salts finds the same names, in any
+language.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 NAME_BYTES = 8
 
 SHARDS = 16_384
-"""So many hashes share the identities of one window. At a million identities a hash holds 61, and Redis keeps it packed
-up to 512, so up to eight million."""
+"""How many hashes share the identities of one window. At a million identities a hash holds 61, and Redis keeps it
+packed up to 512, so up to eight million."""
 
 SALT_BYTES = 32
 
@@ -38,8 +39,8 @@ REFRESH_MS = 60_000
 """How long a process goes by the salts that it read."""
 
 ROTATION_LEAD_MS = 60_000
-"""A new permanent salt is used for windows that begin so much later. A process reads the salts when it enters a window,
-so no window is counted under two of them, however much the clocks differ (I4)."""
+"""A new permanent salt is used for windows that begin at least this much later. A process reads the salts when it
+enters a window, so no window is counted under two of them, however much the clocks differ (I4)."""
 
 SHARD = "shard"
 """The name of the salt that chooses shards. It never changes."""
@@ -59,7 +60,7 @@ def shard_of(salt: bytes, identity: bytes) -> int:
 
 
 def encoded(identity: str) -> bytes:
-    """Any text, also one that is no valid Unicode: a header may hold anything. Raises UsageError for all else."""
+    """Any text, valid Unicode or not: a header may hold anything. Raises UsageError for everything else."""
     try:
         return identity.encode("utf-8", "surrogatepass")
     except AttributeError:

@@ -64,7 +64,7 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
             return
         loop = get_running_loop()
         identity = self._rules.identify.asgi(scope)
-        self._decider.hand_over_soon(loop)
+        self._decider.hand_over_soon()
         with_x = self._rules.x_fields
         verdicts: list[Verdict] = []
         for rule in found:

@@ -49,7 +49,7 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
             verdicts.append(verdict)
             if not verdict.passes:
                 break
-        self._decider.hand_over_by_itself()
+        self._decider.hand_over_soon()
         with_x = self._rules.x_fields
         if not verdicts[-1].passes:
             problem = problem_of(verdicts[-1], with_x=with_x)
@@ -61,7 +61,7 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
 
 
 def _decoded(text: str) -> str:
-    """A part of the path. PEP 3333 hands its bytes over as characters. Those that are no UTF-8: see `readings`."""
+    """A part of the path. PEP 3333 hands its bytes over as characters. For those that are not UTF-8 see `readings`."""
     return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.rules import Rules
+from quota.inbound.storage import open_storage
+from quota.ledger.factory import file_of
+from quota.settings.folders import make_state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +25,6 @@ STATE_FILE = "inbound.db"
 
 def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
     """The rules and their storage, which contacts nothing before its first use. Raises ConfigError."""
-    from quota.inbound.storage import open_storage
-
     whole = rules if isinstance(rules, Rules) else Rules(rules)
     return whole, open_storage(_url_of(whole))
 
@@ -37,14 +38,12 @@ def callable_app(app: T) -> T:
 
 def is_there(rules: Rules) -> bool:
     """Whether the storage can hold anything. A file that is not there yet is made by the first worker, as its own."""
-    url = _url_of(rules)
-    return not url.startswith("sqlite:") or os.path.exists(url.removeprefix("sqlite:///"))
+    path = file_of(_url_of(rules))
+    return path is None or os.path.exists(path)
 
 
 def _url_of(rules: Rules) -> str:
     """Without a url of their own: SQLite in the state folder, for the workers of one machine."""
     if rules.url is not None:
         return rules.url
-    from quota.settings.folders import make_state_folder
-
     return f"sqlite:///{make_state_folder() / STATE_FILE}"

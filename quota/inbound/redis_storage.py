@@ -8,8 +8,7 @@ process asks again (I7). That happens where a window ends while the call is on i
 
 from __future__ import annotations
 
-import threading
-import time
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import elapsed_s, host_clock
@@ -17,7 +16,6 @@ from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
 from quota.inbound.algorithms import gcra_used
 from quota.inbound.contract import (
-    AT_ONCE_S,
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
@@ -41,29 +39,26 @@ from quota.inbound.names import (
     shard_of,
 )
 from quota.ledger.redis_connection import client_of
-from quota.ledger.redis_errors import ErrorReply, Failed, explained
+from quota.ledger.redis_errors import Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.inbound.contract import Limit, Policy
-    from quota.ledger.redis_connection import Call, Cluster, Connections
 
     Words = Sequence[str | bytes]
-    # Yields a command, is sent its reply or thrown its error, and returns the decision.
-    Steps = Generator[Words, Any, Decision]
 
 TIMEOUT_S = 0.08
 """How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""
 
 MAX_ASKED = 5
-"""A decision is asked for so many times, each time that the server's clock was in another window."""
+"""How often a decision is asked for, at most: again each time that the server's clock was in another window."""
 
 PREFIX = "quota:inbound:"
-"""Of every key. Who changes what is stored under it changes the prefix."""
+"""Of every key. If the format of what is stored changes, so must the prefix."""
 
 KEYS = PREFIX + "*"
 COMMANDS = (
@@ -91,11 +86,11 @@ class RedisStorage:
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
-        self._client: Connections | Cluster | None = None
-        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+        target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
+        # On a connection that stands, a reply may take all of the time; in a cluster it leaves some for another node.
+        self._client = client_of(target if target.kind == "cluster" else target._replace(timeout_s=WALL_S))
         self._behind_ms = 0  # the server's clock, less this host's
-        self._plans: dict[Policy, _Plan] = {}
+        self._plans: dict[Policy, Plan] = {}
         # Salts as they were last read, to put back those that a full server drops: of days, with when each has ended.
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
@@ -106,131 +101,64 @@ class RedisStorage:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
-        answer = self._begin(policy, identity, cost, WALL_S)
-        return answer if isinstance(answer, Decision) else answer.finish()
-
-    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | _Pending:
-        return self._begin(policy, identity, cost, within_s)
-
-    def _begin(self, policy: Policy, identity: str, cost: int, within_s: float) -> Decision | _Pending:
-        """The usual course: one question on an idle connection. What else there may be is left to `_steps`, from the
-        start: a script that is not known, or that finds other windows, has counted nothing."""
-        if type(cost) is not int or not 1 <= cost <= policy.most:
-            whole(cost, "units: the cost of a request", 1, policy.most)
-        deadline = time.monotonic() + WALL_S
+        cost = whole(cost, "units: the cost of a request", 1, policy.most)
         identity_bytes = encoded(identity)
-        client = self._client
-        given_ms = 0 if self._clock is None else self._clock()
-        now_ms = given_ms or host_clock() + self._behind_ms
-        plan = self._plans.get(policy)
-        call = None
-        if plan is not None and plan.holds_at(now_ms) and client is not None:
-            try:
-                call = client.begin(client.pack("EVALSHA", plan.sha, *plan.words(identity_bytes, cost, given_ms)))
-                if call is not None and call.is_answered(within_s):
-                    reply = call.reply(0)
-                    call = None
-                    if reply[0] >= 0:
-                        return self._answer(plan, reply)
-                    self._note_clock(reply[1])
-            except Failed as error:
-                if not _is_unknown_script(error):
-                    raise self._away(error) from error
-                call = None
-        return _Pending(self, policy, identity_bytes, cost, plan, call, deadline)
-
-    def _finish(self, pending: _Pending) -> Decision:
-        steps = self._steps(pending.policy, pending.identity, pending.cost)
-        try:
-            if pending.call is not None and pending.plan is not None:
-                try:
-                    reply = pending.call.reply(pending.deadline - time.monotonic())
-                except ErrorReply as error:
-                    if not _is_unknown_script(error):
-                        raise
-                else:
-                    if reply[0] >= 0:
-                        return self._answer(pending.plan, reply)
-                    self._note_clock(reply[1])
-            words = next(steps)
-            while True:
-                if time.monotonic() >= pending.deadline:
-                    raise StorageAway(f"inbound storage {self.label} did not decide within {WALL_S:g} s")
-                try:
-                    reply = self._command(words, pending.deadline)
-                except ErrorReply as error:
-                    if not _is_unknown_script(error):
-                        raise
-                    words = steps.throw(_NoScript())
-                else:
-                    words = steps.send(reply)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        except Failed as error:
-            raise self._away(error) from error
-        except UnreadableError as error:
-            raise self._damaged(FIXED.removesuffix("fixed") + "*") from error
-
-    def _steps(self, policy: Policy, identity: bytes, cost: int) -> Steps:
+        ends_s = elapsed_s() + WALL_S
         given_ms = 0 if self._clock is None else self._clock()
         for _ in range(MAX_ASKED):
             now_ms = given_ms or host_clock() + self._behind_ms
             plan = self._plans.get(policy)
             if plan is None or not plan.holds_at(now_ms):
-                plan = yield from self._new_plan(policy, now_ms)
-            words = plan.words(identity, cost, given_ms)
-            try:
-                reply = yield ("EVALSHA", plan.sha, *words)
-            except _NoScript:
-                reply = yield ("EVAL", plan.script, *words)
+                plan = self._new_plan(policy, now_ms, ends_s)
+            words = _words(policy, plan, identity_bytes, cost, given_ms)
+            reply = self._script(f"inbound_{policy.algorithm}", words, ends_s)
             if reply[0] >= 0:
-                return self._answer(plan, reply)
-            self._note_clock(reply[1])
+                return self._answer(policy, plan, reply)
+            if self._clock is None:
+                self._behind_ms = reply[1] - host_clock()
         raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
 
-    def _note_clock(self, now_ms: int) -> None:
-        if self._clock is None:
-            self._behind_ms = now_ms - host_clock()
-
-    def _new_plan(self, policy: Policy, now_ms: int) -> Generator[Words, Any, _Plan]:
-        """The salts, made where there are none yet: whoever is first, makes them for all (I4). Two questions as a rule:
+    def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> Plan:
+        """The salts, made where there are none yet: the first process makes them for all (I4). As a rule two questions:
         with the decision they fit into WALL_S on a slow line too."""
         needed = salt_names(policy, now_ms)
-        fixed = _pairs((yield ("HGETALL", FIXED)))
+        fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
         if SHARD not in fixed or len(fixed) < 2:
             self._fixed = self._fixed or {SHARD: new_salt(), "0": new_salt()}
             for field, salt in self._fixed.items():  # whatever this process knew before, or somebody would begin afresh
-                yield ("HSETNX", FIXED, field, salt)
-            fixed = _pairs((yield ("HGETALL", FIXED)))
+                self._ask("HSETNX", FIXED, field, salt, ends_s=ends_s)
+            fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
             self._prolonged_ms = 0
         if not 0 <= now_ms - self._prolonged_ms < PROLONG_MS:
-            yield ("PEXPIRE", FIXED, str(SALTS_KEPT_MS))
+            self._ask("PEXPIRE", FIXED, str(SALTS_KEPT_MS), ends_s=ends_s)
             self._prolonged_ms = now_ms
         of_days: dict[str, str] = {}
         if needed:
             read = ("MGET", *(SALTS + name for name in needed))
-            found = yield read
+            found = self._ask(*read, ends_s=ends_s)
             if None in found:
                 for (name, until_ms), salt in zip(needed.items(), found, strict=True):
                     if salt is None:
                         made, _ = self._days.setdefault(name, (new_salt(), until_ms))
-                        yield ("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms))
-                found = yield read
+                        self._ask("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms), ends_s=ends_s)
+                found = self._ask(*read, ends_s=ends_s)
             of_days = dict(zip(needed, found, strict=True))
-        self._plans[policy] = of_windows = _Plan(policy, plan(policy, now_ms, fixed, of_days))
+        try:
+            self._plans[policy] = of_windows = plan(policy, now_ms, fixed, of_days)
+        except UnreadableError as error:
+            raise self._damaged(SALTS + "*") from error
         self._fixed = fixed
         known = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
         self._days = {name: day for name, day in known.items() if day[1] > now_ms}
         return of_windows
 
-    def _answer(self, plan: _Plan, reply: list[int]) -> Decision:
-        known = reply[5 + 4 * plan.longest]
-        if known < 2 and (reply[0] or plan.count_rejected):
-            self._met.note(plan.met, was_before=known == 1)
-        if len(reply) == 6:
-            limits: tuple[LimitState, ...] = (LimitState(reply[2], reply[3], reply[4]),)
-        else:
-            limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
+    def _answer(self, policy: Policy, plan: Plan, reply: list[int]) -> Decision:
+        longest = policy.limits.index(policy.longest)
+        known = reply[5 + 4 * longest]
+        if known < 2 and (reply[0] or policy.count_rejected):
+            window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
+            self._met.note(window, was_before=known == 1)
+        limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
         return Decision(reply[0] == 1, reply[1], limits)
 
     # -- what all workers count ---------------------------------------------------------------------------------------
@@ -244,7 +172,7 @@ class RedisStorage:
             for (rule, window_ms, number), (new, again) in met.items():
                 keys.append(f"{MET}{rule}:{window_ms}:{number}")
                 words += (str(new), str(again), str(2 * window_ms + MET_KEPT_MS))
-            self._script("inbound_totals", keys, words)
+            self._script("inbound_totals", [str(len(keys)), *keys, *words])
 
     def totals(self) -> Mapping[str, int]:
         try:
@@ -263,8 +191,6 @@ class RedisStorage:
         return sum(counts[0]) + counts[1][0]
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
-        from heapq import nlargest
-
         limit = policy.longest
         now_ms = self._now_ms()
         number = now_ms // limit.window_ms
@@ -279,7 +205,7 @@ class RedisStorage:
         for key in self._keys(f"{PREFIX}{{*}}{_suffix(policy, limit, number)}"):
             cursor = "0"
             while True:
-                cursor, *found = self._script("inbound_top", [key], [cursor, packed])
+                cursor, *found = self._script("inbound_top", ["1", key, cursor, packed])
                 try:
                     yield from zip(found[::2], map(_count, found[1::2]), strict=True)
                 except ValueError as error:
@@ -290,7 +216,7 @@ class RedisStorage:
     def _logs(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
         wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}:*"
         for key in self._keys(wanted):
-            _, *found = self._script("inbound_top", [key], ["0", "0"])
+            _, *found = self._script("inbound_top", ["1", key, "0", "0"])
             try:
                 if found:
                     yield key.rpartition(":")[2], _count(found[1])
@@ -299,7 +225,7 @@ class RedisStorage:
 
     def _keys(self, wanted: str) -> Iterator[str]:
         try:
-            yield from self._connected().scan(wanted)
+            yield from self._client.scan(wanted)
         except Failed as error:
             raise self._away(error) from error
 
@@ -330,33 +256,21 @@ class RedisStorage:
         seconds, micros = self._ask("EVAL", "return redis.call('TIME')", "1", TOTALS)
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def _script(self, name: str, keys: Sequence[str], words: Sequence[str]) -> Any:
+    def _script(self, name: str, words: Words, ends_s: float | None = None) -> Any:
+        """What a script says to the number of its keys, its keys and its arguments."""
         text, sha = script(name)
         try:
-            return self._ask("EVALSHA", sha, str(len(keys)), *keys, *words)
-        except _NoScript:
-            return self._ask("EVAL", text, str(len(keys)), *keys, *words)
+            return self._ask("EVALSHA", sha, *words, ends_s=ends_s)
+        except StorageAway as error:
+            if getattr(error.__cause__, "code", "") != "NOSCRIPT":
+                raise
+            return self._ask("EVAL", text, *words, ends_s=ends_s)
 
-    def _ask(self, *words: str) -> Any:
+    def _ask(self, *words: str | bytes, ends_s: float | None = None) -> Any:
         try:
-            return self._command(words, time.monotonic() + WALL_S)
+            return self._client.execute_command(*words, ends_s=ends_s or elapsed_s() + WALL_S)
         except Failed as error:
-            if _is_unknown_script(error):
-                raise _NoScript from error
             raise self._away(error) from error
-
-    def _command(self, words: Words, deadline: float) -> Any:
-        client = self._connected()
-        call = client.begin(client.pack(*words))
-        left_s = deadline - time.monotonic()
-        return client.execute_command(*words, ends_s=elapsed_s() + left_s) if call is None else call.reply(left_s)
-
-    def _connected(self) -> Connections | Cluster:
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client = self._client or client_of(self._target)
-        return client
 
     def _away(self, error: Failed) -> StorageAway:
         return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S, user_of(self._url)))
@@ -368,47 +282,11 @@ class RedisStorage:
         )
 
     def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._client.close()
 
     def start_over_in_child(self) -> None:
-        """What the parent met, the parent hands over. A thread that the child lacks may hold the lock."""
-        self._lock, self._met = threading.RLock(), Met()
-
-
-class _NoScript(Exception):  # noqa: N818  # never leaves this file
-    """The server does not know a script."""
-
-
-def _is_unknown_script(error: Failed) -> bool:
-    return isinstance(error, ErrorReply) and error.code == "NOSCRIPT"
-
-
-class _Pending:
-    """What is left of a decision: the reply to `call`, if there is one, or all of it."""
-
-    def __init__(
-        self,
-        storage: RedisStorage,
-        policy: Policy,
-        identity: bytes,
-        cost: int,
-        plan: _Plan | None,
-        call: Call | None,
-        deadline: float,
-    ) -> None:
-        self._storage = storage
-        self.policy = policy
-        self.identity = identity
-        self.cost = cost
-        self.plan = plan
-        self.call = call
-        self.deadline = deadline
-
-    def finish(self) -> Decision:
-        return self._storage._finish(self)
+        """What the parent met, the parent hands over."""
+        self._met = Met()
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:
@@ -422,42 +300,18 @@ def _suffix(policy: Policy, limit: Limit, number: int) -> str:
     return f":{policy.rule}:{kind}{limit.window_ms}:{number}"
 
 
-class _Plan:
-    """What a script is told of a policy, as far as it is the same for every identity in these windows."""
-
-    def __init__(self, policy: Policy, plan: Plan) -> None:
-        self.holds_at, self._shard_salt, windows = plan.holds_at, plan.shard_salt, plan.windows
-        self.script, self.sha = script(f"inbound_{policy.algorithm}")
-        self.count_rejected = policy.count_rejected
-        self.longest = policy.limits.index(policy.longest)
-        self.met = (policy.rule, policy.longest.window_ms, windows[self.longest].number)
-        self._count_rejected = "1" if policy.count_rejected else "0"
-        self._key_count = str(2 * len(windows))
-        self._is_log = policy.algorithm == "log"
-        self._windows = [
-            (
-                _suffix(policy, limit, window.number),
-                _suffix(policy, limit, window.number - 1),
-                window,
-                (str(limit.number), str(limit.window_ms), str(limit.burst), str(window.number)),
-            )
-            for limit, window in zip(policy.limits, windows, strict=True)
-        ]
-
-    def words(self, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
-        """The number of keys, the keys and the arguments of a script."""
-        tag = f"{PREFIX}{{{shard_of(self._shard_salt, identity)}}}"
-        keys: list[str | bytes] = [self._key_count]
-        words: list[str | bytes] = [str(given_ms), str(cost), self._count_rejected]
-        for suffix, previous_suffix, window, numbers in self._windows:
-            name, previous_name = window.names_of(identity)
-            key, previous_key = tag + suffix, tag + previous_suffix
-            if self._is_log:
-                key, previous_key = f"{key}:{name.hex()}", f"{previous_key}:{previous_name.hex()}"
-            keys += (key, previous_key)
-            words += numbers
-            words += (name, previous_name)
-        return keys + words
+def _words(policy: Policy, plan: Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
+    """What the script of a policy is told: the number of its keys, the keys and the arguments."""
+    shard = f"{PREFIX}{{{shard_of(plan.shard_salt, identity)}}}"
+    keys: list[str | bytes] = []
+    words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
+    for limit, window in zip(policy.limits, plan.windows, strict=True):
+        found = window.names_of(identity)
+        for name, number in zip(found, (window.number, window.number - 1), strict=True):
+            of_log = f":{name.hex()}" if policy.algorithm == "log" else ""
+            keys.append(f"{shard}{_suffix(policy, limit, number)}{of_log}")
+        words += (*map(str, limit), str(window.number), *found)
+    return [str(len(keys)), *keys, *words]
 
 
 def _count(text: str) -> int:

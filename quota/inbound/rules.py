@@ -31,7 +31,7 @@ MAX_RULES = 500
 """The totals of a storage have room for the outcomes of this many."""
 
 MAX_KNOWN_PATH, MAX_KNOWN_PATHS = 256, 1024
-"""What the rules of a path are is remembered for so many paths, of at most so many characters."""
+"""For how many paths the rules are remembered, and how many characters such a path may have."""
 
 _FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
@@ -43,7 +43,7 @@ class Rule:
 
     `cost` is what one request counts. `fail` says what happens while the storage does not answer: `"open"` admits,
     `"closed"` answers 503. A `shadow` rule counts and never refuses: the metrics say what it would have done.
-    With `count_rejected` a refused request counts, too, so whoever keeps asking stays out.
+    With `count_rejected` a refused request counts, too, so a client that keeps asking stays out.
     GET means HEAD as well: it costs as much. Raises ConfigError, which begins with the key that is wrong.
     """
 
@@ -160,7 +160,7 @@ class Rules:
         self._methods = frozenset(method for rule in self.rules for method in rule.methods)
         self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
         if not isinstance(url, str | None):
-            raise ConfigError("url: it is no str")  # not shown: it may hold a password
+            raise ConfigError("url: it is not a str")  # not shown: it may hold a password
         self.url = url
         self.x_fields = _flag("x_fields", x_fields)
         self.exempt = tuple(self._exempt(exempt))

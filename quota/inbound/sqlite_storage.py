@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import host_clock
@@ -20,7 +21,6 @@ from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
 from quota.inbound.algorithms import States, decide, gcra_used
 from quota.inbound.contract import (
-    AT_ONCE_S,
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
@@ -43,6 +43,7 @@ from quota.inbound.names import (
     salt_names,
 )
 from quota.ledger.file_errors import file_wording, refuse_others
+from quota.ledger.file_url import label_of, path_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
@@ -66,14 +67,14 @@ PAGE_BYTES = 1024
 """A decision changes one or two pages, and SQLite writes each of them whole."""
 
 SWEEP_EVERY = 16
-"""With one in so many identities that are new to a window, what has expired is deleted."""
+"""One in this many identities that are new to a window deletes what has expired."""
 
 SWEEP_AT_ONCE = 64
-"""So many expired states are deleted at once: four for each new one, so the file does not grow with time."""
+"""How many expired states are deleted at once: four for each new one, so the file does not grow with time."""
 
 SWEEP_LATER, SWEEP_PAUSE_S = 256, 0.002
-"""A worker that hands over its totals deletes so many at once, with pauses for decisions: what a quiet time follows
-would stay else."""
+"""How many a worker deletes at once when it hands over its totals, with pauses for decisions. Otherwise they would stay
+when a quiet time follows."""
 
 _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
@@ -95,8 +96,8 @@ class SqliteStorage:
     shared = False
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        path = url.removeprefix("sqlite://").removeprefix("/")
-        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        path = path_of(url)
+        self.label = label_of(path)
         refuse_others(path, "inbound storage")
         wording = file_wording(
             path,
@@ -105,87 +106,57 @@ class SqliteStorage:
             lost_then="all limits begin afresh",
             remedy="move it away, or name another file",
         )
-        self._wording = wording._replace(
+        wording = wording._replace(
             locked=f"inbound storage {self.label} is locked by another process (waited {WALL_S:g} s); "
             f"find it: fuser {path}",
             disk_full=f"inbound storage {self.label}: the disk is full",
         )
-        # What waits for other processes must not hold up who may not wait: each has a connection of its own.
-        self._patient = self._quick = _Side(self._open(path))
-        if path:
-            self._quick = _Side(self._open(path))
-        self._is_prepared = False
-        self._clock = host_clock if clock is None else whole_clock(clock)
-        self._met = Met()
-        start_over_in_child(self)
-
-    def _open(self, path: str) -> SqliteFile:
-        return SqliteFile(
+        self._wording = wording
+        self._file = SqliteFile(
             path,
             schema=("quota.inbound", "schema.sql"),
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StorageAway,
-            wording=self._wording,
+            wording=wording,
             page_bytes=PAGE_BYTES,
         )
+        self._lock = threading.Lock()
+        self._plans: dict[Policy, _Numbered] = {}
+        self._clock = host_clock if clock is None else whole_clock(clock)
+        self._met = Met()
+        start_over_in_child(self)
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
-        return self._decided(policy, identity, cost, time.monotonic() + WALL_S)
-
-    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | _Pending:
-        if self._is_prepared:
-            try:
-                return self._ask(self._quick, policy, identity, cost, within_s)
-            except StorageAway:  # a transaction that failed did not happen
-                pass
-        return _Pending(self, policy, identity, cost, time.monotonic() + WALL_S)
-
-    def _decided(self, policy: Policy, identity: str, cost: int, deadline: float) -> Decision:
-        decision = self._ask(self._patient, policy, identity, cost, deadline - time.monotonic())
-        self._is_prepared = True
-        return decision
-
-    def _ask(self, side: _Side, policy: Policy, identity: str, cost: int, within_s: float) -> Decision:
         cost = whole(cost, "units: the cost of a request", 1, policy.most)
         identity_bytes = encoded(identity)
-        decision, made, met = self._transact(
-            side, lambda db: self._decide(db, side, policy, identity_bytes, cost), within_s
-        )
+        decision, made, met = self._transact(lambda db: self._decide(db, policy, identity_bytes, cost))
         if made is not None:
-            side.plans[policy] = made
+            self._plans[policy] = made
         if met is not None:
             self._met.note(met[0], was_before=met[1])
         return decision
 
-    def _transact(
-        self,
-        side: _Side,
-        work: Callable[[sqlite3.Connection], T],
-        within_s: float,
-        *,
-        write: bool = True,
-    ) -> T:
-        if not side.lock.acquire(blocking=False):
-            deadline = time.monotonic() + within_s
-            if not side.lock.acquire(timeout=max(within_s, 0)):
-                raise StorageAway(self._wording.locked)
-            within_s = deadline - time.monotonic()
+    def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
+        """What `work` returns, within WALL_S: other threads and other processes may have the file meanwhile."""
+        ends_s = time.monotonic() + WALL_S
+        if not self._lock.acquire(timeout=WALL_S):
+            raise StorageAway(self._wording.locked)
         try:
-            return side.file.transact(work, write=write, within_s=within_s)
+            return self._file.transact(work, write=write, within_s=ends_s - time.monotonic())
         except (UnreadableError, struct.error) as error:
             raise StorageAway(self._wording.damaged) from error
         finally:
-            side.lock.release()
+            self._lock.release()
 
     def _decide(
-        self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
+        self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
     ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
         """The decision, and what holds once it is committed: a new plan, and an identity that its window meets now."""
         now_ms = self._clock()
-        known, made = side.plans.get(policy), None
+        known, made = self._plans.get(policy), None
         # Behind another connection there may be another file, with other salts.
         if known is None or known[2] is not db or not known[0].holds_at(now_ms):
             known = made = self._new_plan(db, policy, now_ms)
@@ -270,14 +241,14 @@ class SqliteStorage:
                 db.execute(f"DELETE FROM {table} WHERE until_ms <= ?", (now_ms,))  # noqa: S608  # of our own schema
 
         with self._met.handed_over() as met:
-            self._transact(self._patient, work, WALL_S)
+            self._transact(work)
         with suppress(StorageAway):  # the totals are in; later will do
             self._sweep(now_ms)
 
     def _sweep(self, now_ms: int) -> None:
         """Delete what has expired, for up to WALL_S."""
         ends_s, work = time.monotonic() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
-        while self._transact(self._patient, work, WALL_S) == SWEEP_LATER and time.monotonic() < ends_s:
+        while self._transact(work) == SWEEP_LATER and time.monotonic() < ends_s:
             time.sleep(SWEEP_PAUSE_S)
 
     def totals(self) -> Mapping[str, int]:
@@ -291,8 +262,6 @@ class SqliteStorage:
         return sum(new if at == number else new + again for at, new, again in rows)
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
-        from heapq import nlargest
-
         limit = policy.longest
         now_ms = self._clock()
         number = now_ms // limit.window_ms
@@ -312,7 +281,7 @@ class SqliteStorage:
             )
             return nlargest(count, ((used(state), checked_name(name)) for name, state in rows))
 
-        largest = self._transact(self._patient, work, WALL_S, write=False)
+        largest = self._transact(work, write=False)
         return [Consumer((name % 2**64).to_bytes(NAME_BYTES, "big").hex(), units, limit) for units, name in largest]
 
     def rotate(self) -> int:
@@ -328,40 +297,20 @@ class SqliteStorage:
             db.executemany("DELETE FROM salts WHERE name = ?", [(name,) for name in outdated(fixed, now_ms)])
             return since_ms
 
-        return self._transact(self._patient, work, WALL_S)
+        return self._transact(work)
 
     def _read(self, sql: str, *values: object, integers: int) -> list[Any]:
         def work(db: sqlite3.Connection) -> list[Any]:
             return [checked_row(row, integers=integers) for row in db.execute(sql, values)]
 
-        return self._transact(self._patient, work, WALL_S, write=False)
+        return self._transact(work, write=False)
 
     def close(self) -> None:
-        self._patient.file.close()
-        self._quick.file.close()
+        self._file.close()
 
     def start_over_in_child(self) -> None:
-        """The parent's other threads may have held the locks. What the parent met, the parent hands over."""
-        self._patient.lock, self._quick.lock = threading.Lock(), threading.Lock()
-        self._met = Met()
-
-
-class _Side:
-    """One connection to the file, and the plans that were made with it."""
-
-    def __init__(self, file: SqliteFile) -> None:
-        self.file = file
-        self.lock = threading.Lock()
-        self.plans: dict[Policy, _Numbered] = {}
-
-
-class _Pending:
-    def __init__(self, storage: SqliteStorage, policy: Policy, identity: str, cost: int, deadline: float) -> None:
-        self._storage = storage
-        self._request = (policy, identity, cost, deadline)
-
-    def finish(self) -> Decision:
-        return self._storage._decided(*self._request)
+        """Another thread of the parent may have held the lock. What the parent met, the parent hands over."""
+        self._lock, self._met = threading.Lock(), Met()
 
 
 def _kind(policy: Policy, limit: Limit) -> str:

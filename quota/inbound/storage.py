@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.errors import ConfigError
-from quota.ledger.factory import REDIS_SCHEMES, canonical, check_file_url
+from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of
+from quota.ledger.file_url import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +22,10 @@ def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage
     """
     url = canonical(url)
     scheme, slashes, _ = url.partition("://")
-    if scheme == "sqlite" and slashes:
+    if file_of(url) is not None and slashes:
         from quota.inbound.sqlite_storage import SqliteStorage
 
-        check_file_url(url, "inbound storage")
+        check_options(url, "inbound storage")
         return SqliteStorage(url, clock=clock)
     if scheme in REDIS_SCHEMES and slashes:
         from quota.inbound.redis_storage import RedisStorage

@@ -3,7 +3,7 @@
 Claim           what a run asks for
 Holder          whose a region is that it did not get
 Claimed         the answer
-Record          what a ledger stores of one job, and the rules that change it. `lua/claim.lua` has them again
+Record          what a ledger stores of one job, and the rules that change it
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_TICK_MS = 8 * DAY_MS
 """A tick that was run is remembered no longer than this."""
 
 MAX_TICKS = 1_000
-"""So many ticks of a job are remembered; of more, those that were to be remembered longest. The record is read with
-each page: with 15,000 of them, that held up a Redis server for 39 ms."""
+"""The most ticks of a job that are remembered: of more, those that were to be remembered longest. The record is read
+and written with each page."""
 
 MAX_REGIONS = 1_000
-"""So many regions are claimed at once."""
+"""The most regions that are claimed at once."""
 
 Ending = Literal["done", "stopped", "failed"]
 
@@ -120,13 +120,13 @@ class _Run(NamedTuple):
 
 
 class Record:
-    """The claims of one job as a ledger stores them: a JSON text."""
+    """The claims of one job as a ledger stores them: `UNTIL_MS JSON`, and nothing of it counts after that time."""
 
-    def __init__(self, stored: str | None, now_ms: int) -> None:
+    def __init__(self, stored: str, now_ms: int) -> None:
         """Read it, without what has lapsed. What a wrong clock dated ahead of `now_ms` is dated now."""
         self.now_ms = now_ms
         try:
-            data = json.loads(stored) if stored else {}
+            data = json.loads(stored.partition(" ")[2]) if stored else {}
             runs = [_run(row, now_ms) for row in data.get("runs") or ()]
             ticks = dict(data.get("ticks") or {})
             self.ticks = {tick: min(whole(ms, "", 0, MAX_NUMBER), now_ms + MAX_TICK_MS) for tick, ms in ticks.items()}
@@ -195,13 +195,11 @@ class Record:
             by_end = sorted(self.ticks.items(), key=lambda one: (one[1], one[0]))
             self.ticks = dict(by_end[-MAX_TICKS:])
 
-    def until_ms(self) -> int:
-        """When the last of it lapses; 0 if nothing is left."""
-        return max([*(run.until_ms for run in self.runs), *self.ticks.values()], default=0)
-
-    def stored(self) -> str:
-        """What the ledger stores."""
-        return json.dumps({"runs": [run._asdict() for run in self.runs], "ticks": self.ticks}, ensure_ascii=False)
+    def stored(self) -> str | None:
+        """What the ledger stores; None if nothing is left."""
+        until_ms = max([*(run.until_ms for run in self.runs), *self.ticks.values()], default=None)
+        data = {"runs": [run._asdict() for run in self.runs], "ticks": self.ticks}
+        return None if until_ms is None else f"{until_ms} {json.dumps(data, ensure_ascii=False)}"
 
 
 def _run(row: Any, now_ms: int) -> _Run:

@@ -1,6 +1,6 @@
 """What `quota reconcile` found last, kept for people and for metrics. Pure.
 
-Nothing is decided by it. So what cannot be read is left out, and no error stops whoever looks.
+Nothing is decided by it. So what cannot be read is left out, and nobody who looks meets an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_COMPARED = 100
-"""So many buckets are remembered: of more, those compared last."""
+"""The most buckets that are remembered: of more, those compared last."""
 
 
 class Compared(NamedTuple):

@@ -8,7 +8,7 @@ how far it has read. One decision is atomic over all limits that it checks:
 3. the costs are compared: the charge is admitted if every limit has room for its cost;
 4. an admitted charge is appended and added to the views; a refused one changes nothing.
 
-ARCHITECTURE.md, "The ledger, normatively", states the rules by number (L1, L2, ...); every implementation cites them.
+docs/ledger-rules.md, states the rules by number (L1, L2, ...); every implementation cites them.
 
 The values are named tuples: a decision makes several of them, and they cost a third of a frozen dataclass.
 
@@ -19,8 +19,7 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.terms.arguments import whole
@@ -29,12 +28,9 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.history import History, HourOfLog, RefusalCount
     from quota.ledger.unlogged import UnloggedUsage
     from quota.terms.limits import Edges, View, Window
 
@@ -81,23 +77,24 @@ MAX_REPAIR_MS = MINUTE_MS
 """A repair that was begun longer ago is begun again (L26)."""
 
 MAX_REPAIRS = 10
-"""So many marks of repairs are kept (L26). A machine that has not asked since the one before them is told `clock`."""
+"""The most marks of repairs that are kept (L26). A machine that has not asked since the one before them is told
+`clock`."""
 
 LONGEST_CLAIM_MS = 9 * DAY_MS
 """Nothing that is claimed is remembered for longer: see `quota.ledger.claims`."""
 
 MAX_READ = 1_000
-"""`Ledger.read` gives at most so many entries at once."""
+"""The most entries that `Ledger.read` gives at once."""
 
 
 COUNT_WITHIN_S = 0.7
-"""A decision reads so long for views that have far to go; then it answers "counting" (L21)."""
+"""How long a decision reads for views that have far to go. Then it answers "counting" (L21)."""
 
 COUNT_AGAIN_MS = 1_000
-"""Who was answered "counting" may ask again after this time."""
+"""After which time one who was answered "counting" may ask again."""
 
 MAX_CHARGES = 100
-"""So many charges are made in one step at most."""
+"""The most charges that are made in one step."""
 
 ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted", "counting"]
 
@@ -131,7 +128,7 @@ class ChargeResult(NamedTuple):
     leaving_ms: tuple[int | None, ...] = ()
     """With "refused", for each check the time of the charge that must leave a sliding window before the call fits, or
     of one that would leave when enough unlogged usage expires. None where the check did not refuse, or where the log
-    must be read for it; empty where none is known."""
+    must be read for it; empty where the ledger says none."""
     also: tuple[str, ...] = ()
     """The ids of the further charges, in the request's order."""
 
@@ -228,8 +225,12 @@ class ChargeRequest(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What a ledger keeps of a project beside its charges: `exhaustions`, `grants`, `compared` and `whole_after_ms`,
-    each as the method of that name returns it."""
+    """What a ledger keeps of a project beside its charges.
+
+    `exhaustions` are those recorded, one a bucket, by its name; also those that are over, and those lifted. `grants`
+    and `compared` are what `KeepsNotes.grant` stored last, also what is believed no more; what cannot be read of
+    `compared` is left out. `whole_after_ms` is as in `Ledger`.
+    """
 
     exhaustions: Sequence[Exhaustion]
     grants: Sequence[Grant]
@@ -242,51 +243,13 @@ def retention_of(windows: Iterable[Window]) -> int:
     return max(MIN_RETENTION_MS, RETENTION_SLACK_MS + max((window.longest_ms for window in windows), default=0))
 
 
-class Identity(NamedTuple):
-    """Which ledger a configuration means, whatever its url, and for whom.
-
-    `ledger` is the name that the owner gave it, else the path of the configuration: see `quota.settings.load`.
-    `endpoint` is empty for the API's own address. What a machine saw of a ledger, and what it owes, belong to an
-    identity. Identities of one project and endpoint are one upstream project, and share an allowance.
-    """
-
-    ledger: str
-    project: str
-    endpoint: str = ""
-
-    @property
-    def hash(self) -> str:
-        """128 bits, as 32 hexadecimal digits."""
-        return f"{_hash(_hash_of(self.ledger), ('', *self[1:])):032x}"
-
-    @property
-    def upstream_hash(self) -> str:
-        """The same for project and endpoint alone."""
-        return f"{_hash(_NOTHING_HASHED, self[1:]):032x}"
-
-
-_NOTHING_HASHED = 0x6C62272E07BB014262B821756295C58D
-_128_BITS = 2**128 - 1
-
-
-def _hash(hashed: int, names: Iterable[str]) -> int:
-    """FNV-1a of 128 bits, going on from what was hashed: to import hashlib would take 3 ms of a refused tick."""
-    for byte in "\0".join(names).encode(errors="backslashreplace"):
-        hashed = (hashed ^ byte) * 0x0000000001000000000000000000013B & _128_BITS
-    return hashed
-
-
-@lru_cache(maxsize=16)
-def _hash_of(ledger: str) -> int:
-    """How the hash of an identity begins: many projects have one ledger."""
-    return _hash(_NOTHING_HASHED, (ledger,))
-
-
+@runtime_checkable
 class Ledger(Protocol):
-    """Where charges live.
+    """Where charges live: what a budget needs to decide. What else a ledger may be able to do is in
+    `quota.ledger.parts`.
 
-    Every method raises LedgerError if the storage cannot answer (UnusableLedger if it never will), UsageError for a
-    number that is none, and nothing else. Safe to use from several threads and after a fork.
+    Every method, of the parts too, raises LedgerError if the storage cannot answer (UnusableLedger if it never will),
+    UsageError for a number that is none, and nothing else. Safe to use from several threads and after a fork.
     """
 
     label: str
@@ -301,174 +264,21 @@ class Ledger(Protocol):
         A refusal and a peek change nothing that anybody can see. One call never charges twice, whatever happens to the
         connection: in doubt the charge counts as spent.
         """
-        ...
-
-    def repay(
-        self,
-        project: str,
-        machine: str,
-        charges: Sequence[tuple[int, Charge]],
-        retention_ms: int = MIN_RETENTION_MS,
-        caller_ms: int | None = None,
-    ) -> bool:
-        """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising (L19).
-
-        Nothing is compared, and each charge is appended once: numbers up to the last one repaid by `machine` are
-        ignored. The charges are dated now. `retention_ms` as in a ChargeRequest. False, and nothing is appended, where
-        `caller_ms` is given and the clocks disagree (L11).
-        """
-        ...
-
-    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
-        """Set what a charge counts, absolutely, keeping its time and id (L15).
-
-        Returns the entry as it was before, or None if the id is unknown. Idempotent and never refused. The ledger
-        updates `views`; other views it updates too, or rebuilds at their next use.
-        """
-        ...
 
     def read(
         self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
         """At most `count` (1 to MAX_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order. With
         `within_s` the ledger gives up after that time."""
-        ...
-
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        """The entries with `after` < (ms, seq) <= `through`, by hour, method, job, region, bucket and run: each in one
-        row; several rows may be alike.
-
-        The log is read in bounded pieces. A correction that is made meanwhile may be missing.
-        """
-        ...
-
-    def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
-    ) -> str:
-        """Count what this ledger has lost (L17); returns the epoch that holds from now on (L18).
-
-        Reports are merged by view and lost epoch, as `UnloggedUsage.with_report` does it: the same report again changes
-        nothing. If a report of a loss changes anything, or the ledger has no epoch yet, `epoch` begins (after the
-        root's name and a slash, if there is one: see `root_of`). A carry begins none, and one of this log's own root is
-        ignored. `retention_ms` as in a ChargeRequest.
-        """
-        ...
 
     def whole_after_ms(self, project: str) -> int:
         """The log has every charge that is newer than this; older ones may be gone. 0: the log has all (L13, L14)."""
-        ...
-
-    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
-        """Close a bucket; returns what stands afterwards (L20).
-
-        A bucket that is closed already stays as it is: a repeat extends nothing. If it was reopened after what upstream
-        said, it stays open.
-        """
-        ...
-
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        """The recorded exhaustions, one a bucket, by its name; also those that are over, and those lifted."""
-        ...
-
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        """Lift an exhaustion, and keep it with the reason until the bucket is closed again. False if there was none."""
-        ...
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        """Remember what upstream says it grants, in place of all that was remembered before (L28). An empty sequence
-        forgets it. So it is with what upstream counted, if `compared` is given. Raises UsageError for what cannot be
-        stored."""
-        ...
-
-    def grants(self, project: str) -> Sequence[Grant]:
-        """What `grant` stored last, also what is believed no more."""
-        ...
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        """What `grant` stored last of what upstream counted. What cannot be read is left out."""
-        ...
-
-    def notes(self, project: str) -> Notes:
-        """All of these in one reading."""
-        ...
-
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        """Give a run those of its regions that are free, lapsed or its own store's (L25); `take_over`: all of them.
-
-        One atomic step. A run claims again to renew its hold, and learns from the answer what it has lost meanwhile. If
-        an answer is lost, claiming again is the same claim. Raises UsageError for a claim out of its bounds.
-        """
-        ...
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        """Say that the run has ended. Its regions stay with its store, unless it `failed`; its tick was run, unless it
-        was `stopped` on the way.
-        """
-        ...
-
-    def ahead(self, project: str) -> Ahead:
-        """What is dated ahead of the ledger's clock. Changes nothing."""
-        ...
-
-    def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
-        """Date from now on what is dated ahead of now, after a clock that was wrong (L26); returns the new epoch.
-
-        Entries ahead keep their order and their corrections; all views are taken from the log again; unlogged usage
-        counts for a window from now at most; exhaustions and claims made later than now are removed. `epoch` begins, as
-        in `add_unlogged`, and `repairs` has one more. Others charge on meanwhile. None, and nothing is done, if the
-        caller's clock and the ledger's are more than CLOCK_SLACK_MS apart.
-        """
-        ...
-
-    def repairs(self, project: str) -> Sequence[Repair]:
-        """The marks of the last MAX_REPAIRS repairs, oldest first."""
-        ...
 
     def now_ms(self) -> int:
         """The ledger's clock."""
-        ...
-
-    def examine(self, project: str) -> Sequence[Finding]:
-        """What an operator should know of where the charges of a project lie. Changes nothing that counts."""
-        ...
-
-    def roll_up(
-        self, project: str, caller_ms: int, within_s: float | None = None, *, present_hour: bool = False
-    ) -> bool:
-        """Add charges of an hour that is over to the history; whether there is more to do (L29). With `present_hour`,
-        also those of the hour that is not over yet.
-
-        A bounded piece of work, outside of every decision: call again while it returns True. Each charge is added once,
-        whoever calls. `caller_ms` is the caller's clock, as in a ChargeRequest. With `within_s` the ledger gives up
-        after that time.
-        """
-        ...
-
-    def history(self, project: str, since_ms: int, now_ms: int) -> History:
-        """What was rolled up of the hours since the one of `since_ms`, and the refusals in them, for 35 days.
-
-        One reading, so nothing is in it twice: entries after `History.rolled_up` are in the log alone.
-        """
-        ...
-
-    def add_refusals(
-        self, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str], within_s: float | None = None
-    ) -> None:
-        """Count refused calls, and keep some of them as a whole: at most 200 counts, and 100 texts of at most 4,000
-        bytes, oldest first (L30).
-
-        What is sent twice counts twice, so nothing is sent again when an answer is lost. With `within_s` the ledger
-        gives up after that time; a cluster's client goes by its own.
-        """
-        ...
-
-    def refusals(self, project: str) -> Sequence[str]:
-        """The last 100 refusals that were kept as a whole, oldest first."""
-        ...
 
     def close(self) -> None:
         """Release files and connections. May be called twice."""
-        ...
 
 
 def clocks_agree(ledger_ms: int, caller_ms: int) -> bool:
@@ -497,7 +307,7 @@ def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:
 
 
 def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
-    """The argument of `Ledger.exhaust`, with times that can be read again. Raises UsageError."""
+    """The argument of `KeepsNotes.exhaust`, with times that can be read again. Raises UsageError."""
     since_ms, until_ms = exhaustion.since_ms, exhaustion.until_ms
     return exhaustion._replace(
         since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),

@@ -1,4 +1,4 @@
-"""What the log holds: one entry for each admitted charge (L1 in ARCHITECTURE.md)."""
+"""What the log holds: one entry for each admitted charge (L1 in docs/ledger-rules.md)."""
 
 from __future__ import annotations
 

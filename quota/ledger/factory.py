@@ -1,24 +1,71 @@
-"""Opens the ledger at a URL, and imports only the driver that it needs."""
+"""The kinds of ledgers, one row each: what a URL of theirs means, and how a ledger is opened there.
+
+Another kind needs a row in BACKENDS. Only the driver of a ledger that is opened is imported.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import ConfigError
+from quota.ledger.file_url import check_options, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quota.ledger.contract import Ledger
     from quota.ledger.fence import Movable
+
+Clock = Callable[[], int]
+"""The time in ms since 1970."""
+
+
+class Backend(NamedTuple):
+    """One kind of ledger.
+
+    `file` makes the path of a file out of a URL, empty for one in memory; None where a server is. `has_acl`: `quota
+    doctor --acl` knows which rights its users need.
+    """
+
+    schemes: tuple[str, ...]
+    open: Callable[[str, Clock | None], Ledger]
+    open_movable: Callable[[str, Clock | None], Movable]
+    file: Callable[[str], str] | None = None
+    has_acl: bool = False
+
+
+def _open_sqlite(url: str, clock: Clock | None) -> Ledger:
+    from quota.ledger.sqlite_ledger import SqliteLedger
+
+    return SqliteLedger(url, clock=clock)
+
+
+def _open_movable_sqlite(url: str, clock: Clock | None) -> Movable:
+    from quota.ledger.movable_sqlite import MovableSqliteLedger
+
+    return MovableSqliteLedger(url, clock=clock)
+
+
+def _open_redis(url: str, clock: Clock | None) -> Ledger:
+    from quota.ledger.redis_ledger import RedisLedger
+
+    return RedisLedger(url, clock=clock)
+
+
+def _open_movable_redis(url: str, clock: Clock | None) -> Movable:
+    from quota.ledger.movable_redis import MovableRedisLedger
+
+    return MovableRedisLedger(url, clock=clock)
 
 
 REDIS_SCHEMES = (
     *("redis", "rediss", "unix"),
     *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
 )
-LEDGER_SCHEMES = ("sqlite", *REDIS_SCHEMES)
-"""The schemes of a ledger's URL: the embedded ledger's, then those of Redis."""
+
+BACKENDS = (
+    Backend(("sqlite",), _open_sqlite, _open_movable_sqlite, file=path_of),
+    Backend(REDIS_SCHEMES, _open_redis, _open_movable_redis, has_acl=True),
+)
 
 ALIASES = {
     "redis+unix": "unix",
@@ -33,48 +80,42 @@ ALIASES = {
 """What other drivers call the same."""
 
 
+def ledger_schemes() -> tuple[str, ...]:
+    return tuple(scheme for one in BACKENDS for scheme in one.schemes)
+
+
 def canonical(url: str) -> str:
     """The URL with the scheme that we use for it: two spellings of one ledger are one label."""
     scheme, slashes, rest = url.partition("://")
     return f"{ALIASES.get(scheme, scheme)}{slashes}{rest}"
 
 
-def check_file_url(url: str, what: str) -> None:
-    """Raises ConfigError for an SQLite URL with an option: it would be part of the file's name."""
-    place, mark, option = url.partition("?")
-    name, equals, _ = option.partition("=")
-    if mark and equals and name.isidentifier():
-        raise ConfigError(f"{what} {place}: it has no option {name!r}; an SQLite url has none, so remove it")
+def backend_of(url: str, what: str = "ledger url") -> Backend:
+    """The kind that a URL, `what`, names. Raises ConfigError where there is none, or no such file."""
+    scheme = canonical(url).partition(":")[0]
+    for backend in BACKENDS:
+        if scheme in backend.schemes:
+            if backend.file is not None:
+                check_options(url, what)
+            return backend
+    raise ConfigError(f"{what} of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")
 
 
-def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
+def file_of(url: str) -> str | None:
+    """The path of the file that a URL names, empty for one in memory; None for a server's."""
+    scheme = url.partition(":")[0]
+    return next((one.file(url) for one in BACKENDS if scheme in one.schemes and one.file is not None), None)
+
+
+def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
     """The ledger at a URL: `sqlite:///path`, or one of REDIS_SCHEMES or ALIASES.
 
     Nothing is contacted before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
     """
-    url = canonical(url)
-    scheme = url.partition(":")[0]
-    if scheme == "sqlite":
-        from quota.ledger.sqlite_ledger import SqliteLedger
-
-        check_file_url(url, "ledger url")
-        return SqliteLedger(url, clock=clock)
-    if scheme in REDIS_SCHEMES:
-        from quota.ledger.redis_ledger import RedisLedger
-
-        return RedisLedger(url, clock=clock)
-    raise ConfigError(f"ledger url of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")
+    return backend_of(url).open(canonical(url), clock)
 
 
-def open_movable(url: str, *, clock: Callable[[], int] | None = None) -> Movable:
+def open_movable(url: str, *, clock: Clock | None = None) -> Movable:
     """The ledger at a URL, as `quota.ledger.move` needs it. Raises ConfigError as `open_ledger` does."""
-    if url.partition(":")[0] == "sqlite":
-        from quota.ledger.movable_sqlite import MovableSqliteLedger
-
-        check_file_url(url, "ledger url")
-        return MovableSqliteLedger(url, clock=clock)
-    open_ledger(url).close()  # raises for an unknown scheme
-    from quota.ledger.movable_redis import MovableRedisLedger
-
-    return MovableRedisLedger(canonical(url), clock=clock)
+    return backend_of(url).open_movable(canonical(url), clock)

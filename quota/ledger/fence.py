@@ -1,17 +1,19 @@
 """A ledger while its content moves to another one: its standing, and what both ledgers must be able to do for it.
 
-The rule is L27 in ARCHITECTURE.md. `quota.ledger.move` takes the steps:
+The rule is L27 in docs/ledger-rules.md. `quota.ledger.move` takes the steps:
 
     OLD     open -> fenced -> sealed
     NEW     empty, or sealed by an earlier move -> filling -> open
 
-A ledger in any of these standings but "open" refuses every decision and every other write. NEW opens only after OLD is
-sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is stopped.
+A ledger in any of these standings except "open" refuses every decision and every other write. NEW opens only after OLD
+is sealed, and OLD can be opened again only before that. So at most one of them is ever open, wherever the move is
+stopped.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from urllib.parse import quote, unquote
 
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.contract import Ledger
@@ -74,11 +76,9 @@ class Movable(Ledger, Protocol):
 
     def projects(self) -> list[str]:
         """The projects that this ledger holds anything of, by name."""
-        ...
 
     def standing(self, project: str) -> Standing:
         """The standing of a project. Changes and creates nothing."""
-        ...
 
     def change(
         self,
@@ -96,34 +96,26 @@ class Movable(Ledger, Protocol):
         With `charges` the log must hold as many, or nothing changes. `epoch` is that of a ledger without one, and of
         one that is to be filled. What this wrote outlives a crash of the machine as far as the storage allows.
         """
-        ...
 
     def clear(self, project: str, move: str) -> Iterator[None]:
         """Remove, a piece at each step, what a ledger that is to be filled held before."""
-        ...
 
     def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
         """Append entries (at most MAX_READ) that follow the id `after`. Returns the id up to which it is filled now,
         which is not that of the last entry if somebody else has filled it meanwhile."""
-        ...
 
     def state(self, project: str) -> Iterator[list[Field]]:
         """The state of a fenced ledger, in pieces, without what is NOT_MOVED."""
-        ...
 
     def put_state(self, project: str, move: str, after: Id, fields: Sequence[Field], retention_ms: int) -> None:
         """Set fields of the state of a ledger that is filled up to `after`."""
-        ...
 
     def counts_lost(self) -> bool:
         """Whether its views go on counting what its log has lost (L14)."""
-        ...
 
 
 def fence_to(label: str) -> str:
     """The label of a ledger as a fence holds it: one word."""
-    from urllib.parse import quote  # imported late: few processes meet a fence
-
     return quote(label, safe=":/?&=.,@+-_~[]()<")
 
 
@@ -134,8 +126,6 @@ def peer_of(epoch: str) -> str:
 
 def fenced_error(where: str, epoch: str) -> LedgerError:
     """What a fenced ledger says to everybody: one line."""
-    from urllib.parse import unquote
-
     way, peer = epoch[1:2], unquote(peer_of(epoch))
     if way == FILLING:
         return LedgerError(

@@ -1,4 +1,4 @@
-"""What upstream itself says it grants, where the configuration says more (L28 in ARCHITECTURE.md). Pure."""
+"""What upstream itself says it grants, where the configuration says more (L28 in docs/ledger-rules.md). Pure."""
 
 from __future__ import annotations
 

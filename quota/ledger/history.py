@@ -1,10 +1,11 @@
-"""What a project spent and was refused, hour by hour, for 35 days (L29, L30 in ARCHITECTURE.md): the values, and their
-text.
+"""What a project spent and was refused, hour by hour, for 35 days: the values, and their text.
 
-The log is kept as long as limits need it, at least 49 h. When an hour is over, whoever notices first adds its charges
-up, in one row for each method, job, region and bucket: `Ledger.roll_up`. Together with the log's end, which nobody has
-rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept as a
-whole.
+The rules are L29 and L30 in docs/ledger-rules.md.
+
+The log is kept as long as limits need it, at least 49 h. When an hour is over, the first to notice adds its charges
+up, in one row for each method, job, region and bucket: `KeepsHistory.roll_up`. Together with the log's end, which
+nobody has rolled up yet, these rows say what was spent. Refusals are counted in the same way, and the last 100 are kept
+as a whole.
 
 No decision reads any of this. `lua/roll_up.lua` and `lua/add_refusals.lua` write the same text.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +25,10 @@ HISTORY_MS = 35 * DAY_MS
 """How long hours are kept."""
 
 ROLL_UP_AT_ONCE = 100
-"""`Ledger.roll_up` adds so many charges at once, of one hour."""
+"""The most charges that `KeepsHistory.roll_up` adds at once, of one hour."""
 
 MAX_CELLS = 200
-"""So many rows an hour has, and so many sums a project; what comes later counts under OTHER."""
+"""The most rows of an hour, and the most sums of a project. What comes later counts under OTHER."""
 
 OTHER = "(other)"
 """Stands for each name of the row or sum that holds what came after MAX_CELLS."""
@@ -36,14 +37,14 @@ MAX_NAME_BYTES = 256
 """Longer names, which no program of ours charges, are cut."""
 
 RUN_CHARS = 8
-"""So many characters of an idempotency key name the run that charged."""
+"""How many characters of an idempotency key name the run that charged."""
 
 MAX_REFUSALS = 100
 MAX_REFUSAL_BYTES = 4_000
-"""So many refusals of a project are kept as a whole, each in so many bytes."""
+"""The most refusals of a project that are kept as a whole, and the most bytes of each."""
 
 MAX_COUNTS = 200
-"""`Ledger.add_refusals` takes so many counts at once."""
+"""The most counts that `KeepsHistory.add_refusals` takes at once."""
 
 
 class HourOfSpending(NamedTuple):
@@ -55,20 +56,6 @@ class HourOfSpending(NamedTuple):
     job: str
     region: str
     bucket: str
-    charges: int
-    units: int
-
-
-class HourOfLog(NamedTuple):
-    """What the log has of one run in the hour that begins at `hour_ms`, as in HourOfSpending. `run` is the beginning of
-    the idempotency keys of its charges."""
-
-    hour_ms: int
-    method: str
-    job: str
-    region: str
-    bucket: str
-    run: str
     charges: int
     units: int
 
@@ -109,7 +96,7 @@ class History(NamedTuple):
     """What the ledger has of a project beside its log.
 
     `rolled_up` is the id of the newest charge that `hours` and `sums` have. They have every charge that is newer than
-    `whole_after_ms`, but for the `gap`: after its first time and up to its second, charges may be missing that the
+    `whole_after_ms`, except for the `gap`: after its first time and up to its second, charges may be missing that the
     ledger lost before they were rolled up. `summed_after` is the id up to which the sums were lost with an earlier
     history.
     """
@@ -135,13 +122,6 @@ class History(NamedTuple):
             _, _, charges, units, corrected_units = sums.get(key, (*key, 0, 0, 0))
             sums[key] = RunningSum(*key, charges + 1, units + entry.charged_units, corrected_units)
         return tuple(sums.values())
-
-
-def hours_of(entries: Iterable[Entry]) -> Iterator[HourOfLog]:
-    """Each charge as a row of its own."""
-    for e in entries:
-        hour_ms, run = e.ms // HOUR_MS * HOUR_MS, e.idempotency_key[:RUN_CHARS]
-        yield HourOfLog(hour_ms, e.method, e.job, e.region, e.bucket, run, 1, e.units)
 
 
 def cut(name: str) -> str:

@@ -4,7 +4,7 @@
     2   OLD is `fenced`: from now on it refuses every decision and every other write, and names NEW. What was in flight
         is in its log, or was refused
     3   the log and the state are copied, a piece at a time
-    4   OLD is `sealed`: it can never be opened again but by a move back
+    4   OLD is `sealed`: from now on only a move back can open it again
     5   NEW is opened, with OLD's epoch: a machine that has seen OLD finds nothing missing
 
 Each step is atomic, and changes nothing unless the step before it still stands. A move that is stopped anywhere is
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quota.ledger.fence import Field, Movable, Role, Standing
 
 PIECE = 500
-"""So many charges are copied at once: a few milliseconds of the server's time."""
+"""The most charges that are copied at once: a few milliseconds of the server's time."""
 
 Progress = Callable[[str, int, int], None]
 """Told of the project, how many charges are copied, and of how many."""

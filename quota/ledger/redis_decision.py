@@ -73,8 +73,8 @@ def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
 
 
 class Question:
-    """A call of charge.lua for one kind of charge, packed but for the words that each decision has of its own: to pack
-    all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
+    """A call of charge.lua for one kind of charge, packed except for the words that each decision has of its own: to
+    pack all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
 
     __slots__ = ("_before", "_checked", "_how", "_what", "checks", "whole")
 
@@ -88,10 +88,14 @@ class Question:
 
     def words(self, request: ChargeRequest, now: str, age: str = FIRST_TRY) -> list[bytes]:
         """The packed words for a request of this kind. `age`: of a retry, in ms since the first try."""
-        own = now, str(request.caller_ms), _keys(request), age, _expected(request)
-        now_, caller, keys, age_, expected = map(_bulk, own)
-        parts = (self._before, now_, caller, self._what, keys, age_, self._how, expected, self._checked)
-        return [b"".join(parts)]
+        clock, caller, keys = now.encode(), b"%d" % request.caller_ms, _keys(request).encode()
+        since, expected = age.encode(), _expected(request).encode()
+        parts = self._before, len(clock), clock, len(caller), caller, self._what, len(keys), keys
+        return [_QUESTION % (*parts, len(since), since, self._how, len(expected), expected, self._checked)]
+
+
+_QUESTION = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b"
+"""What is packed already, and between it the words that each decision has of its own."""
 
 
 def _bulk(word: str) -> bytes:

@@ -1,28 +1,19 @@
-"""What stands in the keys of Redis, as the ledger gives it: entries of the log, hours of the history, repairs, claims.
+"""What stands in the keys of Redis, as the ledger gives it: entries of the log, and what they add up to.
 
 Whatever none of us wrote there raises one of UNREADABLE.
 """
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
-from quota.ledger.history import (
-    RUN_CHARS,
-    HourOfLog,
-)
-from quota.ledger.state_fields import checked_count, read_id, read_ms
-from quota.terms.limits import HOUR_MS
+from quota.ledger.state_fields import checked_count, read_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.ledger.claims import Claim, Claimed, Holder
     from quota.ledger.entry import Charge, Id
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
@@ -36,32 +27,12 @@ def units_text(charge: Charge) -> str:
 
 def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
     """The arguments of read.lua."""
-    return [range_start(after), str(until_ms), str(count)]
+    begin = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
+    return [begin, str(until_ms), str(count)]
 
 
 def leading_ms(text: str) -> int:
     return int(text.partition(" ")[0])
-
-
-def read_claimed(claim: Claim, reply: list[Any]) -> Claimed:
-    from quota.ledger.claims import Claimed
-
-    now_ms, tick, *holders = reply
-    if tick == "done" or tick == "running":
-        return Claimed(int(now_ms), {}, tick)
-    found = zip(claim.regions, holders, strict=True)
-    return Claimed(int(now_ms), {region: _holder(holder) for region, holder in found if holder})
-
-
-def _holder(text: str) -> Holder:
-    from quota.ledger.claims import Holder
-
-    holder = Holder(**json.loads(text))
-    read_ms(str(holder.seen_ms))
-    read_ms(str(holder.until_ms))
-    if not (isinstance(holder.owner, str) and isinstance(holder.host, str)):
-        raise ValueError("a holder without names")
-    return holder
 
 
 def read_entry(row: Sequence[str]) -> Entry:
@@ -86,32 +57,3 @@ def _bucket_and_units(u: str) -> tuple[str, int]:
     """What the field `u` of an entry says."""
     bucket, equals, units = u.rpartition("=")
     return bucket if equals else DEFAULT_BUCKET, checked_count(int(units))
-
-
-def range_start(after: Id) -> str:
-    """Where a range begins that has what comes after this id."""
-    return f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
-
-
-def added_up(rows: Sequence[tuple[str, Sequence[str]]], corrected: Sequence[str | None]) -> list[HourOfLog]:
-    """Entries as the server has them, and what was corrected of them: by hour, and by all that they say but their
-    number."""
-
-    def ms_of(row: tuple[str, Sequence[str]]) -> int:
-        return int(row[0].partition("-")[0])
-
-    hours, begin = [], 0
-    while begin < len(rows):
-        hour_ms = ms_of(rows[begin]) // HOUR_MS * HOUR_MS
-        end = bisect_left(rows, hour_ms + HOUR_MS, begin, key=ms_of)
-        said = [(f[1], f[3], f[5], f[7], f[9][:RUN_CHARS]) for _, f in rows[begin:end]]
-        more = dict.fromkeys(said, 0)
-        for what, now in zip(said, corrected[begin:end], strict=False):  # empty where there are none
-            if now is not None:
-                more[what] += checked_count(int(now)) - _bucket_and_units(what[0])[1]
-        for what, charges in Counter(said).items():
-            u, method, job, region, run = what
-            bucket, units = _bucket_and_units(u)
-            hours.append(HourOfLog(hour_ms, method, job, region, bucket, run, charges, charges * units + more[what]))
-        begin = end
-    return hours

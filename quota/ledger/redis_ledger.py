@@ -1,12 +1,11 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
-One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
+One decision is one script call, one round trip. The rules (L1, L2, ...) are in docs/ledger-rules.md; in Redis, scripts
 implement them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from functools import partial
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quota.common.clock import NEVER, elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
-from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.compared import compared_text, read_compared
+from quota.errors import LedgerError, UnusableLedger
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
-    MAX_READ,
     MIN_RETENTION_MS,
     Ahead,
     ChargeResult,
@@ -29,20 +27,17 @@ from quota.ledger.contract import (
     Repair,
     checked_exhaustion,
     checked_range,
-    entries_between,
     read_entries,
     units_beyond,
 )
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, FILLING, UNSEALED, fenced_error
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import read_grants
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
     History,
-    HourOfLog,
     RefusalCount,
-    hours_of,
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
@@ -65,21 +60,18 @@ from quota.ledger.redis_errors import (
 )
 from quota.ledger.redis_fields import (
     UNREADABLE,
-    added_up,
     leading_ms,
     range_arguments,
-    range_start,
-    read_claimed,
     read_entry,
     units_text,
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import checked_target, label_of, user_of
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
     history_of,
-    id_text,
     read_epoch,
     read_exhaustion,
     read_id,
@@ -87,20 +79,17 @@ from quota.ledger.state_fields import (
     read_repair,
     read_usages,
 )
-from quota.terms.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
-    from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeRequest
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
+    from quota.ledger.entry import Charge
     from quota.ledger.redis_connection import Cluster, Connections
-    from quota.ledger.unlogged import UnloggedUsage
+    from quota.ledger.state_changes import Change, Rule
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -115,13 +104,19 @@ MAX_KEPT = 1_000
 """The most kinds of charges whose words are kept packed."""
 
 MAX_PIECES = 100_000
-"""A repair may take so many script calls of 250 entries each (L26)."""
+"""The most script calls that a repair takes, of 250 entries each (L26)."""
 
 READ_AT_ONCE = 250
-"""So many entries are read in one script: the server answers nobody else meanwhile."""
+"""The most entries that are read in one script: the server answers nobody else meanwhile."""
+
+CHANGE_WITHIN_S = 3.0
+"""A change of the state is tried anew for so long while others are quicker."""
+
+MAX_CHANGES = 1_000
+"""And so often."""
 
 HOURS_AHEAD = 100
-"""So many hours are read that lie ahead of the clock."""
+"""The most hours that are read ahead of the clock."""
 
 _LASTING_WORDS = re.compile(
     "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
@@ -133,7 +128,7 @@ _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here
 _OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 
 
-class RedisLedger(OfOneProcess):
+class RedisLedger(StateChanges, OfOneProcess):
     """A ledger shared by every machine that reaches the server."""
 
     shared = True
@@ -257,14 +252,6 @@ class RedisLedger(OfOneProcess):
             args += (str(number), units_text(charge), charge.method, charge.job, charge.region, charge.idempotency_key)
         return bool(self._script("repay", project, args) != "CLOCK")
 
-    def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
-    ) -> str:
-        args = [self._now(), epoch, str(retention_ms)]
-        for usage in usages:
-            args += (usage.view, *usage.fields())
-        return str(self._script("add_unlogged", project, args))
-
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         # It keeps all views up to date.
@@ -287,25 +274,6 @@ class RedisLedger(OfOneProcess):
                 return found
             after = found[-1].ms, found[-1].seq
 
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        keys, until = keys_of(project), id_text(through)
-        found, epoch, last = self._query("HMGET", keys.state, "format", "epoch", "last")
-        self._check_format(found, epoch, is_new=last is None)
-        any_corrections = self._query("EXISTS", keys.corrections)
-        while True:
-            rows = self._query("XRANGE", keys.log, range_start(after), until, "COUNT", str(MAX_READ))
-            if not rows:
-                return
-            first, last_id = self._read(read_id, rows[0][0]), self._read(read_id, rows[-1][0])
-            units = self._query("HMGET", keys.corrections, *(row[0] for row in rows)) if any_corrections else []
-            if units and self.whole_after_ms(project) >= first[0]:  # some of the corrections may be gone
-                yield from hours_of(entries_between(self, project, after, last_id))
-            else:
-                yield from self._read(partial(added_up, rows), units)
-            if len(rows) < MAX_READ:
-                return
-            after = last_id
-
     def whole_after_ms(self, project: str) -> int:
         fields = ("format", "epoch", "last", "trimmed_through_ms")
         found, epoch, last, trimmed_through_ms = self._query("HMGET", keys_of(project).state, *fields)
@@ -319,9 +287,6 @@ class RedisLedger(OfOneProcess):
         reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(MIN_RETENTION_MS)])
         return self._read(read_exhaustion, reply)
 
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return self._exhaustions(self._state(project))
-
     def _exhaustions(self, state: Mapping[str, str]) -> Sequence[Exhaustion]:
         lifted = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("reopened:")]
         closed = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("closed:")]
@@ -329,17 +294,13 @@ class RedisLedger(OfOneProcess):
         return [known[bucket] for bucket in sorted(known)]
 
     def _state(self, project: str) -> dict[str, str]:
-        return self._checked_state(self._query("HGETALL", keys_of(project).state))
-
-    def _checked_state(self, reply: Any) -> dict[str, str]:
+        reply = self._query("HGETALL", keys_of(project).state)
         state: dict[str, str] = dict(zip(reply[::2], reply[1::2], strict=True))
         self._check_format(state.get("format"), state.get("epoch"), is_new=not state)
         return state
 
     def notes(self, project: str) -> Notes:
-        return self._notes(self._state(project))
-
-    def _notes(self, state: Mapping[str, str]) -> Notes:
+        state = self._state(project)
         return Notes(
             exhaustions=self._exhaustions(state),
             whole_after_ms=self._read(read_ms, state.get("trimmed_through_ms") or "0"),
@@ -347,45 +308,25 @@ class RedisLedger(OfOneProcess):
             compared=read_compared(state.get("compared") or ""),
         )
 
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            args = [grants_text(grants), str(MIN_RETENTION_MS)]
-            args += [] if compared is None else [compared_text(compared)]
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._script("grant", project, args)
-
-    def grants(self, project: str) -> Sequence[Grant]:
-        fields = ("format", "epoch", "last", "granted")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return self._read(read_grants, stored or "")
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        fields = ("format", "epoch", "last", "compared")
-        found, epoch, last, stored = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None and stored is None)
-        return read_compared(stored or "")
-
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        from quota.ledger.claims import checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-        args = self._claim_args("take" if take_over else "claim", claim)
-        reply = self._script("claim", project, [*args, *claim.regions])
-        return self._read(partial(read_claimed, claim), reply)
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        from quota.ledger.claims import checked_claim
-
-        self._script("claim", project, self._claim_args(ending, checked_claim(claim)))
-
-    def _claim_args(self, mode: str, claim: Claim) -> list[str]:
-        names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
-        return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
+        """See `StateChanges`. One trip reads, and each further one changes what was read, or reads it anew."""
+        keys, ends_s, now, seen = keys_of(project), elapsed_s() + CHANGE_WITHIN_S, self._now(), ""
+        change: Change[T] | None = None
+        for _ in range(MAX_CHANGES):
+            keep_ms, fields = (1, {}) if change is None else (change.keep_ms, change.fields)
+            becomes = [word for name, text in fields.items() for word in (name, "-" if text is None else f"={text}")]
+            args = [now, str(keep_ms), seen, str(len(names)), *names, *becomes]
+            reply = self._retried(partial(self._run, "swap", keys, args), project)
+            if change is not None and (once or reply == 1):
+                return change.answer
+            now_ms, seen, *texts = reply
+            known = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+            change = self._read(partial(rule, int(now_ms)), known)
+            if all(known.get(name) == text for name, text in change.fields.items()):
+                return change.answer
+            if elapsed_s() > ends_s:
+                break
+        raise LedgerError(f"ledger {self.label}: others change the same without end; run again in a moment")
 
     # -- after a clock that was wrong --------------------------------------------------------------------------------
 
@@ -401,7 +342,7 @@ class RedisLedger(OfOneProcess):
         state = self._state(project)
         lines = {field[len("unlogged:") :]: line for field, line in state.items() if field.startswith("unlogged:")}
         usages = [usage for view, line in lines.items() for usage in self._read(partial(read_usages, view), line)]
-        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self.exhaustions(project)]
+        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self._exhaustions(state)]
         claims_ms = [self._read(leading_ms, text) for field, text in state.items() if field.startswith("claim:")]
         return Ahead(
             now_ms,
@@ -456,7 +397,7 @@ class RedisLedger(OfOneProcess):
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
         try:
             _, more = self._run("roll_up", keys, args, within_s=within_s)
-        except Failed as error:  # whoever asks next goes on from where it came to
+        except Failed as error:  # the next one to ask goes on from there
             raise self._error(error, project) from error
         return bool(int(more))
 

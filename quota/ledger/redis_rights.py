@@ -22,7 +22,7 @@ OF_A_CLUSTER = ("cluster|slots", "asking")
 OF_A_SENTINEL = ("sentinel|masters",)
 """What a client asks sentinels, as a user of theirs."""
 
-PASSWORD = "PASSWORD"  # noqa: S105  # whoever pastes it writes their own
+PASSWORD = "PASSWORD"  # noqa: S105  # the operator puts their own there
 """Stands for the password in a line."""
 
 

@@ -6,15 +6,11 @@ The head of `lua/charge.lua` describes the keys.
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from hashlib import sha1
 from typing import NamedTuple
 
+from quota.common.resources import list_names, read_text
 from quota.errors import ConfigError
-
-try:
-    from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL for it
-except ImportError:
-    from hashlib import sha1
-
 
 FORMAT = "5"
 """The format of everything stored in Redis; the same number stands in each script (L24)."""
@@ -28,8 +24,6 @@ _OF_A_PROJECT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0
 @cache
 def script(name: str) -> tuple[str, str]:
     """The whole text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
-    from quota.common.resources import read_text
-
     lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
     text = "".join(
         read_text("quota.lua", line.strip().removeprefix(_INCLUDE)) if line.lstrip().startswith(_INCLUDE) else line
@@ -40,8 +34,6 @@ def script(name: str) -> tuple[str, str]:
 
 def script_names() -> list[str]:
     """The names of all scripts, sorted."""
-    from quota.common.resources import list_names
-
     return sorted(name.removesuffix(".lua") for name in list_names("quota.lua", ".") if name.endswith(".lua"))
 
 

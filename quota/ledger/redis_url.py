@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from quota.common.text import nearest
 from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured
+from quota.ledger.redis_tls import check_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -213,8 +214,6 @@ def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
 
 def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
     """redis-py's options for TLS. Raises Misconfigured for a file that cannot be used."""
-    from quota.ledger.redis_tls import check_files
-
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise _WrongError("ssl_cert_reqs is required (by default) or none")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:

@@ -1,6 +1,6 @@
 -- The embedded ledger. One file serves many processes of one machine (WAL).
 -- Times are milliseconds since 1970. An id is (ms, seq): the charge's time, then its number within that millisecond.
--- The rules (L1, L2, ...) are in ARCHITECTURE.md. PRAGMA user_version is the version of this format (L24).
+-- The rules (L1, L2, ...) are in docs/ledger-rules.md. PRAGMA user_version is the version of this format (L24).
 
 -- L1. The log: every admitted charge, in the order of their ids.
 CREATE TABLE charges (

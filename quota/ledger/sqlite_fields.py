@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import LATEST_MS
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.ledger.entry import Entry
-from quota.ledger.state_fields import read_exhaustion, read_usages
+from quota.ledger.state_fields import read_exhaustion, read_ms, read_usages
 
 if TYPE_CHECKING:
     import sqlite3
@@ -99,6 +99,17 @@ def drop_fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> N
 def drop_kind(db: sqlite3.Connection, project: str, kind: str) -> None:
     """Drop all fields `KIND:...`."""
     db.execute(f"DELETE {_BEGINNING}", (project, f"{kind}:", f"{kind};"))  # a constant
+
+
+def trimmed_through_ms(db: sqlite3.Connection, project: str) -> int:
+    """The time of the newest charge that was trimmed (L13); 0: none was."""
+    return read_ms(read_fields(db, project, ("trimmed_through_ms",)).get("trimmed_through_ms", "0"))
+
+
+def drop_lapsed(db: sqlite3.Connection, project: str, kind: str, now_ms: int) -> None:
+    """Drop those of the fields `KIND:...` that begin with a time up to `now_ms`."""
+    lapsed = f"DELETE {_BEGINNING} AND CAST(value AS INTEGER) <= ?"  # a constant
+    db.execute(lapsed, (project, f"{kind}:", f"{kind};", now_ms))
 
 
 def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:

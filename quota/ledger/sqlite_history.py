@@ -1,4 +1,4 @@
-"""The history of the embedded ledger: charges added up by hour, and refusals (L29, L30 in ARCHITECTURE.md).
+"""The history of the embedded ledger: charges added up by hour, and refusals (L29, L30 in docs/ledger-rules.md).
 
 Its fields are those of `lua/roll_up.lua` and `lua/add_refusals.lua`, with `history:` before their names. Each function
 works in a transaction of `quota.ledger.sqlite_ledger`.
@@ -36,7 +36,7 @@ ROLLED_UP = "history:rolled_up"
 REFUSALS = "history:refusals"
 
 _OF_CHARGES, _OF_REFUSALS = (4, 2), (3, 1)
-"""So many names and numbers a row of an hour has."""
+"""How many names, and how many numbers, a row of an hour has."""
 _SUMS, _REFUSED_SUMS = (2, 3), (3, 1)
 
 

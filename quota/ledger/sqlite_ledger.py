@@ -3,29 +3,26 @@
 
 Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
 moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
-ARCHITECTURE.md.
+docs/ledger-rules.md.
 """
 
 from __future__ import annotations
 
 import os
-from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import sqlite_history
-from quota.ledger.compared import compared_text, read_compared
+from quota.ledger.compared import read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
     MAX_REPAIRS,
     MIN_RETENTION_MS,
-    RETENTION_SLACK_MS,
     Ahead,
     ChargeResult,
     Exhaustion,
@@ -35,7 +32,6 @@ from quota.ledger.contract import (
     checked_range,
     clocks_agree,
     clocks_are_one,
-    following_epoch,
     repaired_ms_of,
     root_of,
     units_beyond,
@@ -43,8 +39,9 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.grants import grants_text, read_grants
-from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
+from quota.ledger.file_url import label_of, path_of
+from quota.ledger.grants import read_grants
+from quota.ledger.sqlite_decision import decide
 from quota.ledger.sqlite_fields import (
     COLUMNS,
     UNREADABLE,
@@ -58,33 +55,30 @@ from quota.ledger.sqlite_fields import (
     newest_id,
     put_fields,
     read_fields,
+    trimmed_through_ms,
     usages_of,
 )
-from quota.ledger.sqlite_views import ViewState, advance, edges_fit, read_piece
+from quota.ledger.sqlite_views import ViewState
+from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
-    read_exhaustion,
     read_ms,
     read_repair,
-    read_usages,
     repair_text,
     usages_text,
 )
-from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.limits import HOUR_MS, MINUTE_MS, longest_ms_of
+from quota.terms.limits import HOUR_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending, Record
-    from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest
+    from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
+    from quota.ledger.state_changes import Rule
     from quota.terms.limits import View
 
 T = TypeVar("T")
@@ -95,25 +89,7 @@ APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 
-TRIM_AT_ONCE = 10_000
-"""So many charges are trimmed at once (L13)."""
-
-ROWS_AT_ONCE = 50_000
-"""So many charges are read for the views of a decision in one transaction (L21)."""
-
-_OF_A_DECISION = ("epoch", "granted", "retention_ms", "unlogged_until_ms")
-
-_ADDED_UP = (
-    "SELECT ms / ? AS hour, COUNT(*), SUM(units), MIN(units), method, job, region, bucket,"
-    " substr(idempotency_key, 1, ?) AS run FROM charges"
-    " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
-    " GROUP BY hour, method, job, region, bucket, run"
-)
-
-_CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
-
-
-class SqliteLedger(OfOneProcess):
+class SqliteLedger(StateChanges, OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
     shared = False
@@ -124,8 +100,8 @@ class SqliteLedger(OfOneProcess):
     _deadline_s = DEADLINE_S
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        path = url.removeprefix("sqlite://").removeprefix("/")
-        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        path = path_of(url)
+        self.label = label_of(path)
         refuse_others(path, "ledger")
         self._file = SqliteFile(
             path,
@@ -154,82 +130,12 @@ class SqliteLedger(OfOneProcess):
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         """While there is more to count, others get their turn between two transactions (L21)."""
         ends_s = elapsed_s() + COUNT_WITHIN_S
-        result = self._run(lambda db: self._decide(db, request, commit), write=True)
-        while result.outcome == "counting" and elapsed_s() < ends_s:
-            result = self._run(lambda db: self._decide(db, request, commit), write=True)
-        return result
-
-    def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
-        if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
-            db.execute(_CHANGES_NOTHING)
-        project, charge = request.project, request.charge
-        clock_ms = self._clock()
-        now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
-        names = [f"view:{check.view.name}" for check in request.checks]
-        closed = [f"closed:{bucket}" for bucket in request.closed_by]
-        fields = read_fields(db, project, [*_OF_A_DECISION, *closed, *names])
-        epoch, granted = fields.get("epoch", ""), fields.get("granted", "")
-        self._check_fence(epoch)
-        last = newest_id(db, project)
-        if not clocks_agree(clock_ms, request.caller_ms) or not edges_fit(request.checks, now_ms):
-            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
-        expected = request.expected
-        if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
-            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
-        if request.granted is not None and request.granted != granted:  # L28
-            read_grants(granted)
-            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
-
-        changed: dict[str, str | int] = {}
-        unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
-        views, used, room = [], [], ROWS_AT_ONCE
-        for check, name in zip(request.checks, names, strict=True):
-            stored = ViewState.of(fields.get(name))
-            view, room = advance(db, project, check, now_ms, last, stored, room)
-            if view != stored:
-                changed.setdefault(name, view.text())  # of two limits with one view the first has come further
-            views.append(view)
-            used.append(view.total)
-            if not room:  # what a peek has read is kept too
-                put_fields(db, project, changed.items())
-                return ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
-        if int(fields.get("unlogged_until_ms", 0)) > now_ms:
-            lost = read_fields(db, project, [f"unlogged:{check.view.name}" for check in request.checks])
-            unlogged = tuple([_unlogged(lost, check.view, now_ms) for check in request.checks])
-            for i, usages in enumerate(unlogged):
-                used[i] += sum(usage.units_at(now_ms) for usage in usages)
-        exhaustion = _closed([fields[name] for name in closed if name in fields], now_ms - request.jitter_ms)
-        fits = True  # L9
-        for check, total in zip(request.checks, used, strict=True):
-            if check.cost_units and total + check.cost_units > check.cap_units:
-                fits = False
-        retention_ms = int(fields.get("retention_ms", 0))
-        if commit and request.retention_ms > retention_ms:
-            changed["retention_ms"] = retention_ms = request.retention_ms
-        if exhaustion is not None or not fits or not commit:
-            if commit:
-                put_fields(db, project, changed.items())
-            outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
-
-        if not epoch:
-            changed["epoch"] = epoch = charge.idempotency_key
-        at = first = following_id(last, clock_ms)
-        append_charge(db, project, at, charge)
-        for further in request.also:
-            at = following_id(at, clock_ms)
-            append_charge(db, project, at, further)
-        for i, (check, name, view) in enumerate(zip(request.checks, names, views, strict=True)):
-            used[i] += check.cost_units
-            total, tail_ms, tail_seq, *_, dropped_through_ms = view
-            changed[name] = ViewState(total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms).text()
-        put_fields(db, project, changed.items())
-        if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
-            # A clock that stood ahead for this one charge costs no history.
-            self._trim(db, project, min(now_ms, last[0]), retention_ms)
-        also = tuple([f"{first[0]}-{first[1] + n}" for n in range(1, len(request.also) + 1)])
-        charge_id = f"{first[0]}-{first[1]}"
-        return ChargeResult("admitted", charge_id, now_ms, at, tuple(used), None, epoch, unlogged, also=also)
+        while True:
+            result = self._transact(
+                request.project, lambda db: decide(db, request, self._clock, commit=commit), write=True
+            )
+            if result.outcome != "counting" or elapsed_s() >= ends_s:
+                return result
 
     def _run(self, work: Callable[[sqlite3.Connection], T], *, write: bool | None, within_s: float | None = None) -> T:
         """`work` in one transaction. A field that none of us wrote is damage."""
@@ -257,39 +163,8 @@ class SqliteLedger(OfOneProcess):
         if epoch[:1] == FENCE:
             raise fenced_error(f"ledger {self.label}", epoch)
 
-    def _is_behind(self, db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
-        """L18. Whether this ledger lacks what the caller expects of it."""
-        if request.expected.epoch != epoch:
-            return True
-        sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
-        ids = [at for at in request.expected.ids if at != last]
-        missing_ms = [at[0] for at in ids if db.execute(sql, (request.project, *at)).fetchone() is None]
-        return bool(missing_ms) and max(missing_ms) > self._trimmed_through_ms(db, request.project)
-
-    def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
-        """L13. Remove what no window can reach any more and the history has (L29), a bounded number of charges at
-        once."""
-        through_ms, rolled = now_ms - retention_ms, sqlite_history.rolled_up(db, project)
-        if rolled is not None:
-            through_ms = min(through_ms, max(rolled[0] - 1, now_ms - HISTORY_MS))
-        newest_trimmed = db.execute(
-            "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms <= ? ORDER BY ms, seq LIMIT ?)",
-            (project, through_ms, TRIM_AT_ONCE),
-        ).fetchone()[0]
-        if newest_trimmed is not None:
-            db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
-            # A view that still counts some of these could not drop them later: it starts afresh at its next use.
-            views = {name: ViewState.of(text) for name, text in fields_of(db, project, "view").items()}
-            gone = [name for name, view in views.items() if view is None or view.tail_ms <= newest_trimmed]
-            drop_fields(db, project, [f"view:{name}" for name in gone])
-            through_ms = max(newest_trimmed, self._trimmed_through_ms(db, project))
-            put_fields(db, project, [("trimmed_through_ms", through_ms)])
-
     def whole_after_ms(self, project: str) -> int:
-        return self._transact(project, lambda db: self._trimmed_through_ms(db, project), write=False)
-
-    def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
-        return read_ms(read_fields(db, project, ("trimmed_through_ms",)).get("trimmed_through_ms", "0"))
+        return self._transact(project, lambda db: trimmed_through_ms(db, project), write=False)
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.common.findings import Finding  # late: `quota doctor` alone asks
@@ -333,48 +208,6 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
-    ) -> str:
-        def work(db: sqlite3.Connection) -> str:
-            names = ("epoch", "unlogged_until_ms", "retention_ms")
-            found = read_fields(db, project, names)
-            current, until_ms, stored_ms = found.get("epoch", ""), *(int(found.get(name, 0)) for name in names[1:])
-            now_ms = self._clock()
-            oldest_ms = min(now_ms, newest_id(db, project)[0]) - RETENTION_SLACK_MS
-            known = {
-                (one.view, one.epoch): one
-                for of_view in usages_of(db, project).values()
-                for one in of_view
-                if one.until_ms > oldest_ms
-            }
-            changed = lost = False
-            for usage in usages:
-                if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
-                    continue  # this log has it
-                key = usage.view, usage.epoch
-                stands = known[key].with_report(usage, now_ms) if key in known else usage
-                if stands != known.get(key):
-                    changed = True
-                    lost = lost or not is_carry(usage.epoch)
-                    until_ms = max(until_ms, stands.until_ms)
-                    known[key] = stands
-            self._save_unlogged(db, project, known.values())
-            stands_epoch = current
-            if not current or lost:
-                stands_epoch = following_epoch(current, epoch)
-            if stands_epoch != current or changed or retention_ms > stored_ms:
-                numbers = stands_epoch, until_ms, max(retention_ms, stored_ms)
-                put_fields(db, project, zip(names, numbers, strict=True))
-            return stands_epoch
-
-        return self._transact(project, work, write=True)
-
-    def _save_unlogged(self, db: sqlite3.Connection, project: str, usages: Iterable[UnloggedUsage]) -> None:
-        drop_kind(db, project, "unlogged")
-        of_views = groupby(sorted(usages), key=lambda usage: usage.view)
-        put_fields(db, project, [(f"unlogged:{view}", usages_text(list(of_view))) for view, of_view in of_views])
-
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         ms, seq = (int(part) for part in charge_id.split("-"))
@@ -414,24 +247,6 @@ class SqliteLedger(OfOneProcess):
         values = (project, after[0], until_ms, *after, count)
         return self._run(lambda db: [entry_of(row) for row in db.execute(sql, values)], write=None, within_s=within_s)
 
-    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
-        room = 0
-        while not room:
-            rows, after, room = self._transact(project, partial(self._add_up, project, after, through), write=False)
-            yield from rows
-
-    def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:
-        """The rows of a piece, the id that it ends with, and 0 if there is more."""
-        piece = read_piece(db, project, None, after, through, ROWS_AT_ONCE)
-        until, room = piece.through, ROWS_AT_ONCE - piece.charges
-        between = (HOUR_MS, RUN_CHARS, project, after[0], until[0], *after, *until)
-        rows: Iterable[tuple[int, int, int, int, str, str, str, str, str]] = db.execute(_ADDED_UP, between)
-        hours = []
-        for row in rows:
-            hour, charges, units, _, method, job, region, bucket, run = checked_row(row, integers=4)
-            hours.append(HourOfLog(hour * HOUR_MS, method, job, region, bucket, run, charges, units))
-        return hours, until, room
-
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
 
@@ -448,36 +263,6 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
-
-    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        def work(db: sqlite3.Connection) -> bool:
-            text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
-            if text is None:
-                return False
-            reopened = read_exhaustion(text)._replace(reopened_ms=self._clock(), reopened_because=because)
-            drop_fields(db, project, [f"closed:{bucket}"])
-            put_fields(db, project, [(f"reopened:{bucket}", exhaustion_text(reopened))])
-            return True
-
-        return self._transact(project, work, write=True)
-
-    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        try:
-            fields = [("granted", grants_text(grants))]
-            if compared is not None:
-                fields.append(("compared", compared_text(compared)))
-        except ValueError as error:
-            raise UsageError(f"grants: {error}") from None
-        self._transact(project, lambda db: put_fields(db, project, fields), write=True)
-
-    def grants(self, project: str) -> Sequence[Grant]:
-        return self.notes(project).grants
-
-    def compared(self, project: str) -> Sequence[Compared]:
-        return self.notes(project).compared
-
     def notes(self, project: str) -> Notes:
         def work(db: sqlite3.Connection) -> Notes:
             fields = read_fields(db, project, ("trimmed_through_ms", "granted", "compared"))
@@ -490,30 +275,11 @@ class SqliteLedger(OfOneProcess):
 
         return self._transact(project, work, write=False)
 
-    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
-
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        self._claims(project, claim, lambda record, checked: record.end(checked, ending))
-
-    def _claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
-        """Change the stored record of a job's claims (L25)."""
-        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
-
-        claim = checked_claim(claim)
-
+    def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         def work(db: sqlite3.Connection) -> T:
-            now_ms = self._clock()
-            stored = _claims_of(db, project)
-            drop_fields(db, project, [f"claim:{name}" for name, (until_ms, _) in stored.items() if until_ms <= now_ms])
-            until_ms, text = stored.get(claim.name, (0, ""))
-            record = Record(text if until_ms > now_ms else None, now_ms)
-            answer = change(record, claim)
-            field = f"claim:{claim.name}"
-            if until_ms := record.until_ms():
-                put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
-            else:
-                drop_fields(db, project, [field])
+            answer, fields, _ = rule(self._clock(), read_fields(db, project, names))
+            put_fields(db, project, [(name, text) for name, text in fields.items() if text is not None])
+            drop_fields(db, project, [name for name, text in fields.items() if text is None])
             return answer
 
         return self._transact(project, work, write=True)
@@ -544,12 +310,12 @@ class SqliteLedger(OfOneProcess):
             if taken_back:
                 sqlite_history.sums_have(db, project, through)
             drop_kind(db, project, "view")
-            clamped = [
-                usage.until(now_ms + longest_ms_of(view))
+            clamped = {
+                view: [usage.until(now_ms + longest_ms_of(view)) for usage in of_view]
                 for view, of_view in usages_of(db, project).items()
-                for usage in of_view
-            ]
-            self._save_unlogged(db, project, clamped)
+            }
+            put_fields(db, project, [(f"unlogged:{view}", usages_text(of_view)) for view, of_view in clamped.items()])
+            until_ms = max((usage.until_ms for of_view in clamped.values() for usage in of_view), default=0)
             for names in _of_the_future(db, project, now_ms):
                 drop_fields(db, project, names)
             at_ms = max(now_ms, repaired_ms_of(current) + 1)
@@ -560,7 +326,7 @@ class SqliteLedger(OfOneProcess):
                 project,
                 [
                     ("epoch", begun),
-                    ("unlogged_until_ms", max((usage.until_ms for usage in clamped), default=0)),
+                    ("unlogged_until_ms", until_ms),
                     ("trimmed_through_ms", min(read_ms(fields.get("trimmed_through_ms", "0")), now_ms - 1)),
                     ("repaired", "\n".join([mark, *fields.get("repaired", "").splitlines()][:MAX_REPAIRS])),
                 ],
@@ -600,7 +366,7 @@ class SqliteLedger(OfOneProcess):
                 return False
             now_ms = min(clock_ms, caller_ms + CLOCK_SLACK_MS)
             through_ms = NEVER if present_hour else now_ms // HOUR_MS * HOUR_MS - 1
-            return sqlite_history.roll_up(db, project, now_ms, through_ms, self._trimmed_through_ms(db, project))
+            return sqlite_history.roll_up(db, project, now_ms, through_ms, trimmed_through_ms(db, project))
 
         return self._transact(project, work, write=True, within_s=within_s)
 
@@ -623,20 +389,6 @@ class SqliteLedger(OfOneProcess):
 
     def close(self) -> None:
         self._file.close()
-
-
-def _unlogged(fields: Mapping[str, str], view: View, now_ms: int) -> tuple[UnloggedUsage, ...]:
-    """What the ledger lost and still counts in a view (L17)."""
-    usages = read_usages(view.name, fields.get(f"unlogged:{view.name}", ""))
-    return tuple([usage for usage in usages if usage.until_ms > now_ms])
-
-
-def _closed(records: Sequence[str], now_ms: int) -> Exhaustion | None:
-    """L20. Of the exhaustions that close a call, the one that lasts longest; None if there is none."""
-    if not records:
-        return None
-    longest = max(map(read_exhaustion, records), key=lambda exhaustion: exhaustion.until_ms)
-    return longest if longest.until_ms > now_ms else None
 
 
 def _claims_of(db: sqlite3.Connection, project: str) -> dict[str, tuple[int, str]]:

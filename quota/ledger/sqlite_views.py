@@ -1,6 +1,6 @@
 """A view of the log in the SQLite ledger: as it is stored, brought up to the log's end.
 
-A view is moved over what is new and what has expired since it was last used: L3 to L9 in ARCHITECTURE.md. Each
+A view is moved over what is new and what has expired since it was last used: L3 to L9 in docs/ledger-rules.md. Each
 function works in a transaction of `quota.ledger.sqlite_ledger`.
 """
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.common.clock import NEVER
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.ledger.sqlite_fields import marks
+from quota.ledger.state_fields import id_text
 from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
     from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Id
@@ -33,31 +33,32 @@ class ViewState(NamedTuple):
     """A view as it is stored (L3)."""
 
     total: int
-    tail_ms: int
-    tail_seq: int
-    head_ms: int
-    head_seq: int
+    tail: Id
+    head: Id
     dropped_through_ms: int
 
     def text(self) -> str:
         """As the field `view:NAME` has it: `TOTAL TAIL HEAD DROPPED_THROUGH_MS`."""
-        total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = self
-        return f"{total} {tail_ms}-{tail_seq} {head_ms}-{head_seq} {dropped_through_ms}"
+        return f"{self.total} {id_text(self.tail)} {id_text(self.head)} {self.dropped_through_ms}"
+
+    def charged(self, units: int, at: Id) -> ViewState:
+        """With what was just charged, up to the log's new end."""
+        return self._replace(total=self.total + units, head=at)
 
     def has_read(self, at: Id) -> bool:
         """Whether an entry with this id is in the total, if the view selects it."""
-        return (self.tail_ms, self.tail_seq) <= at <= (self.head_ms, self.head_seq)
+        return self.tail <= at <= self.head
 
     @classmethod
     def of(cls, text: str | None) -> ViewState | None:
         """None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
-        if text is None:
-            return None
         try:
-            state = cls(*map(int, text.replace("-", " ").split(" ")))
-        except (ValueError, TypeError):
+            numbers = [int(word) for word in (text or "").replace("-", " ").split(" ")]
+            total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = numbers
+        except ValueError:
             return None
-        return state if max(state) <= NEVER else None
+        state = cls(total, (tail_ms, tail_seq), (head_ms, head_seq), dropped_through_ms)
+        return state if max(numbers) <= NEVER else None
 
 
 class Piece(NamedTuple):
@@ -83,32 +84,29 @@ def advance(
     that is how far it came."""
     cutoff_ms = _cutoff(check, now_ms)
     # L6. Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
-    if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head_ms <= cutoff_ms:
-        stored = ViewState(0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
-    total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
-    if tail_ms > cutoff_ms and (head_ms, head_seq) >= last:
-        return stored, room
-    if (head_ms, head_seq) < last:  # L7
-        added = read_piece(db, project, check.view, (head_ms, head_seq), last, room)
-        total, room = total + added.units, room - added.charges
-        head_ms, head_seq = added.through
-    if tail_ms <= cutoff_ms and room:  # L8
-        left = read_piece(db, project, check.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER), room)
+    if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head[0] <= cutoff_ms:
+        stored = ViewState(0, (cutoff_ms + 1, 0), (cutoff_ms, NEVER), cutoff_ms)
+    total, tail, head, dropped_through_ms = stored
+    if head < last:  # L7
+        added = read_piece(db, project, check.view, head, last, room)
+        total, head, room = total + added.units, added.through, room - added.charges
+    if tail[0] <= cutoff_ms and room:  # L8
+        left = read_piece(db, project, check.view, (tail[0], tail[1] - 1), (cutoff_ms, NEVER), room)
         total, room = total - left.units, room - left.charges
         dropped_through_ms = max(dropped_through_ms, left.newest_ms)
         if room:
             oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
-            tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+            tail = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
         else:
-            tail_ms, tail_seq = left.through[0], left.through[1] + 1
+            tail = left.through[0], left.through[1] + 1
     if total < 0:
         raise DamagedError("more has left a view than it had")
-    return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms), room
+    return ViewState(total, tail, head, dropped_through_ms), room
 
 
-def read_piece(db: sqlite3.Connection, project: str, view: View | None, after: Id, until: Id, room: int) -> Piece:
-    """The charges with after < id <= until, at most so many of them."""
-    counted, names = ("0", ()) if view is None else _counted_if_selected(view)
+def read_piece(db: sqlite3.Connection, project: str, view: View, after: Id, until: Id, room: int) -> Piece:
+    """The charges with after < id <= until, at most `room` of them."""
+    counted, names = _counted_if_selected(view)
     between = (project, after[0], until[0], *after, *until)
     sql = f"SELECT COUNT(*), COALESCE(MAX(ms), 0), COALESCE(SUM({counted}), 0) FROM (SELECT * {_BETWEEN} LIMIT ?)"  # noqa: S608
     row: tuple[int, int, int] = db.execute(sql, (*names, *between, room)).fetchone()
@@ -116,14 +114,6 @@ def read_piece(db: sqlite3.Connection, project: str, view: View | None, after: I
     if charges == room:
         until = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", (*between, room - 1)).fetchone()
     return Piece(charges, newest_ms, units, until)
-
-
-def edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
-    """L11. Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
-    for check in checks:  # noqa: SIM110  # half the time of `all` and a generator
-        if check.edges is not None and not check.edges[0] <= now_ms < check.edges[2]:
-            return False
-    return True
 
 
 def _cutoff(check: LimitCheck, now_ms: int) -> int:

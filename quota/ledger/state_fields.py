@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS, NEVER
@@ -64,8 +65,6 @@ def read_epoch(name: str) -> str:
 
 def exhaustion_text(exhaustion: Exhaustion) -> str:
     """`UNTIL_MS SINCE_MS JSON`, of one that was lifted with a line `REOPENED_MS JSON` before it."""
-    import json  # a charge begins without it: few buckets are closed
-
     told = {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
     record = f"{exhaustion.until_ms} {exhaustion.since_ms} {json.dumps(told)}"
     if not exhaustion.reopened_ms:
@@ -75,8 +74,6 @@ def exhaustion_text(exhaustion: Exhaustion) -> str:
 
 def read_exhaustion(record: str) -> Exhaustion:
     """Raises ValueError for what `exhaustion_text` never makes."""
-    import json
-
     lifted, _, record = record.rpartition("\n")
     reopened_ms, _, because = lifted.partition(" ")
     reopened = (int(reopened_ms), json.loads(because)) if lifted else (0, "")

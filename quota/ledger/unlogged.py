@@ -1,7 +1,4 @@
-"""Usage that counts though the log lacks it: how it is merged and how it expires (L17 in ARCHITECTURE.md). Pure.
-
-`lua/add_unlogged.lua` merges the same way.
-"""
+"""Usage that counts though the log lacks it: how it is merged and how it expires. Pure. L17 in docs/ledger-rules.md."""
 
 from __future__ import annotations
 

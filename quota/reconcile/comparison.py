@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TOLERANCE_MS = 10 * MINUTE_MS
 
 SLICES = 24
-"""The moments at which unknown units stop to count in a sliding window are whole slices of it, hours of a day."""
+"""The slices of a sliding window. Unknown units stop counting at the end of one: at full hours, for a day."""
 
 
 class Counted(NamedTuple):
@@ -147,7 +147,7 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
         theirs[one.method] = theirs.get(one.method, 0) + one.units
     charged: dict[str, list[int]] = {}
     for one in ours:
-        if one.units:  # a refunded charge is no call
+        if one.units:  # a refunded charge is not a call
             charged.setdefault(one.method, []).append(one.units)
     rows = []
     for method in {**theirs, **charged}:

@@ -34,7 +34,7 @@ from googleapiclient.errors import Error as ClientError
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, digestible
+from quota.clients.answers import AnswerLimits, PatientConnection, Watch, checked, connection_types, digestible
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.log_filter import install
@@ -68,7 +68,7 @@ MAX_UNITS = 10**15
 """No project uses more; sums of such numbers stay exact."""
 
 LIMIT_SAMPLED_MS = 49 * 3_600_000
-"""Upstream samples a limit once a day. Its newest point is at most so old."""
+"""How old the newest point of a limit may be. Upstream samples it once a day."""
 
 AHEAD_MS = 10 * 60_000
 """A point further in the future than this comes from another clock."""
@@ -174,7 +174,7 @@ def _series(
 
 
 def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
-    """Labels and points of each series. Raises BadAnswer for what is no such series: a guess would be wrong units."""
+    """Labels and points of each series. Raises BadAnswer for anything else: a guess would be wrong units."""
     try:
         if not isinstance(series, list):
             raise TypeError
@@ -277,36 +277,12 @@ class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
-class _Connection:
-    """Reads each answer within the limits. Combined with each of httplib2's connection classes."""
-
-    watch: Watch
-    answers: list[LimitedResponse]
-    timeout: float | None
-
-    def connect(self) -> None:
-        self.timeout = min(SILENCE_S, self.watch.left_s())
-        super().connect()  # type: ignore[misc]  # the other parent's
-
-    def set_debuglevel(self, level: int) -> None:
-        """Do nothing: http.client would print whole requests, including the token."""
-
-    def response_class(self, sock: Any, debuglevel: int = 0, method: str | None = None) -> LimitedResponse:
-        self.answers.append(LimitedResponse(sock, timeout_s=SILENCE_S, watch=self.watch, method=method))
-        return self.answers[-1]
-
-
 class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
     """An Http that waits a bounded time, and follows no redirect: a token goes nowhere else."""
 
     def __init__(self, *, loopback: bool) -> None:
         self._watch = Watch(_LIMITS, None)
-        self._answers: list[LimitedResponse] = []
-        shared = {"watch": self._watch, "answers": self._answers}
-        self._types = {
-            scheme: type(f"Patient{parent.__name__}", (_Connection, parent), shared)
-            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
-        }
+        self._types = connection_types(PatientConnection, watch=self._watch, timeout_s=SILENCE_S)
         # A proxy cannot reach this machine's loopback.
         super().__init__(timeout=SILENCE_S, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
         self.follow_redirects = False
@@ -325,9 +301,9 @@ class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
             kind = self._types.get(uri.partition(":")[0].lower())
             try:
                 response: tuple[Any, bytes] = super().request(uri, method, body, headers, redirections, kind)
-            finally:  # one that was not read to its end would keep the socket open
-                while self._answers:
-                    self._answers.pop().close()
+            finally:
+                for name in [name for name, connection in self.connections.items() if connection.unread]:
+                    self.connections.pop(name).hang_up()
             return response[0], digestible(*response)
 
 

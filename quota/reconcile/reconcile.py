@@ -25,6 +25,7 @@ from quota.ledger.compared import Compared
 from quota.ledger.contract import read_entries, retention_of
 from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
+from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from quota.terms.limits import Limit
 
 BELIEVED_MS = 7 * DAY_MS
-"""A smaller grant is believed for so long, or until a later run hears of another. Upstream samples it once a day."""
+"""How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""
 
 CONFIRM_MS = DAY_MS
 """A grant that is still the same is written again when it is this old."""
@@ -220,7 +221,8 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
     grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
     before = _from_upstream(budget)
-    known = tuple(ledger.grants(credential.project))
+    notes = notes_in(ledger).notes(credential.project)
+    known = tuple(notes.grants)
     wanted = _wanted_grants(credential, grants, known, now_ms)
     if commit:
         lost = _lost_usages(budget)
@@ -232,8 +234,9 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         ]
         if reports:
             retention_ms = retention_of(limit.view.window for limit in credential.limits)
-            ledger.add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
-        ledger.grant(credential.project, wanted, _remembered(ledger.compared(credential.project), buckets, now_ms))
+            correctable(ledger).add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
+        compared = _remembered(notes.compared, buckets, now_ms)
+        notes_in(ledger).grant(credential.project, wanted, compared)
     after = _from_upstream(budget) if commit else before
     return Reconciled(
         credential=credential.name,

@@ -4,7 +4,7 @@
             `allowance_units`; a dearer call is refused. Of several calls all are admitted, or none
     repay   the next decision that reaches the ledger first hands it all draws that are owed
 
-A debt belongs to an identity (`quota.ledger.contract.Identity`) and goes to whichever ledger of that identity answers
+A debt belongs to an identity (`quota.ledger.identity.Identity`) and goes to whichever ledger of that identity answers
 next: the configuration may have moved it meanwhile. The allowance is counted over all identities of one upstream
 project, that is of one project name and endpoint, so that two configurations do not draw it twice.
 
@@ -45,20 +45,22 @@ from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
+from quota.ledger.parts import correctable
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Identity, Ledger
+    from quota.ledger.contract import Ledger
+    from quota.ledger.identity import Identity
 
 T = TypeVar("T")
 
 APPLICATION_ID = 0x51_4C_4A_31
 """Marks an SQLite file as a journal ("QLJ1")."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 TAG_LENGTH = 8
 """So much of the journal's own name, which is random, stands in the names of its draws."""
@@ -79,17 +81,12 @@ class Drawn(NamedTuple):
     remaining_units: int
 
 
-class Repaid(NamedTuple):
-    """A draw that was handed to the ledger. There it has this idempotency key, and a time at or after `drawn_ms`."""
-
-    units: int
-    drawn_ms: int
-    idempotency_key: str
-
-
 class Draw(NamedTuple):
-    """A draw as the journal has it; `repaid` once it was handed to the ledger."""
+    """A draw as the journal has it. Once it is `repaid`, the ledger has an entry with its idempotency key, of a time at
+    or after `drawn_ms`.
+    """
 
+    number: int
     drawn_ms: int
     repaid: bool
     charge: Charge
@@ -100,13 +97,6 @@ class _OutageDraw(NamedTuple):
 
     units: int
     remaining_units: int
-
-
-class _Unpaid(NamedTuple):
-    """Draws that are owed, in the order of their numbers, and the name under which the ledger knows the journal."""
-
-    machine: str
-    draws: list[tuple[int, Charge]]
 
 
 class Allowance:
@@ -223,28 +213,15 @@ class Allowance:
     # -- corrections ---------------------------------------------------------------------------------------------------
 
     def settle(self, identity: Identity, number: int, units: int) -> Charge | None:
-        """Correct a draw that is still owed. Returns the charge as it stood before; None if it is not owed: see
-        `repaid`."""
+        """Correct a draw that is still owed. Returns the charge as it stood before; None if it is not owed."""
 
         def work(db: sqlite3.Connection) -> Charge | None:
-            row = db.execute(
-                "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
-                " WHERE identity = ? AND number = ? AND NOT repaid",
-                (identity.hash, number),
-            ).fetchone()
-            if row is None:
-                return None
-            db.execute("UPDATE draws SET units = ?, corrected = 1 WHERE number = ?", (units, number))
-            return Charge(*checked_row(row, integers=1))
+            for draw in _draws(db, identity, "number = ? AND NOT repaid", number):
+                db.execute("UPDATE draws SET units = ?, corrected = 1 WHERE number = ?", (units, number))
+                return draw.charge
+            return None
 
         return self._transact(work, None, write=True)
-
-    def repaid(self, identity: Identity, number: int) -> Repaid | None:
-        """A draw as it was handed to the ledger; None if it is still owed, or unknown (any more)."""
-        draw = self.find(identity, number)
-        if draw is None or not draw.repaid:
-            return None
-        return Repaid(draw.charge.units, draw.drawn_ms, draw.charge.idempotency_key)
 
     def correct_repaid(self, identity: Identity, number: int, units: int) -> None:
         """Set what a repaid draw counts against the allowance, after the ledger was told the same."""
@@ -261,32 +238,16 @@ class Allowance:
 
     def drawn_by(self, identity: Identity, run: str) -> list[Charge]:
         """All draws of a run, repaid or not, as they stand now."""
-        sql = (
-            "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
-            " WHERE identity = ? AND substr(idempotency_key, 1, ?) = ?"
-        )
-
-        def work(db: sqlite3.Connection) -> list[Charge]:
-            rows = db.execute(sql, (identity.hash, len(run), run)).fetchall()
-            return [Charge(*checked_row(row, integers=1)) for row in rows]
-
-        return self._transact(work, [])
+        found = self._found(identity, "substr(idempotency_key, 1, ?) = ?", len(run), run)
+        return [draw.charge for draw in found]
 
     def find(self, identity: Identity, number: int) -> Draw | None:
         """A draw of this number, repaid or not; None if the journal has none (any more)."""
-        sql = (
-            "SELECT drawn_ms, repaid, units, bucket, method, job, region, idempotency_key FROM draws"
-            " WHERE identity = ? AND number = ?"
-        )
+        return next(iter(self._found(identity, "number = ?", number)), None)
 
-        def work(db: sqlite3.Connection) -> Draw | None:
-            row = db.execute(sql, (identity.hash, number)).fetchone()
-            if row is None:
-                return None
-            drawn_ms, repaid, *charge = checked_row(row, integers=3, below=LATEST_MS)
-            return Draw(drawn_ms, bool(repaid), Charge(*charge))
-
-        return self._transact(work, None)
+    def _found(self, identity: Identity, which: str, *values: object) -> list[Draw]:
+        none: list[Draw] = []
+        return self._transact(lambda db: _draws(db, identity, which, *values), none)
 
     def drawn_units(self, identity: Identity, at_ms: int, longest_ms: int) -> int:
         """What counted against the allowance at `at_ms`, as far as the journal still has it."""
@@ -325,7 +286,7 @@ class Allowance:
 
     def repay(
         self, identity: Identity, ledger: Ledger, retention_ms: int, caller_ms: int | None = None
-    ) -> Sequence[Repaid]:
+    ) -> Sequence[Draw]:
         """Hand the ledger all draws that are owed. It appends each of them once: it remembers the last number.
 
         `retention_ms` is how long it must keep them: see `quota.ledger.contract.retention_of`. Where `caller_ms` is
@@ -339,7 +300,7 @@ class Allowance:
         now_ms = self._clock()
         if not self.may_owe(identity):
             return ()
-        corrected: list[Repaid] = []
+        corrected: list[Draw] = []
         if os.path.exists(self._path):
             repaid = self._repay_all(identity, ledger, retention_ms, caller_ms)
             if repaid is None:
@@ -351,42 +312,38 @@ class Allowance:
 
     def _repay_all(
         self, identity: Identity, ledger: Ledger, retention_ms: int, caller_ms: int | None
-    ) -> list[Repaid] | None:
+    ) -> list[Draw] | None:
         """The draws to be corrected in the ledger; None where the clocks disagree."""
-        corrected: list[Repaid] = []
+        corrected: list[Draw] = []
         last, more = 0, True
         while more:
             try:
-                unpaid = self._file.transact(partial(_read_unpaid, identity=identity, after=last), write=False)
+                machine, draws = self._file.transact(partial(_read_unpaid, identity=identity, after=last), write=False)
             except LedgerError as error:
                 self._warn(error)
                 return corrected
-            more = len(unpaid.draws) == REPAID_AT_ONCE
-            if not unpaid.draws:
+            more = len(draws) == REPAID_AT_ONCE
+            if not draws:
                 return corrected
-            last = unpaid.draws[-1][0]
-            if not ledger.repay(identity.project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
+            last = draws[-1].number
+            charges = [(draw.number, draw.charge) for draw in draws]
+            if not correctable(ledger).repay(identity.project, machine, charges, retention_ms, caller_ms):
                 return None
             try:
                 corrected += self._mark_repaid(identity, last)
             except LedgerError as error:  # they are sent again later, which changes nothing
                 self._warn(error)
             else:
-                units = sum(charge.units for _, charge in unpaid.draws)
+                units = sum(draw.charge.units for draw in draws)
                 self._outages.pop(identity, None)
-                warn("debt_repaid project=%s charges=%d units=%d", identity.project, len(unpaid.draws), units)
+                warn("debt_repaid project=%s charges=%d units=%d", identity.project, len(draws), units)
         return corrected
 
-    def _mark_repaid(self, identity: Identity, last: int) -> list[Repaid]:
+    def _mark_repaid(self, identity: Identity, last: int) -> list[Draw]:
         """Mark the draws up to this number. Returns those that were corrected while they were owed."""
 
-        def work(db: sqlite3.Connection) -> list[Repaid]:
-            found = db.execute(
-                "SELECT units, drawn_ms, idempotency_key FROM draws"
-                " WHERE identity = ? AND number <= ? AND NOT repaid AND corrected",
-                (identity.hash, last),
-            )
-            corrected = [Repaid(*checked_row(row, integers=2, below=LATEST_MS)) for row in found]
+        def work(db: sqlite3.Connection) -> list[Draw]:
+            corrected = _draws(db, identity, "number <= ? AND NOT repaid AND corrected", last)
             db.execute("UPDATE draws SET repaid = 1 WHERE identity = ? AND number <= ?", (identity.hash, last))
             return corrected
 
@@ -428,19 +385,26 @@ def _delete_expired(db: sqlite3.Connection, upstream: str, now_ms: int, longest_
     db.execute("DELETE FROM draws WHERE upstream = ? AND drawn_ms <= ?", (upstream, now_ms - 2 * kept_ms))
 
 
-def _read_unpaid(db: sqlite3.Connection, identity: Identity, after: int) -> _Unpaid:
-    """The first draws with a number above `after` that are owed.
+def _draws(db: sqlite3.Connection, identity: Identity, which: str, *values: object) -> list[Draw]:
+    """The draws of an identity of which this is true, a piece of SQL of our own."""
+    columns = "number, drawn_ms, repaid, units, bucket, method, job, region, idempotency_key"
+    sql = f"SELECT {columns} FROM draws WHERE identity = ? AND {which}"  # noqa: S608  # constants
+    draws = []
+    for row in db.execute(sql, (identity.hash, *values)).fetchall():
+        number, drawn_ms, repaid, *charge = checked_row(row, integers=4)
+        checked_row((drawn_ms,), integers=1, below=LATEST_MS)
+        draws.append(Draw(number, drawn_ms, bool(repaid), Charge(*charge)))
+    return draws
+
+
+def _read_unpaid(db: sqlite3.Connection, identity: Identity, after: int) -> tuple[str, list[Draw]]:
+    """The name under which the ledger knows the journal, and the first draws with a number above `after` that are owed.
 
     A ledger remembers the last number of each machine that repaid it. Two identities may use one ledger and repay in
     any order, so each has numbers of its own there.
     """
-    rows = db.execute(
-        "SELECT number, units, bucket, method, job, region, idempotency_key FROM draws"
-        " WHERE identity = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
-        (identity.hash, after, REPAID_AT_ONCE),
-    ).fetchall()
-    draws = [(number, Charge(*charge)) for number, *charge in (checked_row(row, integers=2) for row in rows)]
-    return _Unpaid(f"{_machine(db)}-{identity.hash[:16]}", draws)
+    draws = _draws(db, identity, "NOT repaid AND number > ? ORDER BY number LIMIT ?", after, REPAID_AT_ONCE)
+    return f"{_machine(db)}-{identity.hash[:16]}", draws
 
 
 def _machine(db: sqlite3.Connection) -> str:

@@ -25,15 +25,15 @@ Of newer units only the sum is known; they expire with the newest entry. So do t
 decision shows is kept at once, but the log behind it may be long, and is read a piece at a time, after decisions and at
 the end.
 
-A ledger is known by its root, and the file by its identity (quota.ledger.contract.Identity), not by the ledger's url.
+A ledger is known by its root, and the file by its identity (quota.ledger.identity.Identity), not by the ledger's url.
 So what was seen at one place counts on at the next, as a carry: see quota.recovery.loss.
 
 All that a process knows is one value (quota.recovery.knowledge), and a change puts another one in its place. It is
 written to a slot of the process's own in one file (quota.recovery.watermark_file). So the next process knows what a
 killed one saw, and each process sees what the others of its machine saw last. A process claims its slot with the first
-decision that shows more than the file has: who only looks writes nothing. Writing a slot costs some microseconds and
-waits for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be written, a process
-still remembers what it saw itself.
+decision that shows more than the file has: a process that only looks writes nothing. Writing a slot costs some
+microseconds and waits for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be
+written, a process still remembers what it saw itself.
 
 What cannot be known: charges seen only by machines that no longer run. They are at most what was spent between the loss
 and the first decision of a machine that had seen more.
@@ -53,6 +53,7 @@ from quota.common.log import warn
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
 from quota.ledger.contract import RETENTION_SLACK_MS, root_of
+from quota.ledger.parts import correctable, repairable
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.knowledge import (
     NO_EPOCH,
@@ -70,6 +71,7 @@ from quota.recovery.knowledge import (
 )
 from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
+from quota.recovery.repaired import as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots, slots_of
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of
 
@@ -89,10 +91,10 @@ LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
 
 PIECE = 250
-"""So many entries of the log are read at once after a decision."""
+"""The most entries of the log that are read at once after a decision."""
 
 LAST_PIECE = 1_000
-"""So many when the process gives up its ledger."""
+"""The most that are read when the process gives up its ledger."""
 
 READ_SHARE = 0.1
 """While there is more to be read, reading takes no more than about this part of the time."""
@@ -276,7 +278,7 @@ class HighWaterMark:
             if known.others.lacks_carry and result.epoch == known.epoch:
                 with contextlib.suppress(LedgerError, SeenAheadError):
                     watermarks, _, _ = self._all_that_was_seen(known, ledger, result)
-                    tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+                    tell = self._tell(ledger, new_epoch, retention_ms)
                     self._carry_over(ledger, result, watermarks, tell)
                     return True
         self._read_on(ledger, PIECE)
@@ -341,7 +343,7 @@ class HighWaterMark:
             root = root_of(result.epoch)
             told: Usages = {}
             merge_counted(told, watermarks, root, result.now_ms)
-            tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+            tell = self._tell(ledger, new_epoch, retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
                 self._carry_over(ledger, result, watermarks, tell)
             else:
@@ -349,17 +351,19 @@ class HighWaterMark:
                 self._compare(known, ledger, result, same_log, slots, tell)
             self._say_carried(result, carries(watermarks, root, 0).labels, told)
 
+    def _tell(self, ledger: Ledger, new_epoch: str, retention_ms: int) -> Callable[[Reports], str]:
+        """What reports to the ledger what it lacks."""
+        return partial(correctable(ledger).add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+
     def _all_that_was_seen(
         self, known: Knowledge, ledger: Ledger, result: ChargeResult
     ) -> tuple[list[Watermark], list[Watermark], Sequence[SlotContent]]:
         """What all processes of this machine saw, this one last, and those of its other configurations, as it is since
         the ledger's last repair; and the slots that this was read from."""
-        from quota.recovery.repaired import as_repaired, concerns  # late: a decision that loses nothing needs neither
-
         slots = self._read_slots()
         watermarks, siblings = [*_watermarks(slots), known.watermark(self._configuration)], [*self._siblings]
         if concerns((*watermarks, *siblings), result.epoch, result.now_ms):
-            since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
+            since = repairable(ledger).repairs(self._project), result.epoch, result.last, result.now_ms
             watermarks, siblings = as_repaired(watermarks, *since), as_repaired(siblings, *since)
         return watermarks, siblings, slots
 
@@ -436,26 +440,23 @@ class HighWaterMark:
     def _save(self, *, clear: bool = False) -> None:
         """Write what is known to the slot of this process, until that is what it holds: a signal handler may change it
         meanwhile. `clear`: it holds now what ended processes knew, so empty theirs."""
-        while self.path is not None and self._is_usable and self._known is not None and self._saved is not self._known:
-            known, file = self._known, self._file
+        while (known := self._known) is not self._saved and known is not None and self._is_usable:
+            file, written = self._file, self._written
             try:
-                file = file or self._claimed(self.path)
-                if file.own_slot is not None:
+                file = file or self._claimed()
+                if written is not None and written[0] is known.rest:  # most decisions change only the numbers
+                    file.write_head(written[1], known.newest, known.at_ms, known.units)
+                elif file.own_slot is not None:
                     self._write(file, known)
-                    if clear:
-                        file.clear_abandoned(self._slots_read)
+                if clear and file.own_slot is not None:
+                    file.clear_abandoned(self._slots_read)
             except OSError as error:
                 self._give_up(error, file)
             else:
                 self._saved = known
 
     def _write(self, file: WatermarkFile, known: Knowledge) -> None:
-        """Most decisions change only the numbers: then the head of the slot is written alone. Raises OSError."""
-        numbers = known.newest, known.at_ms, known.units
-        written = self._written
-        if written is not None and written[0] is known.rest:
-            file.write_head(written[1], *numbers)
-            return
+        """Write the whole slot. Raises OSError."""
         text, needed_lines = known.text(self._configuration)
         newly = file.write(known.newest, epoch_tag(known.epoch), known.at_ms, known.units, text)
         self._written = known.rest, newly
@@ -467,8 +468,9 @@ class HighWaterMark:
                 needed_lines - newly.lines,
             )
 
-    def _claimed(self, path: str) -> WatermarkFile:
+    def _claimed(self) -> WatermarkFile:
         """The file, made if it is not there, with a slot for this process if one is free. Raises OSError."""
+        path = self.path or ""  # one that is usable has a path
         try:
             file = WatermarkFile(path, known=self._slots_read)
         except FileNotFoundError:

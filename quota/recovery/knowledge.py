@@ -38,7 +38,7 @@ NO_EPOCH = "?"
 """No ledger has this epoch, so one that is expected to have it is behind."""
 
 STEP_MS, MAX_STEPS = 100, 1_024
-"""A process remembers the newest entry as it was so often, and at most so many times."""
+"""How often a process remembers the newest entry as it was, and how many of these it has at most."""
 
 TIDY_EVERY_MS = 600_000
 """So often what has expired is forgotten."""
@@ -57,6 +57,9 @@ class Others(NamedTuple):
     """One of them saw this log in another epoch, before it went on to another log."""
     lacks_carry: bool = False
     """The ledger does not count all that was seen of other logs."""
+
+
+NO_OTHERS = Others()
 
 
 class Rest(NamedTuple):
@@ -141,7 +144,7 @@ class Knowledge(NamedTuple):
 
     def is_without(self, result: ChargeResult) -> bool:
         """Whether a charge was made before another task restored what was missing, and may itself be missing."""
-        return result.id is not None and result.epoch not in ("", self.epoch)
+        return result.id is not None and result.epoch != self.rest.epoch and result.epoch != ""
 
     def unread(self) -> list[Unread]:
         """What is to be read of the log next."""
@@ -149,7 +152,7 @@ class Knowledge(NamedTuple):
         return unread_slices(views, self.rest.sliced, self.newest, self.at_ms)
 
 
-NOTHING_KNOWN = Knowledge((0, 0), 0, (), (), NOTHING_EXPECTED, Others(), Rest())
+NOTHING_KNOWN = Knowledge((0, 0), 0, (), (), NOTHING_EXPECTED, NO_OTHERS, Rest())
 
 
 def logged(watermark: Watermark, since_ms: int) -> list[ViewObservation]:
@@ -291,24 +294,22 @@ def adds_nothing(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeR
 def decided(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult, label: str) -> Knowledge:
     """After a decision of the ledger at `label`. Most are about the same views as the one before: only the numbers
     change, and the `rest` is the same."""
-    rest, last = known.rest, result.last
+    newest, _, _, path, _, others, rest = known
+    last, now_ms = result.last, result.now_ms
     if (
         result.epoch != rest.epoch
         or result.unlogged != rest.unlogged
-        or result.now_ms >= rest.tidy_ms
+        or now_ms >= rest.tidy_ms
         or (checks is not rest.checks and not _same_views(checks, rest.checks))
     ):
         return _decided_on_more(known, checks, result, label)
-    if last < known.newest:  # another thread has seen more
+    if last < newest:  # another thread has seen more
         return known
+    if not path or last[0] >= path[-1][0] + STEP_MS:
+        path = _further(path, last)
     units = _without_unlogged(result) if result.unlogged else result.used_units
-    path = known.path if known.path and last[0] < known.path[-1][0] + STEP_MS else _further(known.path, last)
-    others = known.others
-    expected = Expected(rest.epoch, (last,))
-    if others.ids or others.other_epoch_ms or others.saw_another_epoch or others.lacks_carry:
-        others = others._replace(ids=())
-        return Knowledge(last, result.now_ms, units, path, expected, others, rest).expecting()
-    return Knowledge(last, result.now_ms, units, path, expected, others, rest)
+    after = Knowledge(last, now_ms, units, path, Expected(rest.epoch, (last,)), others, rest)
+    return after if others == NO_OTHERS else after._replace(others=others._replace(ids=())).expecting()
 
 
 def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult, label: str) -> Knowledge:
@@ -352,7 +353,7 @@ def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: Cha
 
 
 def _in_epoch(known: Knowledge, epoch: str) -> Knowledge:
-    """Nothing is known of this log yet but its epoch; what is known of other logs stays."""
+    """Only the epoch of this log is known yet; what is known of other logs stays."""
     root, rest = root_of(known.epoch), known.rest
     usages = {key: usage for key, usage in rest.usages.items() if _is_of_another_log(usage, root)}
     rest = Rest(epoch=epoch, observations=rest.observations, usages=usages)

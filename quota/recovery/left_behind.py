@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from quota.ledger.contract import Identity
+    from quota.ledger.identity import Identity
 
 
 def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int) -> list[tuple[str, int]]:

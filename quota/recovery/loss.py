@@ -43,7 +43,7 @@ Usages = dict[tuple[str, str], UnloggedUsage]
 
 
 class Loss(NamedTuple):
-    """What one view lost: so many units that still count, the last of them until `until_ms`."""
+    """What one view lost: `units` that still count, the last of them until `until_ms`."""
 
     units: int
     until_ms: int

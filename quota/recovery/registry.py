@@ -1,4 +1,4 @@
-"""The high-water marks of this process: one for each file, whoever uses it, and few of the files open at once."""
+"""The high-water marks of this process: one for each file, for all its users, with few files open at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from quota.ledger.contract import Identity, Ledger
+    from quota.ledger.contract import Ledger
+    from quota.ledger.identity import Identity
 
 MAX_FILES = 100
-"""So many of their files are open in a process. It may use thousands of projects; some systems allow it 256 files."""
+"""The most of their files that are open in a process. It may use thousands of projects; some systems allow it 256
+files."""
 
 END_WITHIN_S = 0.05
-"""So long the end of a process waits for its ledger, of all its projects together."""
+"""How long the end of a process waits for its ledger, for all its projects together."""
 
 _in_use: dict[str, tuple[HighWaterMark, int]] = {}
 """By path, each with the number of its users."""

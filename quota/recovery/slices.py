@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quota.terms.limits import View
 
 SLICES = 24
-"""A sliding window is divided into so many slices."""
+"""The number of slices of a sliding window."""
 
 MIN_SLICE_MS = 1_000
 """No slice is shorter: each of them costs one more read of the ledger."""

@@ -16,21 +16,17 @@ Nothing waits for the disk. What a process wrote survives its death, though not 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
-import sys
 import threading
 import zlib
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.folders import open_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-if sys.platform != "win32":
-    import fcntl
 
 SLOTS = 64
 """If more processes of one machine run at once, the others have no slot: they only read."""
@@ -49,15 +45,11 @@ _WHOLE_READ_BYTES = 4096
 """Enough for most slots with their text."""
 
 
-@lru_cache(maxsize=64)
-def _head_struct(count: int) -> struct.Struct:
-    """The layout of a head: FORMAT, how many numbers there are, the text's checksum and its length in bytes; then the
-    fields of Head. The head's own checksum follows, and then the text.
-    """
-    return struct.Struct(f"<IIIIQQQQ{count}Q")
+_NO_NUMBERS = struct.Struct("<IIIIQQQQ")
+"""The layout of a head: FORMAT, how many numbers there are, the text's checksum and its length in bytes; then the
+fields of Head, with 8 bytes for each number. The head's own checksum follows, and then the text."""
 
-
-_NO_NUMBERS = _head_struct(0)
+_BEGINNING = struct.Struct("<IIII")
 _MIN_HEAD = _NO_NUMBERS.size + _CHECKSUM.size
 
 
@@ -84,10 +76,12 @@ class SlotContent(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A text that a slot holds: how many of its lines there was room for, and how a head begins that belongs to it."""
+    """A text that a slot holds: how many of its lines there was room for, and the layout of a head that belongs to it:
+    how it begins, and its further fields."""
 
     lines: int
-    beginning: tuple[int, int, int, int]
+    beginning: bytes
+    fields: struct.Struct
     epoch_tag: int
 
 
@@ -167,8 +161,6 @@ class WatermarkFile(SlotReader):
     """
 
     def __init__(self, path: str, *, make: bool = False, known: Collection[SlotContent] = ()) -> None:
-        if sys.platform == "win32":
-            raise OSError(0, "this platform has no locks on parts of a file")
         super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
         try:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
@@ -188,21 +180,20 @@ class WatermarkFile(SlotReader):
     ) -> Written:
         """Write this process's slot; numbers are 0 or more."""
         data = text.encode()
-        room = SLOT_BYTES - _head_struct(len(numbers)).size - _CHECKSUM.size
+        room = SLOT_BYTES - _NO_NUMBERS.size - 8 * len(numbers) - _CHECKSUM.size
         if len(data) > room:
             data = data[: data.rfind(b"\n", 0, room) + 1]
-        written = Written(data.count(b"\n"), (FORMAT, len(numbers), zlib.crc32(data), len(data)), epoch_tag)
-        self._write(written, newest, at_ms, numbers, data)
+        beginning = _BEGINNING.pack(FORMAT, len(numbers), zlib.crc32(data), len(data))
+        written = Written(data.count(b"\n"), beginning, struct.Struct(f"<QQQQ{len(numbers)}Q"), epoch_tag)
+        self.write_head(written, newest, at_ms, numbers, data)
         return written
 
-    def write_head(self, written: Written, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
-        """Write the head alone, with as many numbers as in the `write` of its text. Most decisions do only this."""
-        self._write(written, newest, at_ms, numbers, b"")
-
-    def _write(
-        self, written: Written, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...], text: bytes
+    def write_head(
+        self, written: Written, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...], text: bytes = b""
     ) -> None:
-        head = _head_struct(len(numbers)).pack(*written.beginning, *newest, written.epoch_tag, at_ms, *numbers)
+        """Write the head, with as many numbers as in the `write` of its text. Most decisions leave the text as it
+        is."""
+        head = written.beginning + written.fields.pack(*newest, written.epoch_tag, at_ms, *numbers)
         data = head + _CHECKSUM.pack(zlib.crc32(head)) + text
         os.pwrite(self._fd, data, self._own_offset)  # no call between: a signal handler may have closed the file
 
@@ -231,7 +222,7 @@ class WatermarkFile(SlotReader):
                 self._unlock(slot)
 
     def close(self) -> None:
-        """Whoever is in the middle of using it gets an OSError."""
+        """A thread in the middle of using it gets an OSError."""
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
         fd, self._fd = self._fd, -1

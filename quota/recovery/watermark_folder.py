@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger.contract import Identity
+    from quota.ledger.identity import Identity
 
-FOLDER = "marks"
+FOLDER = "high-water-marks"
 """Part of the state folder. It has one folder for each project and endpoint."""
 
-FORMER_FOLDERS = ("watermarks", "seen")
+FORMER_FOLDERS = ("marks", "watermarks", "seen")
 """Older versions wrote here. They are not read any more."""
 
 FORGET_AFTER_DAYS = 400
-"""A file that nobody wrote for so long, longer than any window in use, is removed."""
+"""After how many days a file is removed that nobody wrote: more than any window in use has."""
 
 _swept_at_s: dict[str, float] = {}
 """When this process last looked for what is to be forgotten in a folder."""

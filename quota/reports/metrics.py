@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -92,7 +93,7 @@ def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] =
 
 
 def _escaped(value: str) -> str:
-    """A name as a label, without control characters: whoever wrote into the ledger may have charged under any name."""
+    """A name as a label, without control characters: a program may have charged under any name."""
     value = printable(value.encode("utf-8", "backslashreplace").decode())
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
@@ -112,8 +113,6 @@ def file_name(project: str, job: str | None = None) -> str:
     """
     name = "-".join(_encoded(part) for part in ([project] if job is None else [project, job]))
     if len(name) > MAX_FILE_NAME:
-        from hashlib import blake2b
-
         name = f"{name[: MAX_FILE_NAME - 17].rstrip('%')}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     return f"quota-{name}.prom"
 

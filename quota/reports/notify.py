@@ -24,9 +24,11 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import blake2b
+from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
@@ -36,6 +38,7 @@ from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
+from quota.ledger.parts import claims_in
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.terms.attribution import machine_name
@@ -113,7 +116,7 @@ _Claimed = Callable[[bool], None]
 
 
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
-    """Whether this process is the one to say it: then what is to be told how that ended."""
+    """None if another process delivers the notice. Otherwise call the result with whether it was delivered."""
     once_ms, key = min(notice.once_ms, MAX_TICK_MS), notice.key(way)
     if notice.here:
         return _claim_here(key, once_ms)
@@ -131,7 +134,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         tick_ms=once_ms,
     )
     try:
-        if session.ledger.claim(notice.project, claim).tick:
+        if claims_in(session.ledger).claim(notice.project, claim).tick:
             return None
     except LedgerError:
         return _claim_here(key, once_ms)
@@ -139,7 +142,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     def end(delivered: bool) -> None:
         ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
         with contextlib.suppress(LedgerError):  # then it may be said again
-            session.ledger.end_claim(notice.project, ended, "done")
+            claims_in(session.ledger).end_claim(notice.project, ended, "done")
 
     return end
 
@@ -288,9 +291,6 @@ def _exchange(url: str, body: bytes | None, timeout_s: float, connections: list[
 
 def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
     """To the address, or through the proxy that HTTPS_PROXY names for it. A proxy sees no http:// address."""
-    from http.client import HTTPConnection, HTTPSConnection
-    from urllib.request import getproxies, proxy_bypass
-
     host, timeout_s = parts.hostname or "", max(0.1, timeout_s)
     if parts.scheme != "https":
         return HTTPConnection(host, parts.port, timeout=timeout_s)

@@ -13,7 +13,9 @@ Each charge is taken from one of them:
 from __future__ import annotations
 
 import heapq
+import json
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
-from quota.ledger.contract import just_before, read_entries
-from quota.ledger.history import HISTORY_MS, OTHER, HourOfLog
+from quota.ledger.contract import entries_between, just_before, read_entries
+from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS
+from quota.ledger.parts import history_in
 from quota.terms.arguments import MAX_NUMBER, texts, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
@@ -31,16 +34,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Entry
+    from quota.ledger.entry import Entry, Id
     from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
 
 SUMS_S, SUMS_READ = 0.002, 100
-"""For the sums so much time is taken to roll up, and so many charges after that are read."""
+"""How long the sums may take to be rolled up, and how many charges behind them are read."""
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 
 CATCH_UP_S = 0.3
-"""A reader rolls up what nobody has rolled up yet for so long; the rest it reads from the log."""
+"""How long a reader rolls up what nobody has rolled up yet; it reads the rest from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,8 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
         since_ms = max(since_ms // HOUR_MS * HOUR_MS, after_ms + 1)
     sums: dict[tuple[str, ...], tuple[int, int]] = {}
     for part in parts:
-        rows = part.from_log(ledger, since_ms) if "run" in by else part.rows(ledger, since_ms)
-        for row in rows:
+        logged = part.logged(ledger, just_before(since_ms), (NEVER, NEVER))
+        for row in logged if "run" in by else part.rows(ledger, since_ms):
             key = tuple(_FIELD_OF[field](row) for field in by)
             charges, units = sums.get(key, (0, 0))
             sums[key] = (charges + row.charges, units + row.units)
@@ -124,6 +127,14 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
     gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
     gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
     return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms))
+
+
+def refused_by(refused: Iterable[Refusals]) -> dict[str, int]:
+    """Refused calls by what refused them, most calls first."""
+    calls: Counter[str] = Counter()
+    for one in refused:
+        calls[one.limit or one.reason] += one.calls
+    return dict(sorted(calls.items(), key=lambda row: (-row[1], row[0])))
 
 
 def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iterator[tuple[str, Entry]]:
@@ -164,9 +175,7 @@ class KeptRefusal(NamedTuple):
 
 def read_refusals(ledger: Ledger, project: str) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
-    import json
-
-    for text in ledger.refusals(project):
+    for text in history_in(ledger).refusals(project):
         try:
             yield _kept(json.loads(text), project)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
@@ -219,10 +228,24 @@ def _moment(text: str) -> int:
     return whole(round((at - utc(0)) / timedelta(milliseconds=1)), "ms: a time", 0, LATEST_MS)
 
 
+class _Row(NamedTuple):
+    """Charges of one hour that are alike, as in HourOfSpending. `run` is known of those in the log: the beginning of
+    their idempotency keys."""
+
+    hour_ms: int
+    method: str
+    job: str
+    region: str
+    bucket: str
+    run: str
+    charges: int
+    units: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
-    is newer than `known_after_ms`, but for the history's gap."""
+    is newer than `known_after_ms`, except for the history's gap."""
 
     project: str
     history: History
@@ -233,7 +256,7 @@ class _Part:
     def read(cls, ledger: Ledger, project: str, since_ms: int, until_ms: int) -> _Part:
         catch_up(ledger, project)
         log_after_ms = ledger.whole_after_ms(project)
-        history = ledger.history(project, since_ms, until_ms)
+        history = history_in(ledger).history(project, since_ms, until_ms)
         known_after_ms = log_after_ms
         if history.rolled_up != (0, 0):
             # Trimming leaves the newest charge that was rolled up. A log without it was lost, unnoticed so far.
@@ -247,7 +270,7 @@ class _Part:
             known_after_ms = min(log_after_ms, max(history.whole_after_ms, begins_ms))
         return cls(project, history, log_after_ms, known_after_ms)
 
-    def rows(self, ledger: Ledger, since_ms: int) -> Iterator[HourOfLog]:
+    def rows(self, ledger: Ledger, since_ms: int) -> Iterator[_Row]:
         """Each charge since `since_ms` once."""
         from_log = since_ms > self.log_after_ms
         first_ms = -(-since_ms // HOUR_MS) * HOUR_MS if from_log else since_ms // HOUR_MS * HOUR_MS
@@ -255,25 +278,27 @@ class _Part:
         crowded = {hour.hour_ms for hour in hours if _is_other(hour) and hour.hour_ms > self.log_after_ms}
         for hour in hours:
             if hour.charges and hour.hour_ms not in crowded:
-                yield HourOfLog(*hour[:5], "", *hour[5:])
+                yield _Row(*hour[:5], "", *hour[5:])
         rolled = self.history.rolled_up
         if from_log:
-            yield from ledger.add_up(self.project, just_before(since_ms), (first_ms - 1, NEVER))
+            yield from self.logged(ledger, just_before(since_ms), (first_ms - 1, NEVER))
         for hour_ms in sorted(crowded):
             through = min(rolled, (hour_ms + HOUR_MS - 1, NEVER))
-            yield from ledger.add_up(self.project, just_before(hour_ms), through)
-        yield from ledger.add_up(self.project, max(just_before(first_ms), rolled), (NEVER, NEVER))
+            yield from self.logged(ledger, just_before(hour_ms), through)
+        yield from self.logged(ledger, max(just_before(first_ms), rolled), (NEVER, NEVER))
 
-    def from_log(self, ledger: Ledger, since_ms: int) -> Iterator[HourOfLog]:
-        """The same from the log alone."""
-        return ledger.add_up(self.project, just_before(since_ms), (NEVER, NEVER))
+    def logged(self, ledger: Ledger, after: Id, through: Id) -> Iterator[_Row]:
+        """Each charge of the log in between as a row of its own."""
+        for e in entries_between(ledger, self.project, after, through):
+            hour_ms, run = e.ms // HOUR_MS * HOUR_MS, e.idempotency_key[:RUN_CHARS]
+            yield _Row(hour_ms, e.method, e.job, e.region, e.bucket, run, 1, e.units)
 
 
 def catch_up(ledger: Ledger, project: str) -> None:
-    """Roll up what nobody has rolled up yet, but not for long. Who may only read goes without."""
+    """Roll up what nobody has rolled up yet, but not for long. A user who may only read goes without."""
     ends_s = time.monotonic() + CATCH_UP_S
     with suppress(LedgerError):
-        while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:
+        while history_in(ledger).roll_up(project, host_clock()) and time.monotonic() < ends_s:
             pass
 
 
@@ -286,10 +311,10 @@ def read_sums(ledger: Ledger, project: str) -> tuple[tuple[RunningSum, ...], tup
     """
     ends_s = time.monotonic() + SUMS_S
     with suppress(LedgerError):
-        while ledger.roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
+        while history_in(ledger).roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
             pass
     now_ms = ledger.now_ms()
-    history = ledger.history(project, now_ms, now_ms)
+    history = history_in(ledger).history(project, now_ms, now_ms)
     return history.sums_with(ledger.read(project, history.rolled_up, NEVER, SUMS_READ)), history.refused_sums
 
 
@@ -308,7 +333,7 @@ def _refused(parts: Iterable[_Part], since_ms: int) -> tuple[Refusals, ...]:
     return tuple(Refusals(*key, count) for key, count in ranked)
 
 
-_FIELD_OF: dict[str, Callable[[HourOfLog], str]] = {
+_FIELD_OF: dict[str, Callable[[_Row], str]] = {
     "method": lambda row: row.method,
     "job": lambda row: row.job,
     "region": lambda row: row.region,

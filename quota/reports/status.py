@@ -5,20 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.several import several
 from quota.deciding.checklist import cap
 from quota.errors import Refused
-from quota.ledger.contract import (
-    ChargeRequest,
-    LimitCheck,
-    just_before,
-    read_entries,
-    retention_of,
-)
-from quota.ledger.entry import Charge
+from quota.ledger.contract import read_entries
+from quota.ledger.parts import notes_in
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
@@ -30,12 +24,12 @@ if TYPE_CHECKING:
     from quota.deciding.outlook import Outlook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeResult, Exhaustion, Notes
+    from quota.ledger.contract import Exhaustion, Notes
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.session import Session
     from quota.terms.costs import Bucket, CostBook
-    from quota.terms.limits import Edges, Limit, Window
+    from quota.terms.limits import Limit, Window
 
 
 class LimitRow(NamedTuple):
@@ -62,6 +56,13 @@ class LimitRow(NamedTuple):
     shut: bool
     enforced_units: int
     grant: Grant | None
+
+    @property
+    def level(self) -> Literal["open", "near", "full"]:
+        """How it is marked: `near` where a tenth is left."""
+        if self.shut or self.room_ms is not None:
+            return "full"
+        return "near" if self.state.remaining_units * 10 < self.state.limit_units else "open"
 
 
 class EarlyExhaustion(NamedTuple):
@@ -180,6 +181,7 @@ def read_status(
     `reading` reads that of one, and a few threads read at once.
     """
     ledger = session.ledger
+    notes_of = notes_in(ledger).notes
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
     sharing: dict[str, list[str]] = {}
@@ -191,22 +193,15 @@ def read_status(
             fetches.setdefault(job.credential, []).append(BUILT_IN_FETCHES[job.fetch])
     names = credentials if credential is None else [credential]
     jitter_ms = machine_jitter_ms()
-    lasting: dict[tuple[int, int], list[_Lasting]] = {}
-
-    def lasting_of(budget: Budget) -> list[_Lasting]:
-        key = id(budget.book), id(budget.limits)
-        if key not in lasting:
-            lasting[key] = [_lasting(budget.book, limit, at_ms) for limit in budget.limits]
-        return lasting[key]
 
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
         outlook = budget.outlook(fetches.get(name, []))
-        notes: Notes = ledger.notes(settings.project)
+        notes: Notes = notes_of(settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
-        oldest_of = (_oldest_of(budget, outlook.states, at_ms)) if next_capacity else None
-        limits = _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, oldest_of, at_ms)
+        oldest_of = _oldest_of(budget, outlook.states, at_ms) if next_capacity else None
+        limits = _limit_rows(budget, outlook, notes, exhausted, oldest_of, at_ms)
         return CredentialRow(
             outlook,
             settings.book.main_bucket.name,
@@ -235,28 +230,8 @@ def _ends(x: Exhaustion) -> int:
     return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
 
 
-class _Lasting(NamedTuple):
-    """What holds of a limit, whatever was charged: many credentials have the same. `resets_ms` and `zone` as in a
-    LimitRow; `edges_ms` are its own window's, where that is a calendar's; `most_units` is the most that it enforces."""
-
-    resets_ms: int | None
-    zone: str | None
-    edges_ms: Edges | None
-    most_units: int
-
-
-def _lasting(book: CostBook, limit: Limit, at_ms: int) -> _Lasting:
-    window, buckets = limit.view.window, limit.view.selector.buckets
-    upstream = {bucket.window for name, bucket in book.buckets.items() if name in (buckets or (name,))}
-    calendar = upstream.pop() if len(upstream) == 1 else None
-    resets_ms, zone = (calendar.edges(at_ms)[1], calendar.zone) if isinstance(calendar, Calendar) else (None, None)
-    edges_ms = window.edges(at_ms) if isinstance(window, Calendar) else None
-    return _Lasting(resets_ms, zone, edges_ms, cap(limit, 0, 1, None))
-
-
 def _limit_rows(
     budget: Budget,
-    lasting: Sequence[_Lasting],
     outlook: Outlook,
     notes: Notes,
     exhausted: Sequence[Exhaustion],
@@ -267,14 +242,13 @@ def _limit_rows(
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
-    each = zip(budget.limits, lasting, outlook.states, outlook.room_ms, strict=True)
-    for limit, (resets_ms, zone, edges, enforced_units), state, room_ms in each:
+    for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
-        if granted:
-            enforced_units = cap(limit, 0, 1, None, granted)
+        enforced_units = cap(limit, 0, 1, None, granted)
+        resets_ms, zone = _upstreams_reset(budget.book, selector, at_ms)
         next_ms = None
         if oldest_of is not None and state.used_units:
-            next_ms = _next_capacity(budget, limit, enforced_units, edges, state, oldest_of, at_ms)
+            next_ms = _next_capacity(limit, enforced_units, state, oldest_of, at_ms)
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
@@ -300,63 +274,48 @@ def _limit_rows(
     return tuple(rows)
 
 
+def _upstreams_reset(book: CostBook, selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
+    """When upstream itself resets what a selector counts, and in which zone; None where it has no one calendar."""
+    windows = {bucket.window for name, bucket in book.buckets.items() if name in (selector.buckets or (name,))}
+    window = windows.pop() if len(windows) == 1 else None
+    return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
+
+
 def _next_capacity(
-    budget: Budget,
     limit: Limit,
     enforced_units: int,
-    edges: Edges | None,
     state: LimitState,
     oldest_of: Mapping[str, int],
     at_ms: int,
 ) -> int:
     """When a limit of which something is used has more capacity."""
-    if edges is not None:
-        now_units = state.limit_units
+    window = limit.view.window
+    if isinstance(window, Calendar):
+        edges, now_units = window.edges(at_ms), state.limit_units
         more = limit.paced and now_units < enforced_units
         return paced_until(enforced_units, edges, now_units + 1) if more else edges[1]
-    longest_ms, oldest_ms = limit.view.window.longest_ms, oldest_of.get(limit.name)
-    if oldest_ms is None and state.used_units > state.unlogged_units:
-        oldest_ms = _oldest_entry(budget, limit, at_ms - longest_ms + 1)
-    leaves_ms = [] if oldest_ms is None else [oldest_ms + longest_ms]
+    oldest_ms = oldest_of.get(limit.name)
+    leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
     leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
     return min(leaves_ms, default=at_ms)
 
 
-def _oldest_entry(budget: Budget, limit: Limit, since_ms: int) -> int | None:
-    """The time of the oldest charge since then that a limit counts, by the log."""
-    entries = read_entries(budget.ledger, budget.project, since_ms, NEVER)
-    return next((e.ms for e in entries if _counts(limit, e)), None)
-
-
 def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
-    """By sliding limit the time of the oldest charge that it counts, as far as the ledger says it.
-
-    Mostly it is the first entry of the window. Where that is of another limit's, or given back: the charge that must
-    leave before one more unit fits into what is used. Refusals ask the same, so a ledger remembers it.
-    """
-    used = [
-        (limit, state.used_units)
+    """By sliding limit, the time of the oldest charge that it counts. Mostly it is the first entry of the window."""
+    windows_ms = {
+        limit: limit.view.window.longest_ms
         for limit, state in zip(budget.limits, states, strict=True)
-        if isinstance(limit.view.window, Sliding) and state.used_units and not state.unlogged_units
-    ]
-    if not used:
-        return {}
-    after_ms = {limit.name: at_ms - limit.view.window.longest_ms for limit, _ in used}
-    range_read = just_before(min(after_ms.values()) + 1), NEVER, 1
-    first: Sequence[Entry] = budget.ledger.read(budget.project, *range_read)
-    found = {limit.name: e.ms for limit, _ in used for e in first if e.ms > after_ms[limit.name] and _counts(limit, e)}
-    used = [(limit, units) for limit, units in used if limit.name not in found]
-    if not used:
-        return found
-    nothing = Charge(0, budget.book.main_bucket.name, "", "", "", "")
-    checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
-    retention_ms = retention_of(limit.view.window for limit in budget.limits)
-    request = ChargeRequest(budget.project, nothing, checks, (), at_ms, retention_ms=retention_ms)
-    result: ChargeResult = budget.ledger.decide(request, commit=False)
-    if result.outcome != "refused" or not result.leaving_ms:
-        return found
-    answers = zip(used, result.used_units, result.leaving_ms, strict=True)
-    return found | {limit.name: ms for (limit, units), now, ms in answers if now == units and ms is not None}
+        if isinstance(limit.view.window, Sliding) and state.used_units > state.unlogged_units
+    }
+    found: dict[str, int] = {}
+    since_ms = at_ms - max(windows_ms.values(), default=0) + 1
+    for entry in read_entries(budget.ledger, budget.project, since_ms, NEVER) if windows_ms else ():
+        for limit in [x for x, ms in windows_ms.items() if entry.ms > at_ms - ms and _counts(x, entry)]:
+            found[limit.name] = entry.ms
+            del windows_ms[limit]
+        if not windows_ms:
+            break
+    return found
 
 
 def _counts(limit: Limit, entry: Entry) -> bool:

@@ -10,10 +10,12 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote_plus
 
-from quota.common.text import one_line
 from quota.errors import ConfigError
-from quota.ledger.factory import canonical, check_file_url
+from quota.ledger.factory import canonical, file_of
+from quota.ledger.file_url import absolute, absolute_path
+from quota.settings.keys import read_secret
 
 if TYPE_CHECKING:
     from quota.settings.toml import TomlTable
@@ -46,27 +48,18 @@ class Address(NamedTuple):
         return f"<Address {self.url.partition(':')[0]}>"
 
 
-def file_of(url: str) -> str:
-    """The file that an SQLite URL points to, with symbolic links resolved; any other URL as it is."""
-    return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
+def place_of(url: str) -> str:
+    """The file that a URL points to, with symbolic links resolved; any other URL as it is."""
+    path = file_of(url)
+    return url if path is None else os.path.realpath(path)
 
 
 def file_url(table: TomlTable, folder: Path, url: str) -> str:
-    """An SQLite URL, `sqlite://...`, its path made absolute. Raises ConfigError for what names no file."""
-    rest = url.removeprefix("sqlite://")
-    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
-    if rest in ("", "/", "/:memory:"):
-        raise table.error(f"a database in memory is lost when the command ends; {a_file}", "url")
-    if not rest.startswith("/"):
-        raise table.error(a_file, "url")
+    """The URL of a file, its path made absolute. Raises ConfigError for what names no file."""
     try:
-        check_file_url(url, "SQLite url")
+        return absolute(url, folder)
     except ConfigError as error:
         raise table.error(str(error), "url") from None
-    path = path_at(table, folder, "url", rest[1:])
-    if os.path.isdir(path):
-        raise table.error("this is a folder; name a file in it", "url")
-    return f"sqlite:///{path}"
 
 
 def is_reference(text: str) -> bool:
@@ -85,7 +78,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
     secrets = [("url", ref)] if re.search(_LOGIN, url) else []
     options = {}
     for key in keys:
-        if url.startswith("sqlite:"):
+        if file_of(url) is not None:
             raise table.error("an embedded ledger has no server; remove this key", key)
         if _stands_in(url, key):
             raise table.error("the url has one too; keep one of them", key)
@@ -109,8 +102,6 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
         if not text.isprintable():
             raise table.error(f"a {what} has no control characters", key)
         return text, ""
-    from quota.settings.keys import read_secret
-
     ref = reference(table, folder, key)
     try:
         return read_secret(ref, what, key), ref
@@ -132,12 +123,10 @@ def reference(table: TomlTable, folder: Path, key: str = "key") -> str:
 
 def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:
     """What a key names, made absolute."""
-    if not text.isprintable():
-        raise table.error("a path has no control characters", key)
     try:
-        return str(folder / Path(text).expanduser())
-    except RuntimeError as error:  # ~nobody
-        raise table.error(one_line(error), key) from None
+        return absolute_path(text, folder)
+    except ConfigError as error:
+        raise table.error(str(error), key) from None
 
 
 def _stands_in(url: str, key: str) -> bool:
@@ -151,7 +140,6 @@ def _stands_in(url: str, key: str) -> bool:
 def _with_options(url: str, options: dict[str, str], table: TomlTable, folder: Path) -> str:
     if not options and "ssl_" not in url:
         return url
-    from urllib.parse import quote, unquote_plus
 
     def absolute(found: re.Match[str]) -> str:
         return f"{found[1]}={quote(path_at(table, folder, 'url', unquote_plus(found[2])), safe='/')}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.common.text import is_word, nearest, one_line, show
+from quota.common.resources import list_names, read_text
+from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.toml import TomlTable, parse_toml, read_toml
 from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
@@ -13,7 +16,6 @@ from quota.terms.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:
@@ -23,22 +25,16 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
     Raises ConfigError for an unknown name or a file that is not a cost book.
     """
     if "/" in name or name.endswith(".toml"):
-        from pathlib import Path
-
         path = (folder or Path()) / Path(name)
         return _book(read_toml(path), name=one_line(path.stem), source=one_line(path))
     known = book_names()
     if name not in known:
         raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
-    from quota.common.resources import read_text
-
     return parse_book(read_text("quota.config", f"costs/{name}.toml"), name)
 
 
 def book_names() -> list[str]:
     """The names of the built-in cost books, sorted."""
-    from quota.common.resources import list_names
-
     return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
 
 
@@ -146,7 +142,7 @@ def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[
 def _word(row: TomlTable, key: str) -> str:
     """A name that becomes part of a filter."""
     word = row.text(key)
-    if not is_word(word, "._/-", 128):
+    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,128}", word):
         raise row.error(f"{show(word)}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -", key)
     return word
 

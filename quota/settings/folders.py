@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from platformdirs import user_state_path
 
 from quota.common.folders import doubt_at, make_folder
 from quota.common.text import one_line
 from quota.errors import ConfigError
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 
 def state_folder() -> Path:
@@ -21,26 +18,11 @@ def state_folder() -> Path:
     Raises ConfigError for one that others could change.
     """
     named = os.environ.get("QUOTA_STATE_DIR")
-    folder = Path(named).absolute() if named else user_folder("state")
+    folder = Path(named).absolute() if named else user_state_path("quota-ledger")
     why = doubt_at(folder)
     if why:
         raise ConfigError(f"state folder {one_line(folder)} {why}; set QUOTA_STATE_DIR to a folder of your own")
     return folder
-
-
-def user_folder(kind: Literal["config", "state"]) -> Path:
-    """The folder for this user's configuration or state. Where it is plain, `platformdirs` is not asked: to import it
-    is a tenth of a cold start.
-    """
-    variable, in_home = ("XDG_CONFIG_HOME", ".config") if kind == "config" else ("XDG_STATE_HOME", ".local/state")
-    base = os.environ.get(variable, "")
-    if not os.path.isabs(base) and sys.platform == "linux":
-        base = os.path.join(os.environ.get("HOME", ""), in_home)
-    if os.path.isabs(base):
-        return Path(base, "quota-ledger")
-    from platformdirs import user_config_path, user_state_path
-
-    return user_config_path("quota-ledger") if kind == "config" else user_state_path("quota-ledger")
 
 
 def make_state_folder() -> Path:

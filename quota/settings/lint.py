@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock
 from quota.common.findings import Finding, finding_of, ranked
+from quota.common.owners import doubt_of_way
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
+from quota.ledger.factory import open_ledger
+from quota.ledger.redis_url import FALSE
+from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.toml import TomlTable
@@ -68,8 +74,6 @@ def lint(settings: Settings) -> list[Finding]:
 
 
 def _opening(url: str) -> Iterator[Finding]:
-    from quota.ledger.factory import open_ledger
-
     try:
         open_ledger(url).close()  # opening contacts nothing; the first use does
     except ConfigError as error:
@@ -77,11 +81,11 @@ def _opening(url: str) -> Iterator[Finding]:
 
 
 def _ledger(settings: Settings) -> Iterator[Finding]:
-    yield from _path("ledger.url", settings.ledger.url)
+    yield from _path("ledger.url", settings.ledger.file)
     outage = settings.ledger.unavailable
     if outage is None:
         return
-    if outage.machines > 1 and settings.ledger.url.startswith("sqlite:"):
+    if outage.machines > 1 and settings.ledger.file is not None:
         yield Finding(
             "warning",
             "ledger.url",
@@ -115,12 +119,9 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:
-    """Who may rename a folder on the way to what was spent may put an empty one in its place."""
-    from quota.common.owners import doubt_of_way
-
-    urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
-    files = {url.removeprefix("sqlite:///"): at for at, url in urls.items() if url.startswith("sqlite:///")}
-    folders = {os.path.dirname(os.path.abspath(file)): at for file, at in files.items()}
+    """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
+    files = {"ledger.url": settings.ledger.file, "store.url": settings.store.file}
+    folders = {os.path.dirname(os.path.abspath(file)): at for at, file in files.items() if file}
     for folder, location in {**folders, str(state_folder()): "QUOTA_STATE_DIR"}.items():
         try:
             why = doubt_of_way(folder)
@@ -136,8 +137,6 @@ def _server(settings: Settings) -> Iterator[Finding]:
     yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings.path)
     if settings.inbound is None or settings.path is None:
         return
-    from quota.settings.address import address_of
-
     try:
         address = address_of(TomlTable(settings.inbound, settings.source, "inbound"), settings.path.absolute().parent)
     except ConfigError:  # the check of `[inbound]` reports it
@@ -163,10 +162,6 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
             yield Finding("warning", location, message, "chmod 600 the file")
     if "ssl" not in url:
         return
-    from urllib.parse import parse_qs
-
-    from quota.ledger.redis_url import FALSE
-
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
     if options.get("ssl_cert_reqs") == "none":
         yield Finding(
@@ -199,8 +194,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
 
 def _everybody_reads(path: str | Path) -> bool:
     try:
-        return os.name == "posix" and bool(os.stat(path).st_mode & 0o004)
-    except OSError:  # who reads it reports that
+        return bool(os.stat(path).st_mode & 0o004)
+    except OSError:  # reported when it is read
         return False
 
 
@@ -225,7 +220,7 @@ def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
-    yield from _path("store.url", settings.store.url)
+    yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
     if settings.jobs and settings.store.retention_ms < DAY_MS:
         yield Finding(
@@ -252,9 +247,9 @@ def _store(settings: Settings) -> Iterator[Finding]:
 def _fleeting(settings: Settings) -> Iterator[Finding]:
     """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
-    if settings.store.name or not shared or settings.ledger.url.startswith("sqlite:"):
+    if settings.store.name or not shared or settings.ledger.file is not None:
         return
-    kind = file_system(settings.store.url.removeprefix("sqlite:///")) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
+    kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):
         yield Finding(
             "warning",
@@ -264,11 +259,11 @@ def _fleeting(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _path(location: str, url: str) -> Iterator[Finding]:
+def _path(location: str, file: str | None) -> Iterator[Finding]:
     """A relative path that reads like an absolute one: `sqlite:///var/lib/x` has one slash too few."""
-    if not url.startswith("sqlite:///"):
+    if not file:
         return
-    path = Path(url.removeprefix("sqlite:///"))
+    path = Path(file)
     if os.path.isdir(path.parent) or path.parent == state_folder():  # the state folder is created when it is needed
         return
     for index in range(1, len(path.parts) - 1):
@@ -481,7 +476,7 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             "warning", f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable"
         )
         return
-    if os.name == "posix" and mode & 0o004:
+    if mode & 0o004:
         yield Finding(
             "warning", f"{location}.auth", "every user of this machine can read this file", "chmod 600 the file"
         )
@@ -544,7 +539,7 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
         if not job.on_each_machine:
             continue
         location = f"jobs.{job.name}.machines"
-        if settings.ledger.url.startswith("sqlite:"):
+        if settings.ledger.file is not None:
             what = "has no effect: an embedded ledger is shared by one machine only"
             yield Finding("warning", location, what, "give all machines one redis:// ledger, or remove the key")
         elif settings.machines_of(job) == 1:
@@ -559,8 +554,6 @@ def _checks(settings: Settings) -> Iterator[Finding]:
     error that would stop a command; the message says what is wrong and, after a semicolon, what to do. A Finding is
     itself.
     """
-    from importlib.metadata import entry_points
-
     for point in entry_points(group="quota.checks"):
         for found in point.load()(settings):
             if isinstance(found, Finding):

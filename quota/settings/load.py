@@ -19,14 +19,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from platformdirs import user_config_path
+
+from quota.common.hosts import is_readable_on_the_way
+from quota.common.owners import doubt_of_path
+from quota.common.resources import read_text
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
-from quota.ledger.factory import LEDGER_SCHEMES
+from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import KEYS as ADDRESS_KEYS
-from quota.settings.address import Address, address_of, file_of, file_url, path_at, reference
+from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
 from quota.settings.books import load_book, parse_span, parse_window
-from quota.settings.folders import state_folder, user_folder
+from quota.settings.folders import state_folder
+from quota.settings.inbound import check_keys
 from quota.settings.model import (
     BUILT_IN,
     BUILT_IN_FETCHES,
@@ -45,6 +52,7 @@ from quota.settings.model import (
     StoreSettings,
     Unavailable,
 )
+from quota.settings.schedules import Every, load_zone, parse_schedule
 from quota.settings.toml import TomlTable, parse_toml, read_toml
 from quota.terms.limits import (
     DAY_MS,
@@ -80,7 +88,7 @@ def find_config(named: str | Path | None = None) -> Path | None:
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here
-    users = user_folder("config") / "quota.toml"
+    users = user_config_path("quota-ledger") / "quota.toml"
     return users if os.path.lexists(users) else None
 
 
@@ -93,19 +101,14 @@ def load_settings(config: str | Path | None = None) -> Settings:
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
     if path is None:
-        from quota.common.resources import read_text
-
         data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
         return _settings(data, None, BUILT_IN, state_folder())
     return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
 
 
 def _check_found(path: Path) -> None:
-    """Whoever wrote a configuration may run code, and send any variable of the environment anywhere. Who names one
-    trusts it; one that is read only because it stands there must be this user's or root's, and nobody else's to change.
-    """
-    from quota.common.owners import doubt_of_path  # late: a file that is named is not checked
-
+    """A configuration may run code, and send any variable of the environment anywhere. A file that was named is
+    trusted. One that is read only because it is there must be this user's or root's, and nobody else's to change."""
     try:
         why = doubt_of_path(path)
     except OSError as error:
@@ -147,8 +150,6 @@ _STORE_KEYS = ("url", "retention", "name")
 
 
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    from quota.settings.inbound import check_keys  # late: few configurations have it
-
     return check_keys(TomlTable({"inbound": root.value("inbound")}, root.source))  # its keys mean something else
 
 
@@ -178,7 +179,7 @@ def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings
             )
     name = table.check_name(table.text("name"), "name") if "name" in table else None
     identity = f"name {name}" if name is not None else _identity(path)
-    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", LEDGER_SCHEMES)
+    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
 
 
@@ -201,7 +202,7 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSetti
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     given = Address(table.text("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
-    if file_of(url) == file_of(ledger.url):
+    if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name = table.check_label(table.text("name"), "name") if "name" in table else ""
     return StoreSettings(url, retention_ms, name)
@@ -224,9 +225,7 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
         raise table.error(f"{kind}; use one of {known}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
-    if scheme != "sqlite":
-        return given
-    return Address(file_url(table, folder, url))
+    return given if file_of(url) is None else Address(file_url(table, folder, url))
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
@@ -290,7 +289,7 @@ def _credential(
         # The message does not show it: people have put `?key=...` into it.
         raise row.error("not an address such as http://127.0.0.1:8765, without user, query or fragment", "endpoint")
     insecure_endpoint = row.flag("insecure_endpoint", False)
-    if endpoint is not None and "key" in row and not insecure_endpoint and _is_readable(endpoint):
+    if endpoint is not None and "key" in row and not insecure_endpoint and is_readable_on_the_way(endpoint):
         raise row.error(
             "the key would go there in plain text; give an https:// address, or set insecure_endpoint = true",
             "endpoint",
@@ -337,15 +336,7 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     raise row.error(f'write "adc", "service-account:PATH" or "authorized-user:PATH"{near}', "auth")
 
 
-def _is_readable(endpoint: str) -> bool:
-    from quota.common.hosts import is_readable_on_the_way  # late: few credentials have an endpoint
-
-    return is_readable_on_the_way(endpoint)
-
-
 def _is_address(endpoint: str) -> bool:
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(endpoint)
         return bool(re.fullmatch(_ENDPOINT, endpoint) and parts.hostname and parts.port != 0)
@@ -542,8 +533,6 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             if key in row:
                 raise row.error("has no effect without a schedule; add one, or remove this key", key)
         return job
-    from quota.settings.schedules import Every, load_zone, parse_schedule
-
     text, zone = " ".join(row.text("schedule").split()), row.text("timezone", "UTC")
     try:
         schedule = parse_schedule(text, zone)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.text import one_line
+from quota.ledger.factory import file_of
+from quota.ledger.file_url import path_of
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
 
 if TYPE_CHECKING:
@@ -52,6 +54,11 @@ class LedgerSettings(NamedTuple):
     name: str | None = None
     identity: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file(self) -> str | None:
+        """The path of its file, empty in memory; None where a server is."""
+        return file_of(self.url)
 
     def __repr__(self) -> str:
         """Without the url: it may hold a password."""
@@ -121,6 +128,11 @@ class StoreSettings(NamedTuple):
     url: str
     retention_ms: int
     name: str = ""
+
+    @property
+    def file(self) -> str:
+        """The path of its file; empty in memory."""
+        return path_of(self.url)
 
 
 class NotifySettings(NamedTuple):

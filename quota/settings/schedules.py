@@ -21,16 +21,16 @@ last asked. At all other times the tests compare the two.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import date
-    from zoneinfo import ZoneInfo
 
 EVERY = "every"
 MAX_EVERY_MS = 366 * DAY_MS
@@ -77,8 +77,6 @@ class Cron:
 
     def fires(self, since_ms: int, until_ms: int) -> Iterator[int]:
         """The fire times with since_ms <= t < until_ms, in order."""
-        from datetime import UTC, datetime, timedelta
-
         zone = load_zone(self.zone)
         minutes_ms = tuple((hour * 60 + minute) * MINUTE_MS for hour in self.hours for minute in self.minutes)
         # Start a day early: a skipped time may run on the next day.
@@ -104,8 +102,6 @@ class Cron:
 
     def _at_change(self, day: date, zone: ZoneInfo) -> list[int]:
         """The fire times of a day on which the clock changes."""
-        from datetime import datetime
-
         found = set()
         for hour in self.hours:
             for minute in self.minutes:
@@ -206,8 +202,6 @@ def _number(text: str, what: str, minimum: int, maximum: int, names: tuple[str, 
 
 def load_zone(name: str) -> ZoneInfo:
     """The time zone of this name. Raises ValueError if there is none."""
-    from zoneinfo import ZoneInfo
-
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
@@ -220,8 +214,6 @@ def _day(zone_name: str, day: date) -> tuple[int, bool]:
 
     The first field is a lower bound of every time in it, also where midnight itself is skipped.
     """
-    from datetime import datetime, timedelta
-
     zone = load_zone(zone_name)
     begins = datetime(day.year, day.month, day.day, tzinfo=zone)
     following = day + timedelta(days=1)

@@ -7,19 +7,20 @@ A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from quota.common.named import read_named
-from quota.common.text import is_word, nearest, one_line, show
+from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.terms.limits import MAX_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import date
     from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class TomlTable:
 
     def at(self, key: str) -> str:
         """The dotted path of a key, always short and on one line."""
-        shown = key if is_word(key, "_-", 64) else show(key)
+        shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
         return f"{self.path}.{shown}" if self.path else shown
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -132,8 +133,6 @@ class TomlTable:
 
     def day(self, key: str) -> date:
         """A date without a time."""
-        from datetime import date
-
         value = self.value(key)
         if type(value) is not date:
             raise self._type_error(key, value, "a date such as 2026-06-01")
@@ -143,7 +142,7 @@ class TomlTable:
 
     def check_name(self, name: str, key: str = "") -> str:
         """`name`, checked: it becomes part of a key in the ledger."""
-        if not is_word(name, "._:-", 64):
+        if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", name):
             shown = f"{show(name)}: " if key else ""
             raise self.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
         return name

@@ -36,6 +36,17 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
         _labels.reset(reset)
 
 
+def attribution(job: str | None, region: str | None) -> tuple[str, str]:
+    """Who spends: this job and region, or what the enclosing `labels` set. Raises UsageError."""
+    labelled_job, labelled_region = _labels.get()
+    job = labelled_job if job is None else text(job, "job")
+    if region is None:
+        return job, labelled_region
+    region = text(region, "region")
+    check_name("region", region)
+    return job, region
+
+
 def check_name(what: str, name: str, least: int = 0) -> None:
     """Raises UsageError for a name that no charge may have."""
     if not least <= len(name) <= 64 or not name.isprintable():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import TYPE_CHECKING, NamedTuple
+from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
@@ -13,7 +16,6 @@ from quota.terms.limits import Calendar, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import date
 
     from quota.terms.limits import Selector
 
@@ -117,8 +119,6 @@ class CostBook(NamedTuple):
     @property
     def version(self) -> str:
         """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
-        import re  # late: only those who build a client ask
-
         found = re.search(r"\bv[0-9]\w*", self.name)
         return found[0] if found else "v3"
 
@@ -171,9 +171,6 @@ class CostBook(NamedTuple):
         return window.zone if isinstance(window, Calendar) else "UTC"
 
     def _midnight_ms(self, day: date) -> int:
-        from datetime import datetime
-        from zoneinfo import ZoneInfo
-
         return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)).timestamp()) * 1000
 
     def default_price(self, verb: str) -> Price:
@@ -230,7 +227,7 @@ class _Cheapest(NamedTuple):
 
 
 MAX_VALID = 100
-"""So many are remembered."""
+"""The most books that are remembered."""
 
 _valid: dict[int, _Valid] = {}
 """What `CostBook.at` made last, by the book's address: many credentials have one book."""

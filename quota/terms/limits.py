@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.errors import UsageError
@@ -113,6 +115,12 @@ class Calendar:
 
 Window = Sliding | Calendar
 
+
+def cutoff(window: Window, at_ms: int) -> int:
+    """The newest millisecond that no longer counts (L5)."""
+    return window.edges(at_ms)[0] - 1 if isinstance(window, Calendar) else at_ms - window.window_ms
+
+
 PACE_LEAD = 8
 """A paced limit runs an eighth of its window ahead of even spending. Work therefore has room at the start, and the
 whole number is available three hours before a day ends: no units are left over because a last tick is missing."""
@@ -140,9 +148,7 @@ _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
 the next. A look-up in the time zone database costs more than a whole decision."""
 
 
-def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported late: a sliding limit needs none
-    from zoneinfo import ZoneInfo
-
+def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
@@ -151,8 +157,6 @@ def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported la
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
-    from datetime import UTC, datetime, timedelta
-
     zone = _zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     if calendar.period == "hour":
@@ -187,7 +191,7 @@ class Selector:
             object.__setattr__(self, names, texts(getattr(self, names), f"{names} of a limit:"))
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
-        """Whether this limit counts a charge of this bucket, method and job (L2 in ARCHITECTURE.md)."""
+        """Whether this limit counts a charge of this bucket, method and job (L2 in docs/ledger-rules.md)."""
         return (
             (not self.buckets or bucket in self.buckets)
             and (not self.methods or method in self.methods)

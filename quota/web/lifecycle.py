@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -43,9 +42,8 @@ HEAD_WITHIN_S = 10.0
 """A client that has not sent the head of a request by then is let go. uvicorn would wait for ever, and a thousand such
 connections are all that a process may have."""
 READ_WITHIN_S = 60.0
-"""The same for a client that takes nothing of its answer for so long: nginx waits as long (`send_timeout`)."""
+"""How long a client may take nothing of its answer: as long as nginx waits (`send_timeout`)."""
 
-MAX_FILES = 65_536
 SAID_AGAIN_S = 60.0
 END_WITHIN_S = 4.0
 BACKLOG = 2048
@@ -104,7 +102,6 @@ def serve(make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], obj
     if not logging.getLogger("quota").isEnabledFor(logging.INFO):
         # What uvicorn says of requests that fail, `protected` says in a line; strangers make it say the rest.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    _admit_many()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     server = _server(make_app(), ready)
     threading.Thread(target=_end_on_signal, args=(server,), daemon=True).start()
@@ -199,12 +196,3 @@ class _Faults:
         if now_s - self._said_s.get(why, -SAID_AGAIN_S) >= SAID_AGAIN_S:
             self._said_s = {why: now_s}
             logger.warning("%s", line("server_fault", error=why))
-
-
-def _admit_many() -> None:
-    """Raise how many files, and so connections, this process may have open, as far as its user may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

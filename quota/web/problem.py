@@ -20,7 +20,7 @@ MEDIA_TYPE = "application/problem+json"
 class Problem(NamedTuple):
     """One problem document and the fields of its answer.
 
-    `detail` is for whoever asked, so nothing secret stands in it. `title` is the name of the status unless `type` is a
+    `detail` is for the client, so it holds nothing secret. `title` is the name of the status unless `type` is a
     URI of its own, which then has a title of its own. `members` are further members of the document, `more` further
     header fields. `retry_after_s` is whole seconds.
     """

@@ -83,7 +83,7 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAG
             if not started:
                 await send_problem(sends, Problem(503, "The server is ending.", retry_after_s=1))
         except Exception as error:
-            if unsent is not None:  # the rest of the request was no HTTP: that is told to whoever sent it
+            if unsent is not None:  # the rest of the request was no HTTP: its sender is told
                 logger.debug("%s", line("answer_unsent", path=scope["path"], error=describe(unsent)))
                 return
             logger.error(

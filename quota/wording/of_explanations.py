@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from quota.explain.refusal import Expiry, RefusalExplained
 
 ROWS = 10
-"""So many rows has the table of what fills a limit; the JSON has all."""
+"""The most rows in the table of what fills a limit; the JSON has all."""
 
 NAMED = 3
 SHARE = 20
-"""The line of who filled it names at most so many, each with at least a SHARE-th part."""
+"""The most names in the line that says who filled it. Each has at least one part in SHARE."""
 
 
 # -- a refusal ---------------------------------------------------------------------------------------------------------
@@ -310,11 +310,11 @@ def _setting(one: Setting, job: str) -> str:
 
 def charge_told(x: ChargeExplained) -> Iterator[Part]:
     """What a charge was, and each limit before and after it."""
-    charged = many(x.units if x.charged_units is None else x.charged_units, "unit")
-    yield Line(f"CHARGED {charged} for {x.method} on {weekday(x.at_ms)}{_drawn(x)}", "strong")
-    who = [f"job {x.job or '-'}", f"region {x.region or '-'}", f"run {x.run or '-'}"]
-    yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.bucket}")
-    yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.units) else "")
+    charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
+    yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{_drawn(x)}", "strong")
+    who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
+    yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
+    yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
     if x.limits:
         yield Line("")
         yield _around(x)
@@ -333,14 +333,14 @@ def _drawn(x: ChargeExplained) -> str:
 def _corrected(x: ChargeExplained) -> str:
     if x.drawn is not None and x.entry is None:
         if x.drawn.repaid:
-            return f"It was repaid to the ledger, whose log no longer has it; it counted {many(x.units, 'unit')}"
-        return f"It is owed: the next charge repays it, dated then; it counts {many(x.units, 'unit')} now"
+            return f"It was repaid to the ledger, whose log no longer has it; it counted {many(x.charge.units, 'unit')}"
+        return f"It is owed: the next charge repays it, dated then; it counts {many(x.charge.units, 'unit')} now"
     repaid = ""
     if x.drawn is not None and x.entry is not None:
         repaid = f"Repaid on {weekday(x.entry.ms)} as charge {x.entry.id}. "
-    if x.charged_units == x.units:
+    if x.charged_units == x.charge.units:
         return f"{repaid}It was never corrected"
-    how = "refunded: it counts nothing" if not x.units else f"settled: it counts {many(x.units, 'unit')}"
+    how = "refunded: it counts nothing" if not x.charge.units else f"settled: it counts {many(x.charge.units, 'unit')}"
     return f"{repaid}It was {how} now, {x.charged_units:,} before"
 
 
@@ -364,5 +364,5 @@ def _around(x: ChargeExplained) -> Table:
 
 
 def _up(at_ms: int) -> int:
-    """Rounded up to a minute: who comes back then is not early."""
+    """Rounded up to a minute, so that nobody comes back too early."""
     return -(-at_ms // 60_000) * 60_000

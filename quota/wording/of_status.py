@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER, moment, rfc3339, utc, weekday
 from quota.common.text import many
@@ -82,6 +83,4 @@ def _early(early: EarlyExhaustion) -> str:
 
 def clock(at_ms: int, zone: str | None = None) -> str:
     """`Sun 09:00`, in the named zone or the local one."""
-    from zoneinfo import ZoneInfo
-
     return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")

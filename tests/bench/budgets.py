@@ -65,7 +65,7 @@ def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path)
         book=BOOK,
         limits=limits,
         ledger=ledger,
-        high_water_mark=HighWaterMark(str(folder / "marks" / project / "1"), project),
+        high_water_mark=HighWaterMark(str(folder / "high-water-marks" / project / "1"), project),
         allowance=Allowance(str(folder / "allowance.db"), 1, 50, host_clock),
     )
 

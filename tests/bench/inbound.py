@@ -80,12 +80,10 @@ EQUIVALENTS = {
 
 
 def asking(storage: Storage, policy: Policy) -> Callable[[], object]:
-    """As an event loop asks."""
     visitors = visitors_of(policy.algorithm)
 
     def call() -> Decision:
-        answer = storage.attempt(policy, next(visitors))
-        decision = answer if isinstance(answer, Decision) else answer.finish()
+        decision = storage.decide(policy, next(visitors))
         assert decision.admitted
         return decision
 

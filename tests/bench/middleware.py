@@ -138,7 +138,7 @@ def alone(report: Report, folder: str) -> None:
         client.close()
     report.progress.clear()
     report.race("alone", "The worker's processor time for a request over HTTP, SQLite", rows)
-    report.bars.append(Bar("a rule on SQLite, one worker", rows[-1].ratio, 1.10))
+    report.bars.append(Bar("a rule on SQLite, one worker", rows[-1].ratio, 1.8))
 
 
 def cpu_ns(pid: int, client: Client, path: str, calls: int) -> list[int]:

@@ -27,11 +27,12 @@ import quota
 from chaos import pages
 from chaos.journal import Journal, NotedSession, NotedWarnings
 from chaos.scene import AHEAD_MS, CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS, SHARED
-from quota.jobs.runner import Silent, run_job
+from quota.jobs.progress import Watcher
+from quota.jobs.runner import run_job
 from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""
@@ -40,7 +41,7 @@ DEAR_SHARE = 0.04
 TROUBLE = (HttpError, HttpLib2Error, OSError, http.client.HTTPException)
 
 
-class NotingWatcher(Silent):
+class NotingWatcher(Watcher):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 

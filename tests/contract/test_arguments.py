@@ -154,7 +154,7 @@ def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Se
         assert says_what_it_needs(refused.value), (number, refused.value)
     entries = setup.ledger.read(setup.project, (0, 0), NEVER, 1_000)
     assert all(type(entry.units) is int and entry.units == 1 for entry in entries)
-    assert setup.ledger.exhaustions(setup.project) == []
+    assert setup.ledger.notes(setup.project).exhaustions == []
     assert setup.budget().charge("videos.list", units=1).admitted
 
 

@@ -15,9 +15,10 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.deciding.recorder import Recorder
 from quota.errors import LedgerError, QuotaError
-from quota.ledger.contract import Exhaustion, Identity, read_entries
+from quota.ledger.contract import Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.terms.attribution import AttemptKeys, labels
@@ -81,7 +82,7 @@ class World:
         self.project = made.__name__
         self.ledger, self.folder = ledger, folder / self.project
         self.folder.mkdir()
-        self.mark = HighWaterMark(str(self.folder / "marks" / "1"), self.project, label=ledger.label)
+        self.mark = HighWaterMark(str(self.folder / "high-water-marks" / "1"), self.project, label=ledger.label)
         self.allowance = Allowance(str(self.folder / "allowance.db"), 60, 300, now)
         self.budget = made(
             credential="main",

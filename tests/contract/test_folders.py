@@ -12,9 +12,9 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.common.folders import make_folder
-from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.watermark_file import WatermarkFile
 from quota.recovery.watermark_folder import make_room
@@ -52,7 +52,7 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    path = f"{folder}/marks/p/1"
+    path = f"{folder}/high-water-marks/p/1"
     make_room(path)
     WatermarkFile(path, make=True).close()
 

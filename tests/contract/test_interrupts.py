@@ -22,9 +22,10 @@ import quota
 from quota.common import sqlite_file
 from quota.common.clock import NEVER, host_clock
 from quota.errors import LedgerError
-from quota.ledger.contract import Identity, read_entries
+from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.terms.limits import DAY_MS
 from support.interrupts import Interrupted, at_every_place, interrupt

@@ -21,10 +21,10 @@ from quota.inbound.storage import open_storage
 from quota.jobs.lock import lock_file
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
-from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger, open_movable
 from quota.ledger.file_errors import refuse_others
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile, read_slots
@@ -340,7 +340,7 @@ def test_the_lock_of_a_run_is_its_users_alone(tmp_path: Path, state_dir: Path) -
 
 @needs_root
 def test_what_a_machine_saw_is_not_read_from_a_file_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "marks" / "p" / "1"
+    path = tmp_path / "high-water-marks" / "p" / "1"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     os.chown(path, NOBODY, NOBODY)

@@ -199,7 +199,7 @@ def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
     budget = setup.budget(limit(500, buckets=()), book=book)
     body = b'{"error": {"message": "Spent.", "errors": [{"reason": "quotaExceeded"}]}}'
     Meter(budget).attempt("a.add", "POST").answered(403, body)
-    assert [closed.bucket for closed in setup.ledger.exhaustions(setup.project)] == ["units"]
+    assert [closed.bucket for closed in setup.ledger.notes(setup.project).exhaustions] == ["units"]
 
 
 def test_a_configuration_is_judged_by_the_prices_of_today(state_dir: Path) -> None:

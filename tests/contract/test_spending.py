@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import time
 from contextlib import closing
@@ -10,11 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.clock import NEVER
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, entries_between
-from quota.ledger.entry import Charge
+from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.factory import open_ledger
-from quota.ledger.history import HourOfLog, hours_of
 from quota.reports.spending import read_spending
 from quota.reports.status import read_status
 from quota.session import Session
@@ -25,7 +21,6 @@ from support.losses import LedgerStorage, RedisStorage
 from support.setup import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from support.setup import Setup
@@ -50,36 +45,6 @@ def test_a_log_that_let_go_of_nothing_answers_for_all_that_was_asked(setup: Setu
     since_ms = setup.now_ms - 300 * DAY_MS
     assert read_spending(setup.ledger, [setup.project], [], since_ms).since_ms == since_ms
     assert read_spending(setup.ledger, [setup.project], [], 0).since_ms == 0, "nor is anything missing since 1970"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_log_is_added_up_as_it_is_read(setup: Setup, ledger_place: LedgerStorage, seed: int) -> None:
-    dice, ledger = random.Random(seed), setup.ledger
-    for _ in range(dice.choice((3, 40, 1_500))):
-        names = dice.choice(("videos.list", "search.list")), dice.choice(("trending", "")), dice.choice(("US", "日本"))
-        charge = Charge(dice.choice((1, 100)), dice.choice(("units", "search")), *names, f"{dice.randrange(3)}-a-key")
-        request = ChargeRequest(setup.project, charge, (), (), setup.now_ms)
-        charged = ledger.decide(request, commit=True)
-        if seed and dice.random() < 0.2:
-            ledger.settle(setup.project, str(charged.id), dice.choice((0, 7, 500)), ())
-        setup.now_ms += dice.choice((0, 1, 1_000, HOUR_MS // 7, HOUR_MS))
-    ids = [(entry.ms, entry.seq) for entry in entries_between(ledger, setup.project, (0, 0), (NEVER, NEVER))]
-    for after, through in [((0, 0), (NEVER, NEVER)), *(sorted(dice.choices(ids, k=2)) for _ in range(5))]:
-        entries = list(entries_between(ledger, setup.project, after, through))
-        assert added(ledger.add_up(setup.project, after, through)) == added(hours_of(entries))
-    if isinstance(ledger_place, RedisStorage) and seed:  # some of the corrections may be gone
-        with ledger_place.open() as client:
-            client.hset(f"quota:{{{setup.project}}}:state", "trimmed_through_ms", ids[-1][0])
-        log = added(ledger.add_up(setup.project, (0, 0), (NEVER, NEVER)))
-        assert log == added(hours_of(entries_between(ledger, setup.project, (0, 0), (NEVER, NEVER))))
-
-
-def added(hours: Iterable[HourOfLog]) -> dict[tuple[object, ...], list[int]]:
-    sums: dict[tuple[object, ...], list[int]] = {}
-    for *what, charges, units in hours:
-        counted = sums.setdefault(tuple(what), [0, 0])
-        counted[:] = counted[0] + charges, counted[1] + units
-    return sums
 
 
 def test_several_projects_are_summed_over_the_same_time(setup: Setup) -> None:

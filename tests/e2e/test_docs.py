@@ -53,11 +53,24 @@ def test_a_page_does_what_it_says(page: str, quota: Quota, redis_server: RedisSe
     assert [row for row in wrong if row[1]] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_pages_links_lead_somewhere(page: str) -> None:
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("https://") or (DOCS / target).exists(), target
+@pytest.mark.parametrize(
+    "page",
+    [*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "lua" / "README.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_a_pages_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = [target for target in re.findall(r"\]\(([^)]+)\)", text) if not target.startswith("https://")]
+    for file, _, heading in (target.partition("#") for target in links):
+        there = page.parent / file if file else page
+        assert there.exists(), file
+        assert not heading or heading in headings_of(there), heading
+
+
+def headings_of(page: Path) -> list[str]:
+    """As links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_the_readme_names_every_page() -> None:

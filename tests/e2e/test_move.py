@@ -129,7 +129,7 @@ def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisSer
     for new, told in (
         ("foo://bar", "NEW: ledger url of kind 'foo' is not known"),
         ("new.db", "NEW: ledger url of kind 'new.db' is not known"),
-        ("sqlite://", "NEW: a file is sqlite:///relative/path or sqlite:////absolute/path"),
+        ("sqlite://", "NEW: a database in memory is lost when the command ends; a file is sqlite:///relative/path"),
         (f"sqlite:///{tmp_path}", "is a folder; name a file in it"),
         ("redis://:s3cret@127.0.0.1:x/0", "one of its parts cannot be read"),
         ("redis:/u:s3cret@127.0.0.1", "one of its parts cannot be read"),

@@ -124,6 +124,11 @@ def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
         "quota/lua/parts/format.lua",
         "quota/config/costs/youtube-v3.toml",
         "quota/ledger/schema.sql",
+        "quota/jobs/api/openapi.json",
+        "quota/jobs/api/page.html",
+        "quota/jobs/api/style.css",
+        "quota/jobs/emulator/methods.toml",
+        "quota/jobs/emulator/words.toml",
     ):
         assert name in names
     page = [path for folder in ("static", "templates") for path in (ROOT / "quota/dashboard" / folder).iterdir()]

@@ -121,7 +121,7 @@ COMMANDS = (
     "search live --json",
     "inbound status",
     "inbound status --json",
-    "inbound status --textfile inbound.prom",
+    "inbound status --textfile .",
     "inbound top counted",
     "inbound top logged --json",
     "inbound top paced",
@@ -279,7 +279,7 @@ def texts_of(name: str) -> list[tuple[str, str]]:
 def damage_file(r: Input, path: Path) -> tuple[object, ...]:
     """Bytes of a file. What a watermark file says is also changed with checksums that fit."""
     data = path.read_bytes()
-    if path.parent.parent.name == "marks" and r.random() < 0.8:
+    if path.parent.parent.name == "high-water-marks" and r.random() < 0.8:
         head, after = _slot(data)
         if after is None:
             return (path, "empty")

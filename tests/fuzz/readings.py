@@ -46,9 +46,9 @@ def check_readings(session: Session, charge_id: str) -> None:
         lambda: read_curves(session),
         lambda: read_spent(session),
         lambda: ledger.read("main", (0, 0), NEVER, 100),
-        lambda: ledger.exhaustions("main"),
-        lambda: ledger.grants("main"),
-        lambda: ledger.compared("main"),
+        lambda: ledger.notes("main").exhaustions,
+        lambda: ledger.notes("main").grants,
+        lambda: ledger.notes("main").compared,
         lambda: rfc3339(ledger.ahead("main").newest_ms),
     )
     for reading in readings:

@@ -19,7 +19,8 @@ from fuzz.inputs import PARTS, Input, check_line, every
 from quota.common.text import printable
 from quota.jobs.commands import _found_line
 from quota.jobs.runner import ATTEMPTS, run_job
-from quota.jobs.store.store import Store, StoreError
+from quota.jobs.store.file import StoreError
+from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
 from support.plain_http import Answer, Arrived, PlainServer
 

@@ -53,7 +53,7 @@ def test_what_other_programs_wrote_is_answered_or_named(
         def attempt(r: Input) -> None:
             client.flushall()
             shutil.rmtree(
-                state_dir / "marks", ignore_errors=True
+                state_dir / "high-water-marks", ignore_errors=True
             )  # else what was there before would be missed, rightly
             with quota.open("quota.toml", clock=lambda: NOW_MS) as session:
                 for _ in range(2):

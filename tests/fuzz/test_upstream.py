@@ -15,7 +15,7 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.clients.google import _batched_answers
+from quota.clients.routes import batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.common.log_filter import RedactingFilter
 from quota.common.redact import redact, register
@@ -115,7 +115,7 @@ def test_the_parts_of_a_batchs_answer_each_have_a_status(part: int) -> None:
             for number in range(r.randrange(4))
         )
         r.data = kind, damaged(r, inner + b"--b--")
-        for status, body, content_id in _batched_answers(*r.data):
+        for status, body, content_id in batched_answers(*r.data):
             assert 0 <= status <= 999
             assert isinstance(body, bytes)
             assert content_id

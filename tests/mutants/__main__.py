@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = (
     "quota/budget.py",
     *(f"quota/deciding/{name}.py" for name in ("account", "answer", "checklist", "retry_at")),
-    *(f"quota/ledger/{name}.py" for name in ("sqlite_ledger", "sqlite_views", "unlogged", "claims")),
+    *(f"quota/ledger/{name}.py" for name in ("sqlite_decision", "sqlite_ledger", "sqlite_views", "unlogged", "claims")),
     *(f"lua/{name}.lua" for name in ("charge", "settle", "repay")),
     *(f"lua/parts/{name}.lua" for name in ("bucket_and_units", "cells", "clocks_agree", "ids", "what_a_view_counts")),
 )

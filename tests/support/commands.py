@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.forked import can_be_forked, run_forked
+
 ROOT = Path(__file__).resolve().parents[2]
 
 QUOTA = [sys.executable, "-m", "quota"]
@@ -27,6 +29,8 @@ class Quota:
         }
 
     def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        if can_be_forked(args, {**self.env, **env}):
+            return run_forked(args, self.folder, {**self.env, **env}, 300)
         return subprocess.run(
             [*QUOTA, *args],
             cwd=self.folder,

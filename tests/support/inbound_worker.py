@@ -14,7 +14,7 @@ from unittest.mock import patch
 from quota.common.clock import host_clock
 from quota.errors import StorageAway
 from quota.inbound import redis_storage
-from quota.inbound.contract import Decision, Limit, Policy
+from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
 
 
@@ -28,8 +28,7 @@ def main(
     with patch.object(redis_storage, "host_clock", lambda: host_clock() + int(ahead_ms)):
         while time.monotonic() < ends_s:
             try:
-                answer = storage.attempt(policy, "ann")
-                decision = answer if isinstance(answer, Decision) else answer.finish()
+                decision = storage.decide(policy, "ann")
             except StorageAway:  # a machine that was busy for a while: what was counted was not admitted
                 continue
             if decision.admitted:

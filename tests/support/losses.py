@@ -115,7 +115,7 @@ class Machine:
 
     def __init__(self, name: str, folder: Path, url: str, clock: Callable[[], int]) -> None:
         self.name = name
-        self.watermark_path: str | None = str(folder / name / "marks" / "p" / "1")
+        self.watermark_path: str | None = str(folder / name / "high-water-marks" / "p" / "1")
         self._url = url
         self._clock = clock
         self.skew_ms = 0

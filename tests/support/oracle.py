@@ -1,5 +1,6 @@
-"""What a ledger must answer (L2, L5, L9 to L11 in ARCHITECTURE.md), computed the slow and obvious way: by summing the
-whole log at every decision.
+"""What a ledger must answer (L2, L5, L9 to L11 in docs/ledger-rules.md), computed the slow and obvious way.
+
+That is by summing the whole log at every decision.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A decision waits for a second at most, in places for a tenth of it. What a test says of limits, losses or processes has
 to hold on a disk that stalls for longer, too. The tests of the walls themselves have `real_walls`.
+
+Not here is `redis_tls.WAIT_S`: behind each connection that fails it is waited out to its end, so tests of lost answers
+would take 20 s each. The tests of what is found there set it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 from quota import async_budget
 from quota.deciding import account, recorder
 from quota.inbound import deciding, redis_storage, sqlite_storage
-from quota.ledger import redis_connection, redis_ledger, redis_tls, sqlite_ledger
+from quota.ledger import redis_connection, redis_ledger, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.recovery.allowance import Allowance
@@ -23,10 +26,10 @@ WALLS: list[tuple[Any, str]] = [
     (RedisLedger, "_timeout_s"),
     (redis_connection, "DISCOVERY_S"),
     (redis_ledger, "RETRY_WITHIN_S"),
+    (redis_ledger, "CHANGE_WITHIN_S"),
     (redis_ledger, "COUNT_WITHIN_S"),
     (sqlite_ledger, "COUNT_WITHIN_S"),
     (account, "COUNT_WITHIN_S"),
-    (redis_tls, "WAIT_S"),
     (recorder, "END_WITHIN_S"),
     (Allowance, "_deadline_s"),
     (async_budget, "WAIT_S"),

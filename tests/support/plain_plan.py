@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from quota.jobs.plan.simulation import Step
     from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
     from quota.settings.model import JobSettings, Settings
 
 

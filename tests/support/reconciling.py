@@ -90,7 +90,8 @@ class Site:
         with self.session() as session:
             states = session.budget().usage()
             entries = list(read_entries(session.ledger, "p", 0, self.now_ms))
-            return states, entries, tuple(session.ledger.grants("p")), tuple(session.ledger.exhaustions("p"))
+            notes = session.ledger.notes("p")
+            return states, entries, tuple(notes.grants), tuple(notes.exhaustions)
 
     def empty_ledger(self) -> None:
         """Empty the ledger behind everybody's back."""

@@ -47,7 +47,7 @@ class Told:
 def budget_of(url: str, folder: Path, name: str, units: int) -> Budget:
     """Of the machine of that name."""
     ledger = open_ledger(url)
-    mark = HighWaterMark(str(folder / name / "marks" / PROJECT / "1"), PROJECT, label=ledger.label)
+    mark = HighWaterMark(str(folder / name / "high-water-marks" / PROJECT / "1"), PROJECT, label=ledger.label)
     return Budget(
         credential="main", project=PROJECT, book=BOOK, limits=(limit(units),), ledger=ledger, high_water_mark=mark
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.common.clock import NEVER
-from quota.deciding.answer import Answers, ahead_ms, clocks_of, standings_of, states_of
+from quota.deciding.answer import Answers, ahead_ms, clocks_of, occupancies_of, states_of
 from quota.deciding.checklist import Checklists, Grants
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS, ChargeRequest, ChargeResult, Exhaustion
@@ -71,9 +71,9 @@ def decided(request: tuple[Checklist, ChargeRequest], found: ChargeResult) -> De
 )
 def test_a_limit_is_full_if_the_call_would_take_it_above_its_cap(used: tuple[int, int], full: list[str]) -> None:
     request = asked(limit(500), limit(500, "other"))
-    standings, clocks = standings_of(*request, result("refused", *used))
-    assert [one.limit.name for one in standings if one.full] == full
-    of_full, _ = standings_of(*request, result("refused", *used), of_all=False)
+    occupancies, clocks = occupancies_of(*request, result("refused", *used))
+    assert [one.limit.name for one in occupancies if one.full] == full
+    of_full, _ = occupancies_of(*request, result("refused", *used), of_all=False)
     assert [one.limit.name for one in of_full] == full
     assert (clocks.now_ms, clocks.caller_ms, clocks.newest_ms) == (NOW, NOW, NOW)
 

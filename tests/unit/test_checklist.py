@@ -13,7 +13,6 @@ from quota.deciding.checklist import (
     MAX_KEPT,
     Checklists,
     Grants,
-    PriceChangedError,
     Together,
     believed,
     cap,
@@ -21,6 +20,7 @@ from quota.deciding.checklist import (
     granted_units,
 )
 from quota.errors import CostExceedsLimit, UsageError
+from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text
 from quota.terms.costs import Bucket, CostBook, Price
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
@@ -253,19 +253,31 @@ def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> No
 
 def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     """50 units until 2026-07-02, then 60."""
-    old, new = (
-        checklists(limit(), now_ms=now_ms)["items.insert", None, None, ""] for now_ms in (MIDNIGHT, NEXT_MIDNIGHT)
-    )
+    now_ms = MIDNIGHT
+    made = Checklists("main", BOOK, (limit(window=Sliding(1)),), {}, lambda: now_ms)
+    old, charges = made["items.insert", None, None, "job"], (Charge(50, "units", "items.insert", "job", "DE", "key"),)
     assert (old.units, old.priced) == (50, (0, NEXT_MIDNIGHT))
-    assert (new.units, new.priced) == (60, (NEXT_MIDNIGHT, NEVER))
-    old.check_price(NEXT_MIDNIGHT - 1)
-    new.check_price(NEXT_MIDNIGHT)
-    old.check_price(0)
-    for one, now_ms in ((old, NEXT_MIDNIGHT), (new, NEXT_MIDNIGHT - 1)):
-        with pytest.raises(PriceChangedError):
-            one.check_price(now_ms)
-        with pytest.raises(PriceChangedError):
-            one.checks_at(now_ms)
+    known = old.checks_at(now_ms)
+    assert old.checks == (0, NEXT_MIDNIGHT, known)
+    for at_ms in (0, NEXT_MIDNIGHT - 1):
+        assert made.priced_at(at_ms, old, charges) == (old, charges)
+    now_ms = NEXT_MIDNIGHT
+    new, (charge,) = made.priced_at(now_ms, old, charges)
+    assert (new.units, new.priced, new) == (60, (NEXT_MIDNIGHT, NEVER), made["items.insert", None, None, "job"])
+    assert charge == (60, "units", "items.insert", "job", "DE", "key")
+    now_ms = NEXT_MIDNIGHT - 1
+    assert made.priced_at(now_ms, new, (charge,))[1] == charges
+
+
+def test_calls_together_are_priced_anew_together() -> None:
+    now_ms = MIDNIGHT
+    made = Checklists("main", BOOK, (limit(),), {}, lambda: now_ms)
+    each = [made["items.insert", None, None, ""], made["items.list", None, None, ""]]
+    charges = tuple(Charge(one.units, "units", one.method, "", "", "key") for one in each)
+    now_ms = NEXT_MIDNIGHT
+    together, priced = made.priced_at(now_ms, made.sum_of(each, ""), charges)
+    assert (together.units, together.priced) == (61, (NEXT_MIDNIGHT, NEVER))
+    assert [charge.units for charge in priced] == [60, 1]
 
 
 def test_calls_together_have_a_price_while_each_of_them_has() -> None:
@@ -281,23 +293,25 @@ def test_checks_hold_until_the_next_edge_of_any_limit() -> None:
     one = made["items.list", None, None, ""]
     at_midnight = one.checks_at(MIDNIGHT)
     assert [check.edges and check.edges[0] for check in at_midnight] == [MIDNIGHT, MIDNIGHT, None]
-    assert one.checks_at(MIDNIGHT + HOUR_MS - 1) is at_midnight
+    assert one.checks == (MIDNIGHT, MIDNIGHT + HOUR_MS, at_midnight)
     an_hour_later = one.checks_at(MIDNIGHT + HOUR_MS)
     assert [check.edges and check.edges[0] for check in an_hour_later] == [MIDNIGHT, MIDNIGHT + HOUR_MS, None]
-    assert one.checks_at(MIDNIGHT + HOUR_MS) is an_hour_later
+    assert one.checks == (MIDNIGHT + HOUR_MS, MIDNIGHT + 2 * HOUR_MS, an_hour_later)
     assert one.checks_at(MIDNIGHT + HOUR_MS - 1) == at_midnight, "the clock went back"
 
 
 def test_checks_of_a_paced_limit_are_made_for_each_moment() -> None:
     one = checklists(limit(2_400, paced=True))["items.list", None, None, ""]
     assert [one.checks_at(now_ms)[0].cap_units for now_ms in (NOON, NOON + HOUR_MS, NOON)] == [1_500, 1_600, 1_500]
+    assert one.checks == (0, 0, ())
 
 
 def test_grants_take_the_place_of_others_in_what_is_kept() -> None:
     made = checklists(limit(), leave={"backfill": {"day": 100}})
     before = made["items.list", None, None, "backfill"]
     assert before.checks_at(MIDNIGHT)[0].cap_units == 900
-    after = made.with_grants(before, Grants("text", {"units": 300}))
+    after = made.with_grants(before, Grants("text", {"units": 300}, MIDNIGHT + 5))
     assert made["items.list", None, None, "backfill"] is after
     assert after.checks_at(MIDNIGHT)[0].cap_units == 200
+    assert after.checks[:2] == (MIDNIGHT, MIDNIGHT + 5)
     assert before.checks_at(MIDNIGHT)[0].cap_units == 900

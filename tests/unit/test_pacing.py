@@ -9,7 +9,7 @@ import pytest
 
 from quota.budget import Budget
 from quota.deciding.checklist import cap
-from quota.deciding.retry_at import Clocks, Standing, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.reports.status import read_status
 from quota.session import Session
@@ -150,10 +150,10 @@ def test_a_limit_that_has_room_now_and_less_after_its_reset_moves_the_time() -> 
 
 def test_what_was_used_leaves_at_the_ledgers_edge_also_where_the_callers_clock_is_past_it() -> None:
     """The pace begins again by the caller's clock. At the ledger's edge nothing counts, so one call has room."""
-    standing = Standing(paced(4), cap_units=4, cost_units=1, used_units=1, unlogged=(), full=True)
+    occupancy = Occupancy(paced(4), cap_units=4, cost_units=1, used_units=1, unlogged=(), full=True)
     now_ms = MIDNIGHT - 2_000
     clocks = Clocks(now_ms, caller_ms=MIDNIGHT + 1_000, newest_ms=now_ms)
-    assert room_at(standing, clocks, lambda *_: [], now_ms) == MIDNIGHT
+    assert room_at(occupancy, clocks, lambda *_: [], now_ms) == MIDNIGHT
 
 
 def test_calls_without_a_paced_limit_reckon_nothing_per_decision() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from quota.common.clock import NEVER
-from quota.deciding.retry_at import Clocks, Standing, retry_at, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, retry_at, room_at
 from quota.ledger.entry import Entry
 from quota.ledger.unlogged import Expiries, UnloggedUsage
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
@@ -63,10 +63,10 @@ class Row(NamedTuple):
     from_ms: int | None = None
     leaving_ms: int | None = None
 
-    def standing(self) -> Standing:
+    def occupancy(self) -> Occupancy:
         lost = UnloggedUsage("view", "epoch", self.unlogged, (0, 0))
         unlogged = (lost,) if self.unlogged else ()
-        return Standing(self.limit, self.cap, self.cost, self.used, unlogged, True, self.leaving_ms)
+        return Occupancy(self.limit, self.cap, self.cost, self.used, unlogged, True, self.leaving_ms)
 
     def clocks(self) -> Clocks:
         return Clocks(self.now_ms, self.now_ms if self.caller_ms is None else self.caller_ms, self.newest_ms)
@@ -128,7 +128,7 @@ SLIDES = [
 @pytest.mark.parametrize("row", SLIDES, ids=lambda row: row.says)
 def test_a_sliding_window_has_room_when_enough_has_left(row: Row) -> None:
     read = unreadable if row.leaving_ms is not None else reading(row.log)
-    assert room_at(row.standing(), row.clocks(), read, row.since_ms()) == row.room_ms
+    assert room_at(row.occupancy(), row.clocks(), read, row.since_ms()) == row.room_ms
 
 
 CALENDARS = [
@@ -190,7 +190,7 @@ CALENDARS = [
 
 @pytest.mark.parametrize("row", CALENDARS, ids=lambda row: row.says)
 def test_a_calendar_window_has_room_at_its_edge_or_when_its_pace_gives_it(row: Row) -> None:
-    assert room_at(row.standing(), row.clocks(), reading(row.log), row.since_ms()) == row.room_ms
+    assert room_at(row.occupancy(), row.clocks(), reading(row.log), row.since_ms()) == row.room_ms
 
 
 def test_the_log_is_not_read_for_the_present_calendar_window_nor_for_one_that_no_charge_is_dated_in() -> None:
@@ -200,7 +200,7 @@ def test_the_log_is_not_read_for_the_present_calendar_window_nor_for_one_that_no
         Row("", EDGE, CALENDAR),
         Row("", at(0, day=2), CALENDAR, now_ms=EDGE, newest_ms=EDGE),
     ):
-        assert room_at(row.standing(), row.clocks(), unreadable, row.since_ms()) == row.room_ms
+        assert room_at(row.occupancy(), row.clocks(), unreadable, row.since_ms()) == row.room_ms
 
 
 def test_only_what_a_limit_counts_leaves_its_window() -> None:
@@ -217,8 +217,8 @@ def test_only_what_a_limit_counts_leaves_its_window() -> None:
         (calls, 3, 2, at(10, day=1)),
         (calls, 3, 3, at(11, day=1)),
     ):
-        standing = Standing(one, used, cost, used, (), True)
-        assert room_at(standing, clocks, lambda *_: log, NOW) == room_ms
+        occupancy = Occupancy(one, used, cost, used, (), True)
+        assert room_at(occupancy, clocks, lambda *_: log, NOW) == room_ms
 
 
 # -- several limits ----------------------------------------------------------------------------------------------------
@@ -248,15 +248,15 @@ FREE = SOON._replace(says="has room", cost=10_000, cap=1)
 def test_all_limits_have_room_and_the_one_that_holds_back_longest_is_named(
     rows: list[Row], full: list[bool], room_ms: int, longest: int
 ) -> None:
-    standings = [row.standing()._replace(full=one) for row, one in zip(rows, full, strict=True)]
-    assert retry_at(standings, rows[0].clocks(), reading(rows[0].log), NOW) == (room_ms, longest)
+    occupancies = [row.occupancy()._replace(full=one) for row, one in zip(rows, full, strict=True)]
+    assert retry_at(occupancies, rows[0].clocks(), reading(rows[0].log), NOW) == (room_ms, longest)
 
 
 def test_a_paced_limit_that_does_not_refuse_must_have_room_when_the_others_have() -> None:
     """At 09:00 tomorrow the sliding limit has room. What is dated there by then is ahead of the pace until 14:00."""
     log = ((at(9), 1_000), (at(8, day=1), 1_500))
-    sliding = Standing(SLIDING, 2_500, 200, 2_500, (), True)
-    paced = Standing(PACED, 2_400, 200, 1_000, (), False)
+    sliding = Occupancy(SLIDING, 2_500, 200, 2_500, (), True)
+    paced = Occupancy(PACED, 2_400, 200, 1_000, (), False)
     found = retry_at([paced, sliding], Clocks(NOW, NOW, at(8, day=1)), reading(log), NOW)
     assert found == (at(14, day=1), 1)
 
@@ -264,4 +264,4 @@ def test_a_paced_limit_that_does_not_refuse_must_have_room_when_the_others_have(
 def test_nothing_is_before_the_time_that_was_asked_for() -> None:
     for row in (SOON, EDGED):
         later_ms = at(20, day=1)
-        assert retry_at([row.standing()], row.clocks(), reading(row.log), later_ms) == (later_ms, 0)
+        assert retry_at([row.occupancy()], row.clocks(), reading(row.log), later_ms) == (later_ms, 0)

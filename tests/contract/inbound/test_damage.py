@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from quota.errors import ConfigError, StorageAway, UsageError
-from quota.inbound.contract import MAX_SCALE, Decision, Limit, Policy
+from quota.inbound.contract import MAX_SCALE, Limit, Policy
 from quota.inbound.redis_storage import RedisStorage
 from quota.inbound.storage import open_storage
 from support.inbound import policy
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 ALGORITHMS = ("counter", "gcra", "log")
-
-
-def asked(storage: Storage, one: Policy, identity: str) -> Decision:
-    """As on an event loop."""
-    answer = storage.attempt(one, identity)
-    return answer if isinstance(answer, Decision) else answer.finish()
 
 
 def away(ask: Callable[[], object]) -> str:
@@ -51,14 +45,13 @@ def test_a_file_that_was_deleted_begins_afresh_once_for_all_workers(tmp_path: Pa
     rules = [policy(algorithm, 3, HOUR_MS, rule=algorithm) for algorithm in ALGORITHMS]
     for one in rules:
         running.decide(one, "ann")
-        asked(running, one, "ann")
+        running.decide(one, "ann")
     for path in tmp_path.iterdir():
         path.unlink()
     for one in reversed(rules):
         assert new.decide(one, "ann").limits[0].remaining == 2
-    for ask in (running.decide, lambda one, identity: asked(running, one, identity)):
-        for one in rules:
-            assert ask(one, "ann").admitted
+    for one in (*rules, *rules):
+        assert running.decide(one, "ann").admitted
     for one in rules:
         assert not running.decide(one, "ann").admitted
         assert [found.used for found in new.top(one)] == [3]
@@ -83,8 +76,8 @@ def test_what_a_failed_transaction_made_is_not_believed(tmp_path: Path, clock: C
     db.close()
     for algorithm in ALGORITHMS:
         one = policy(algorithm, 4)
-        asking = (first.decide, second.decide, lambda *of: asked(first, *of), lambda *of: asked(second, *of))
-        assert [ask(one, "ann").limits[0].remaining for ask in asking] == [3, 2, 1, 0]
+        asked = (first, second, first, second)
+        assert [storage.decide(one, "ann").limits[0].remaining for storage in asked] == [3, 2, 1, 0]
     for storage in (first, second):
         storage.add_totals({})
     clock.ms += 10_000
@@ -186,8 +179,8 @@ def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
         with sqlite3.connect(path) as db:
             db.execute(statement, (value,))
         db.close()
-        for ask in (partial(storage.decide, one, "ann"), partial(asked, storage, one, "ann")):
-            assert "is damaged; move it away (all limits begin afresh)" in away(ask), value
+        said = away(partial(storage.decide, one, "ann"))
+        assert "is damaged; move it away (all limits begin afresh)" in said, value
         storage.close()
 
 
@@ -231,7 +224,6 @@ def test_what_is_not_ours_under_our_names_is_one_error(
             said = []
             for ask in (
                 partial(storage.decide, one, "ann"),
-                partial(asked, storage, one, "ann"),
                 storage.totals,
                 partial(storage.add_totals, {"n": 1}),
                 partial(storage.alive, one),
@@ -242,7 +234,7 @@ def test_what_is_not_ours_under_our_names_is_one_error(
                     ask()
                 except StorageAway as error:
                     said.append(str(error))
-            assert 0 < len(said) < 7
+            assert 0 < len(said) < 6
             assert [text for text in said if "\n" in text] == []
             storage.close()
         client.flushall()
@@ -317,9 +309,8 @@ def test_rejected_requests_count_up_to_what_can_be_computed(storage: Storage) ->
 
 @pytest.mark.parametrize("identity", [None, b"ann", 7, ("ann",)])
 def test_an_identity_that_is_no_text_is_a_mistake_of_the_caller(storage: Storage, identity: object) -> None:
-    for ask in (storage.decide, partial(asked, storage)):
-        with pytest.raises(UsageError, match="an identity is text"):
-            ask(policy("log"), identity)  # type: ignore[arg-type, operator]
+    with pytest.raises(UsageError, match="an identity is text"):
+        storage.decide(policy("log"), identity)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "x", "sqlite", "sqlite:", "sqlite:/x", "redis", "redis:"])

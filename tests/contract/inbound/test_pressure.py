@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import redis
 
 from quota.errors import StorageAway
 from quota.inbound import redis_storage
-from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision, Limit, Policy
+from quota.inbound.contract import WALL_S, Decision, Limit, Policy
 from quota.inbound.storage import open_storage
 from support.inbound import policy
 from support.losses import SqliteStorage
@@ -292,7 +293,6 @@ def test_a_storage_that_is_not_there_is_one_error(url: str, tmp_path: Path) -> N
     storage = open_storage(urls[url])
     for ask in (
         lambda: storage.decide(policy("counter", 1), "ann"),
-        lambda: storage.attempt(policy("counter", 1), "ann").finish(),  # type: ignore[union-attr]
         lambda: storage.add_totals({"a": 1}),
         storage.totals,
         lambda: storage.alive(policy("counter", 1)),
@@ -319,23 +319,15 @@ def test_a_file_that_cannot_be_a_storage_is_the_same_error(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_a_file_that_another_process_holds_is_away_after_the_wall_and_at_once_for_a_loop(tmp_path: Path) -> None:
+def test_a_file_that_another_process_holds_is_away_after_the_wall(tmp_path: Path) -> None:
     storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}")
     assert storage.decide(policy("log", 3), "ann").admitted
     with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
         holder.execute("BEGIN IMMEDIATE")
         began_s = time.monotonic()
-        pending = storage.attempt(policy("log", 3), "ann")
-        assert not isinstance(pending, Decision)
         with pytest.raises(StorageAway, match="is locked by another process"):
-            pending.finish()
+            storage.decide(policy("log", 3), "ann")
         assert WALL_S <= time.monotonic() - began_s < WALL_S + 10
-        took_s = []
-        for _ in range(5):  # in each of them the machine may have done something else
-            began_s = time.monotonic()
-            assert not isinstance(storage.attempt(policy("log", 3), "ann"), Decision)
-            took_s.append(time.monotonic() - began_s)
-        assert AT_ONCE_S <= min(took_s) < WALL_S
         holder.execute("COMMIT")
     holder.close()
     storage.close()
@@ -346,10 +338,8 @@ def test_who_waits_for_a_file_is_admitted_once_it_is_let_go(tmp_path: Path) -> N
     assert storage.decide(policy("log", 3), "ann").admitted
     with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        pending = storage.attempt(policy("log", 3), "ann")
-        assert not isinstance(pending, Decision)
         threading.Timer(0.05, lambda: holder.execute("COMMIT")).start()
-        assert pending.finish().limits[0].remaining == 1, "what was not decided was not counted"
+        assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 1
     holder.close()
     storage.close()
 
@@ -363,17 +353,17 @@ def stopped(server: RedisServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_slow_server_is_waited_for_in_a_thread_and_asked_once(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_server_is_waited_for_and_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         storage = open_storage(redis_server.url)
         assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 2
-        with stopped(redis_server):
-            pending = storage.attempt(policy("log", 3), "ann")
-            assert not isinstance(pending, Decision)
-        assert pending.finish().limits[0].remaining == 1
+        with ThreadPoolExecutor(1) as thread:
+            with stopped(redis_server):
+                under_way = thread.submit(storage.decide, policy("log", 3), "ann")
+                with pytest.raises(TimeoutError):
+                    under_way.result(0.05)
+            assert under_way.result().limits[0].remaining == 1
         began_s = time.monotonic()
         with stopped(redis_server), monkeypatch.context() as usual:
             usual.setattr(redis_storage, "WALL_S", WALL_S)
@@ -387,7 +377,7 @@ def test_a_slow_server_is_waited_for_in_a_thread_and_asked_once(
 @pytest.mark.usefixtures("real_walls")
 def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> None:
     """On a line that loses, cuts and delays replies. Each thread has a limit that nobody else has, and counts its own
-    costs: what may remain is known. Decisions that nobody waits for are among them."""
+    costs: what may remain is known."""
     wrong: list[tuple[object, ...]] = []
 
     def ask(storage: Storage, n: int) -> None:
@@ -398,11 +388,7 @@ def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> 
             cost = rng.randint(1, 9)
             most += cost
             try:
-                answer = storage.attempt(one, "ann", cost) if rng.random() < 0.6 else storage.decide(one, "ann", cost)
-                if not isinstance(answer, Decision):
-                    if rng.random() < 0.2:
-                        continue
-                    answer = answer.finish()
+                answer = storage.decide(one, "ann", cost)
             except StorageAway:
                 continue
             least += cost
@@ -437,7 +423,5 @@ def test_a_server_that_was_restarted_is_asked_anew(redis_server: RedisServer) ->
         client.flushall()  # the salts too
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         for remaining in (2, 1):
-            answer = storage.attempt(policy("log", 3), "bob")
-            decision = answer if isinstance(answer, Decision) else answer.finish()
-            assert decision.limits[0].remaining == remaining
+            assert storage.decide(policy("log", 3), "bob").limits[0].remaining == remaining
         storage.close()

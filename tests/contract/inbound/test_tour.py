@@ -10,15 +10,11 @@ from quota.errors import UsageError
 from quota.inbound.contract import Decision, Limit, LimitState, Policy
 
 if TYPE_CHECKING:
-    from quota.inbound.contract import Pending, Storage
+    from quota.inbound.contract import Storage
     from support.inbound import Clock
 
 MINUTE_MS = 60_000
 LOGIN = Policy("login", (Limit(3, MINUTE_MS),), "log")
-
-
-def finished(answer: Decision | Pending) -> Decision:
-    return answer if isinstance(answer, Decision) else answer.finish()
 
 
 @pytest.mark.topology
@@ -98,20 +94,9 @@ def test_who_does_not_stop_is_not_let_in_where_rejected_requests_count(
 
 def test_a_cost_that_can_never_fit_is_a_mistake_of_the_caller(storage: Storage) -> None:
     for cost in (0, -1, 4, 10**20, True, 1.5, "1", None):
-        for ask in (storage.decide, lambda *request: finished(storage.attempt(*request))):
-            with pytest.raises(UsageError):
-                ask(LOGIN, "ann", cost)  # type: ignore[operator]
+        with pytest.raises(UsageError):
+            storage.decide(LOGIN, "ann", cost)  # type: ignore[arg-type]
     assert storage.decide(LOGIN, "ann", 3).admitted
-
-
-@pytest.mark.topology
-def test_an_event_loop_is_answered_at_once_after_the_first_time(storage: Storage) -> None:
-    first = storage.attempt(LOGIN, "ann")
-    assert not isinstance(first, Decision), "it would have to connect"
-    assert first.finish().limits[0].remaining == 2
-    for remaining in (1, 0):
-        decision = finished(storage.attempt(LOGIN, "ann"))
-        assert (decision.admitted, decision.limits[0].remaining) == (True, remaining)
 
 
 # -- what all workers count --------------------------------------------------------------------------------------------

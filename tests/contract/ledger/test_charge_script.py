@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
+from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
+from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
 from support.replies import words_of
@@ -83,6 +86,12 @@ class Scripts:
     def used(self, view: str = ALL, span: object = DAY_MS) -> int:
         reply, _ = self.to_verdict((view, 0, 0, span), commit=0, u=0, attempt="")
         return int(reply[7])
+
+    def lose(self, view: str, *expiries: tuple[int, int]) -> None:
+        """So many units of a view are missing, each until its time."""
+        port = self.client.get_connection_kwargs()["port"]
+        with closing(open_ledger(f"redis://127.0.0.1:{port}", clock=lambda: self.now_ms)) as ledger:
+            ledger.add_unlogged("p", "e2", [UnloggedUsage(view, "e1", expiries, (1, 0))])
 
     def fill(self, entries: int) -> None:
         """So many charges of 1 unit in the log, a millisecond apart, that no view has read."""

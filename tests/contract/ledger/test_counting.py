@@ -15,6 +15,7 @@ import pytest
 import quota.ledger.factory
 import quota.ledger.redis_decision
 import quota.ledger.redis_ledger
+import quota.ledger.sqlite_decision
 import quota.ledger.sqlite_ledger
 from quota.cli.output import decision_status
 from quota.errors import LedgerError
@@ -56,7 +57,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota.ledger.redis_decision, "script", smaller)
     monkeypatch.setattr(quota.ledger.redis_ledger, "COUNT_WITHIN_S", 0)
     monkeypatch.setattr(quota.ledger.sqlite_ledger, "COUNT_WITHIN_S", 0)
-    monkeypatch.setattr(quota.ledger.sqlite_ledger, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(quota.ledger.sqlite_decision, "ROWS_AT_ONCE", 7)
 
 
 def charged(setup: Setup, hours: int, units: int = 1) -> None:
@@ -145,11 +146,11 @@ def test_nobody_is_notified_of_a_run_that_was_refused_for_counting(setup: Setup)
     charged(setup, 10)
     refused = setup.budget(limit(500)).charge("videos.list")
     assert refused.reason == "counting"
-    report = RunReport(run="r", job="j", outcome="stopped", why=refused.why(), refused=True, refusal=refused)
+    report = RunReport(run="r", job="j", outcome="stopped", why=refused.why(), refused=True, refusal=refused.as_json())
     assert list(_of_run("p", "j", 0, report, None)) == []
     full = setup.budget(limit(1, HOUR_MS, name="one"))
     until_counted(full)
-    report = RunReport(run="r", job="j", outcome="stopped", refused=True, refusal=full.charge("videos.list"))
+    report = RunReport(run="r", job="j", outcome="stopped", refused=True, refusal=full.charge("videos.list").as_json())
     assert [notice.event for notice in _of_run("p", "j", 0, report, None)] == ["refused"]
 
 

@@ -12,6 +12,7 @@ import redis
 from contract.ledger.test_charge_script import ALL, KEYS, NOW, STATE, Scripts, scripts
 from quota.common.clock import NEVER
 from quota.errors import UnusableLedger
+from quota.ledger import parts
 from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant
@@ -46,18 +47,14 @@ WORK: dict[str, Callable[[Setup], Any]] = {
         setup.project, "e2", [UnloggedUsage(ALL, "e1", ((5, NOW + DAY_MS),), (1, 0))]
     ),
     "read": lambda setup: setup.ledger.read(setup.project, (0, 0), NEVER, 10),
-    "add_up": lambda setup: list(setup.ledger.add_up(setup.project, (0, 0), (NEVER, 0))),
     "exhaust": lambda setup: setup.ledger.exhaust(setup.project, Exhaustion("units", 1, NEVER, "said so", "test")),
-    "exhaustions": lambda setup: setup.ledger.exhaustions(setup.project),
     "reopen": lambda setup: setup.ledger.reopen(setup.project, "units"),
     "ahead": lambda setup: setup.ledger.ahead(setup.project),
     "repair": lambda setup: setup.ledger.repair(setup.project, "r1", setup.now_ms),
     "repairs": lambda setup: setup.ledger.repairs(setup.project),
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
     "grant": lambda setup: setup.ledger.grant(setup.project, [Grant("units", 9, NOW, NOW + DAY_MS)]),
-    "compared": lambda setup: setup.ledger.compared(setup.project),
     "notes": lambda setup: setup.ledger.notes(setup.project),
-    "grants": lambda setup: setup.ledger.grants(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
     "roll_up": lambda setup: setup.ledger.roll_up(setup.project, setup.now_ms),
@@ -74,7 +71,9 @@ OTHER_FORMATS = {
 
 
 def test_everything_that_asks_for_a_project_is_tried_here() -> None:
-    asked = {name for name, method in vars(Ledger).items() if "project" in getattr(method, "__annotations__", ())}
+    of_parts = [part for part in vars(parts).values() if isinstance(part, type) and part.__module__ == parts.__name__]
+    methods = {name: method for part in (Ledger, *of_parts) for name, method in vars(part).items()}
+    asked = {name for name, method in methods.items() if "project" in getattr(method, "__annotations__", ())}
     asked |= {"decide"}  # its request names the project
     assert asked == WORK.keys() | {"examine"}, "that one is about the server"
 

@@ -58,7 +58,7 @@ def test_a_later_grant_replaces_the_earlier(setup: Setup) -> None:
         assert budget.usage()[0].limit_units == expected
     setup.ledger.grant(setup.project, [])
     assert budget.usage()[0].limit_units == 950
-    assert setup.ledger.grants(setup.project) == ()
+    assert setup.ledger.notes(setup.project).grants == ()
 
 
 def test_a_grant_is_believed_for_a_time(setup: Setup) -> None:
@@ -142,7 +142,7 @@ def test_a_request_that_goes_by_other_grants_is_not_compared(setup: Setup) -> No
         assert ask("", commit) == ask("units=1:1:2", commit) == ("granted", text)
         assert ask(text, commit) == ask(None, commit) == ("admitted", "")
     assert len(setup.ledger.read(setup.project, (0, 0), setup.now_ms, 100)) == 4
-    assert tuple(setup.ledger.grants(setup.project)) == tuple(sorted(grants))
+    assert tuple(setup.ledger.notes(setup.project).grants) == tuple(sorted(grants))
 
 
 def test_a_grant_changes_nothing_else(setup: Setup) -> None:
@@ -171,7 +171,7 @@ def test_a_grant_changes_nothing_else(setup: Setup) -> None:
 def test_a_grant_that_cannot_be_stored_is_refused(setup: Setup, grant: Grant) -> None:
     with pytest.raises(UsageError):
         setup.ledger.grant(setup.project, [grant])
-    assert setup.ledger.grants(setup.project) == ()
+    assert setup.ledger.notes(setup.project).grants == ()
 
 
 @pytest.mark.parametrize(
@@ -214,23 +214,24 @@ def test_random_grants_and_charges_admit_what_the_arithmetic_says(setup: Setup) 
 def test_what_upstream_counted_is_kept_beside_the_grants(setup: Setup) -> None:
     first = Compared("units", 210, 8, 202, 0, 1, 2, setup.now_ms)
     second = Compared("search", 0, 100, 0, 100, 1, 2, setup.now_ms)
-    assert setup.ledger.compared(setup.project) == ()
+    assert setup.ledger.notes(setup.project).compared == ()
     setup.ledger.grant(setup.project, [], [first])
-    assert (tuple(setup.ledger.compared(setup.project)), tuple(setup.ledger.grants(setup.project))) == ((first,), ())
+    notes = setup.ledger.notes(setup.project)
+    assert (tuple(notes.compared), tuple(notes.grants)) == ((first,), ())
     setup.ledger.grant(setup.project, [said(setup, 260)])
-    assert setup.ledger.compared(setup.project) == (first,), "as long as nothing else is said of it"
+    assert setup.ledger.notes(setup.project).compared == (first,), "as long as nothing else is said of it"
     setup.ledger.grant(setup.project, [], [second, first])
-    assert set(setup.ledger.compared(setup.project)) == {first, second}
-    assert setup.ledger.grants(setup.project) == ()
+    assert set(setup.ledger.notes(setup.project).compared) == {first, second}
+    assert setup.ledger.notes(setup.project).grants == ()
     setup.ledger.grant(setup.project, [], [])
-    assert setup.ledger.compared(setup.project) == ()
+    assert setup.ledger.notes(setup.project).compared == ()
 
 
 @pytest.mark.parametrize("change", [{"bucket": "a;b"}, {"bucket": ""}, {"drift_units": -1}, {"at_ms": 10**15}])
 def test_a_comparison_that_cannot_be_stored_is_refused(setup: Setup, change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="no comparison"):
         setup.ledger.grant(setup.project, [], [Compared("units", 1, 1, 0, 0, 1, 2, 3)._replace(**change)])
-    assert setup.ledger.compared(setup.project) == ()
+    assert setup.ledger.notes(setup.project).compared == ()
 
 
 @pytest.mark.parametrize(

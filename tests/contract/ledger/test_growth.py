@@ -23,10 +23,11 @@ from quota.budget import Budget
 from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
-from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, Identity
+from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.history import RefusalCount
+from quota.ledger.identity import Identity
 from quota.recovery.allowance import Allowance
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.books import BOOK

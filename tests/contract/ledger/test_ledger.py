@@ -375,7 +375,7 @@ def test_a_repeat_never_extends_an_exhaustion(setup: Setup) -> None:
     first = setup.ledger.exhaust(setup.project, exhaustion(setup))
     later = exhaustion(setup, until_ms=setup.now_ms + DAY_MS)
     assert setup.ledger.exhaust(setup.project, later) == first
-    assert list(setup.ledger.exhaustions(setup.project)) == [first]
+    assert list(setup.ledger.notes(setup.project).exhaustions) == [first]
 
 
 def test_reopening_lifts_it_and_keeps_why(setup: Setup) -> None:
@@ -385,7 +385,7 @@ def test_reopening_lifts_it_and_keeps_why(setup: Setup) -> None:
     assert not setup.ledger.reopen(setup.project, "units", "again")
     assert setup.budget().charge("videos.list").admitted
     lifted = stood._replace(reopened_ms=setup.now_ms, reopened_because='raised to "50,000"\né 東京')
-    assert list(setup.ledger.exhaustions(setup.project)) == [lifted]
+    assert list(setup.ledger.notes(setup.project).exhaustions) == [lifted]
 
 
 def test_what_upstream_said_before_the_reopening_does_not_close_it_again(setup: Setup) -> None:
@@ -397,14 +397,14 @@ def test_what_upstream_said_before_the_reopening_does_not_close_it_again(setup: 
     setup.now_ms += 5
     setup.ledger.reopen(setup.project, "units", "raised")
     reopened_ms = setup.now_ms
-    (lifted,) = setup.ledger.exhaustions(setup.project)
+    (lifted,) = setup.ledger.notes(setup.project).exhaustions
     setup.now_ms += 5
     for said in (before, late):
         assert setup.ledger.exhaust(setup.project, said) == lifted
     assert setup.budget().charge("videos.list").admitted
     news = exhaustion(setup)._replace(since_ms=reopened_ms)
     assert setup.ledger.exhaust(setup.project, news) == news, "in doubt it is"
-    assert list(setup.ledger.exhaustions(setup.project)) == [news], "and the reason did not hold"
+    assert list(setup.ledger.notes(setup.project).exhaustions) == [news], "and the reason did not hold"
     assert not setup.budget().charge("videos.list").admitted
     assert setup.ledger.reopen(setup.project, "units", "once more")
 

@@ -176,8 +176,8 @@ class Content(NamedTuple):
         log = list(read_entries(ledger, "p", 0, NEVER))
         claimed = ledger.claim("p", claim_of("web2"))
         repairs, whole_after_ms = ledger.repairs("p"), ledger.whole_after_ms("p")
-        from_upstream = tuple(ledger.grants("p")), tuple(ledger.compared("p"))
-        return cls(log, peek, ledger.exhaustions("p"), claimed, repairs, whole_after_ms, *from_upstream)
+        from_upstream = tuple(ledger.notes("p").grants), tuple(ledger.notes("p").compared)
+        return cls(log, peek, ledger.notes("p").exhaustions, claimed, repairs, whole_after_ms, *from_upstream)
 
 
 def moves(old: Movable, new: Movable) -> list[str]:

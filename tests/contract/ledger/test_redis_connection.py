@@ -405,7 +405,7 @@ def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) ->
     with closing(open_ledger(named)) as ledger:
         budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
         assert budget.charge("search.list").admitted
-        assert ledger.exhaustions("p") == []
+        assert ledger.notes("p").exhaustions == []
         assert not ledger.claim("p", claim_of("a")).elsewhere
         assert sorted(ledger.claim("p", claim_of("b")).elsewhere) == ["DE", "US"]
         assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000

@@ -202,7 +202,7 @@ def test_corrections_and_reading_survive_a_lost_answer(
     proxy.fail(kind)
     assert [entry.units for entry in budget.ledger.read("p", (0, NEVER), NEVER, 10)] == [40]
     proxy.fail(kind, match=b"HGETALL")
-    assert budget.ledger.exhaustions("p") == []
+    assert budget.ledger.notes("p").exhaustions == []
 
 
 def test_a_flushed_script_cache_is_no_event(server: RedisServer) -> None:
@@ -415,7 +415,7 @@ def test_what_other_programs_wrote_is_an_error_or_shown_never_a_crash(server: Re
         budget.charge("search.list", region="XX")
         client.hset("quota:{p}:state", "closed:units", f"{NEVER} 1 no json")
         with pytest.raises(LedgerError, match="no quota program writes"):
-            ledger.exhaustions("p")
+            ledger.notes("p")
         assert budget.charge("search.list").reason == "ledger-unavailable"
         ledger.reopen("p", "units")
         latin = {"u": "1", "m": b"caf\xe9", "j": "", "g": "", "k": "t"}
@@ -614,7 +614,7 @@ def test_every_way_to_a_first_key_gives_it_a_lifetime(server: RedisServer) -> No
 def test_a_project_that_cannot_be_in_a_key_is_a_configuration_error(server: RedisServer, project: str) -> None:
     with opened(server.url) as (_, ledger):
         with pytest.raises(ConfigError, match="project"):
-            ledger.exhaustions(project)
+            ledger.notes(project)
         with pytest.raises(ConfigError, match="project"):
             ledger.decide(request([], project=project), commit=True)
 
@@ -731,7 +731,7 @@ def round_trip(url: str) -> None:
         assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
         ledger.exhaust("p", Exhaustion("units", 1, NEVER, "said so", "test"))
         assert budget.charge("search.list").reason == "closed"
-        assert len(ledger.exhaustions("p")) == 1
+        assert len(ledger.notes("p").exhaustions) == 1
         assert ledger.reopen("p", "units")
         assert budget.charge("search.list").limits[0].used_units == 160
         ledger.close()

@@ -20,11 +20,11 @@ from quota.ledger.contract import (
     ChargeResult,
     Exhaustion,
     Expected,
-    Identity,
     read_entries,
 )
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.unlogged import UnloggedUsage
 from quota.recovery.allowance import Allowance
 from quota.reports.status import exact_from

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up")
-SCRIPTS += ("add_refusals", "grant")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "swap", "repay", "repair", "roll_up")
+SCRIPTS += ("add_refusals",)
 TRIED = sorted(set(COMMANDS) - {"eval", "evalsha", "info"})
 """What the scripts may run, and must be allowed to."""
 
@@ -162,17 +162,7 @@ def housekeeping(scripts: Limited) -> None:
     scripts.charge(DAY, (SEARCHES, 10, 1, DAY_MS))
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
-    scripts.run(
-        "add_unlogged",
-        scripts.now_ms,
-        "e2",
-        MIN_RETENTION_MS,
-        ALL,
-        "e1",
-        f"5:{NOW + 9}",
-        "0:0:0:0:9007199254740991",
-        "1-0",
-    )
+    scripts.lose(ALL, (5, NOW + 9))
     scripts.now_ms += MIN_RETENTION_MS + HOUR_MS
     scripts.charge(DAY)
     scripts.now_ms += 2_000
@@ -249,42 +239,22 @@ def exhaust(scripts: Limited) -> None:
     scripts.run("exhaust", scripts.now_ms, "units", f"{scripts.now_ms + 9} {scripts.now_ms} x", MIN_RETENTION_MS)
 
 
-def reopen(scripts: Limited) -> None:
-    exhaust(scripts)
-    scripts.run("reopen", scripts.now_ms, "units", '"it is raised"')
-    exhaust(scripts)
-
-
-def usage(scripts: Limited) -> None:
-    until_ms = scripts.now_ms + HOUR_MS
-    kept = "0:0:0:0:9007199254740991"
-    scripts.run(
-        "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
-    )
+def swap(scripts: Limited) -> None:
+    """A field is set, and removed."""
+    for becomes in ("=1", "-"):
+        words = (scripts.now_ms, MIN_RETENTION_MS)
+        _, seen, _ = scripts.run("swap", *words, "", 1, "compared")
+        assert scripts.run("swap", *words, seen, 1, "compared", "compared", becomes) == 1
 
 
 def read(scripts: Limited) -> None:
     scripts.run("read", "-", "+", 10)
 
 
-def claim(scripts: Limited) -> None:
-    """One claims, and two that have ended: the last leaves nothing."""
-    of_a, of_b = (["job", owner, owner, owner, "host", HOUR_MS, HOUR_MS, "", HOUR_MS] for owner in ("a", "b"))
-    scripts.run("claim", scripts.now_ms, "claim", *of_a, "US", "DE")
-    scripts.run("claim", scripts.now_ms, "take", *of_b, "US", "DE")
-    scripts.run("claim", scripts.now_ms, "failed", *of_b)
-
-
 def repair(scripts: Limited) -> None:
     """An hour is ahead; of what it has, one charge was corrected."""
     while scripts.run("repair", scripts.now_ms and scripts.now_ms - HOUR_MS, 0, "r1") == "MORE":
         pass
-
-
-def grant(scripts: Limited) -> None:
-    """Two, and then none."""
-    for text in ("units=9:1:2", "search=5:1:2;units=9:1:2", ""):
-        scripts.run("grant", text, MIN_RETENTION_MS, "units=7:9:0:2:1:2:3")
 
 
 def roll_up(scripts: Limited) -> None:
@@ -299,12 +269,9 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
-    "reopen": (reopen, 0),
-    "add_unlogged": (usage, 4),
+    "swap": (swap, 0),
     "read": (read, 0),
-    "claim": (claim, 0),
     "repair": (repair, 0),
-    "grant": (grant, 0),
     "roll_up": (roll_up, 0),
     "add_refusals": (add_refusals, 0),
 }
@@ -331,7 +298,7 @@ def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name
     work(limited)
     work(limited)
     assert limited.used() == used + units
-    if lost != "log" and name != "add_unlogged":
+    if lost != "log":
         assert limited.used(CALLS) == limited.used("*|*|*|25h|calls", 25 * HOUR_MS), "as counted afresh from the log"
 
 
@@ -340,7 +307,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "swap", "repay", "repair", "roll_up"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match=r"can't run|no permission"):
         at_the_servers_time(limited, name)
@@ -364,7 +331,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"):
+    for name in ("charge", "exhaust", "swap", "repay", "repair", "roll_up"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

@@ -40,9 +40,9 @@ def the_slow_way(budget: Budget, method: str, units: int, job: str) -> int | Non
     asked = ask(budget._account, method, units, job)
     if asked.decision.reason not in ("limit", "leave"):
         return None
-    standings = [standing._replace(leaving_ms=None) for standing in asked.standings]
+    occupancies = [one._replace(leaving_ms=None) for one in asked.occupancies]
     log = partial(read_entries, budget.ledger, budget.project)
-    return retry_at(standings, asked.clocks, log, asked.clocks.now_ms)[0]
+    return retry_at(occupancies, asked.clocks, log, asked.clocks.now_ms)[0]
 
 
 def random_limits(rng: random.Random) -> list[Limit]:
@@ -276,9 +276,7 @@ def test_it_is_another_one_with_what_is_unlogged(scripts: Scripts) -> None:
     scripts.fill(10)
     day = (ALL, 10, 1, DAY_MS)
     until_ms = scripts.now_ms + DAY_MS // 2
-    expiries = f"3:{until_ms},2:{NOW + 5 + DAY_MS},1:{until_ms + 2 * DAY_MS}"
-    kept = f"0:0:0:0:{2**53 - 1}"
-    scripts.run("add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", expiries, kept, "1-0")
+    scripts.lose(ALL, (3, until_ms), (2, NOW + 5 + DAY_MS), (1, until_ms + 2 * DAY_MS))
     assert scripts.client.hget(STATE, f"unlogged:{ALL}")
     for _ in range(2):
         assert scripts.charge(day)[4] == str(NOW + 4), "of 16 seven must go: three in between, and then the first four"

@@ -12,14 +12,12 @@ import pytest
 import redis
 
 import quota.ledger.redis_ledger
-import quota.ledger.sqlite_ledger
+import quota.ledger.sqlite_decision
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
-from quota.common.clock import LATEST_MS, NEVER
+from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
-from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -43,6 +41,7 @@ BOUNDS = {
     "MAX_LOOKED": "so many a retry reads at most. A retry of a charge further back counts as spent again",
     "MAX_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
+    "MAX_FIELDS": "so many fields are read, and changed, by one swap; more is an error",
     "MAX_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
     "MAINTENANCE_EVERY_MS": "with the first charge of each, what has expired is removed",
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
@@ -54,11 +53,6 @@ BOUNDS = {
     "MAX_COUNTS": "so many counts of refusals by one call; more is an error",
     "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
     "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
-    "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
-    "MAX_HOLD_MS": "the longest hold and lease; more is an error",
-    "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
-    "MAX_TICKS": "so many are remembered; of more, those that end first go",
-    "MAX_REGIONS": "so many regions are claimed at once; more is an error",
     "PIECE": "settle.lua and repair.lua read so many fields at once, clear.lua removes so many, and then the next",
     "ASIDE_KEPT_MS": "so long a repair that was stopped can be taken up; then it is begun again",
     "MIN_RETENTION_MS": "the keys live for so long at least",
@@ -77,14 +71,13 @@ PLACES = {
     "LIMIT_SIZE",
     "FIRST_CLOSED",
     "FIELDS_BEFORE",
-    "FIRST_REPORT",
-    "REPORT_SIZE",
     "FIRST_CHARGE",
     "CHARGE_SIZE",
-    "FIRST_REGION",
     "FIRST_ENTRY",
     "ENTRY_SIZE",
     "FIRST_COUNT",
+    "FIRST_NAME",
+    "CHANGE_SIZE",
     "COUNT_SIZE",
 }
 
@@ -152,30 +145,6 @@ def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Sc
     assert scripts.used() == 100
 
 
-@pytest.mark.parametrize(
-    ("hold_ms", "lease_ms", "tick_ms", "regions", "said"),
-    [
-        (MAX_HOLD_MS, MAX_HOLD_MS, MAX_TICK_MS, MAX_REGIONS, None),
-        (MAX_HOLD_MS + 1, 1, 1, 1, "1 to 49 h"),
-        (1, MAX_HOLD_MS + 1, 1, 1, "1 to 49 h"),
-        (1, 1, MAX_TICK_MS + 1, 1, "1 to 8 days"),
-        (0, 1, 1, 1, "1 to 49 h"),
-        ("nan", 1, 1, 1, "1 to 49 h"),
-        (1, 1, 1, MAX_REGIONS + 1, "more than 1000 regions"),
-    ],
-)
-def test_the_bounds_of_a_claim(
-    scripts: Scripts, hold_ms: object, lease_ms: object, tick_ms: object, regions: int, said: str | None
-) -> None:
-    arguments = (NOW, "claim", "job", "a", "run", "m", "h", hold_ms, lease_ms, "tick", tick_ms, *range(regions))
-    if said is None:
-        assert scripts.run("claim", *arguments) == [str(NOW), "", *[""] * regions]
-        return
-    with pytest.raises(redis.ResponseError, match=f"claim.lua: .*{said}"):
-        scripts.run("claim", *arguments)
-    assert not scripts.client.exists(STATE)
-
-
 @pytest.mark.parametrize("count", [0, 251, "all", ""])
 def test_reading_none_or_more_than_250_is_an_error(scripts: Scripts, count: object) -> None:
     scripts.fill(1)
@@ -186,9 +155,7 @@ def test_reading_none_or_more_than_250_is_an_error(scripts: Scripts, count: obje
 
 def test_unlogged_usage_is_removed_25_hours_after_it_expired(scripts: Scripts) -> None:
     until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
-    scripts.run(
-        "add_unlogged", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:0:0:9007199254740991", "1-0"
-    )
+    scripts.lose(ALL, (5, until_ms))
     for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):
         scripts.now_ms = until_ms + after_ms
         for more in (0, 1):  # the second finds the first; a longer retention is housekeeping's time
@@ -244,7 +211,7 @@ def test_more_projects_and_questions_than_are_kept_in_mind(server: RedisServer, 
 
 
 def test_the_embedded_ledger_trims_a_bounded_number_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota.ledger.sqlite_ledger, "TRIM_AT_ONCE", 10)
+    monkeypatch.setattr(quota.ledger.sqlite_decision, "TRIM_AT_ONCE", 10)
     now_ms = [NOW]
     ledger = open_ledger("sqlite://", clock=lambda: now_ms[0])
     budget = Budget(
@@ -306,14 +273,3 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         assert calls(server) >= repeats + 150, "all of them did arrive"
         attempt_keys = [entry.idempotency_key for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
     assert len(attempt_keys) == len(set(attempt_keys)) > 100, "each was charged once"
-
-
-def test_how_much_of_what_upstream_counted_is_kept(scripts: Scripts) -> None:
-    """MAX_COMPARED_BYTES: a hundred buckets with the longest names and numbers fit."""
-    longest = compared_text(Compared(f"{n:064}", *[10**15 - 1] * 4, *[LATEST_MS - 1] * 3) for n in range(MAX_COMPARED))
-    for text in (longest, "a=" + "1" * 19_998):
-        assert scripts.run("grant", "", MIN_RETENTION_MS, text) == ""
-        assert scripts.client.hget(STATE, "compared") == text
-    for bad in ("a=" + "1" * 19_999, "a=1 2", "a=x"):
-        with pytest.raises(redis.ResponseError, match="compared is"):
-            scripts.run("grant", "", MIN_RETENTION_MS, bad)

@@ -135,7 +135,7 @@ def test_all_are_charged_or_none_as_the_oracle_says(
             )
             assert (got.outcome, list(got.ids), list(got.used_units)) == (want.outcome, want.ids, want.used)
             assert got.last == oracle.newest
-            if got.outcome == "refused":
+            if got.outcome == "refused" and ledger.shared:
                 counting = [limit for limit in limits if any(counts(limit, spent) for spent in spents)]
                 full = [
                     u + check.cost_units > check.cap_units for u, check in zip(want.used, asked.checks, strict=True)
@@ -218,6 +218,14 @@ def test_each_can_be_corrected_by_its_own_id(ledger: Ledger) -> None:
 def test_the_first_of_a_ledger_names_its_epoch(ledger: Ledger) -> None:
     """L18."""
     assert ledger.decide(three(), commit=True).epoch == "t.0"
+
+
+def test_the_first_charge_after_a_peek_begins_an_epoch(ledger: Ledger) -> None:
+    """L18. Where the log has an entry already, and nobody was told of an epoch."""
+    ledger.repay("p", "machine", [(1, Charge(1, "units", "videos.list", "", "", "drawn"))])
+    assert ledger.decide(three(), commit=False).epoch == ""
+    assert ledger.decide(three(), commit=True).epoch == "t.0"
+    assert ledger.decide(three("u"), commit=False).epoch == "t.0"
 
 
 # -- the script, for callers in any language ---------------------------------------------------------------------------

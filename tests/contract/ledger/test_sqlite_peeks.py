@@ -1,4 +1,4 @@
-"""Where an SQLite ledger would take no charge, who only looks is told so."""
+"""Where an SQLite ledger would take no charge, a peek says so, too."""
 
 from __future__ import annotations
 

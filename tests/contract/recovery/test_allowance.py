@@ -15,9 +15,10 @@ import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger.contract import Identity, read_entries
+from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.redis_scripts import script
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance

@@ -16,9 +16,10 @@ import pytest
 import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
-from quota.ledger.contract import ChargeRequest, Expected, Identity, read_entries, root_of
+from quota.ledger.contract import ChargeRequest, Expected, read_entries, root_of
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.allowance import LOOK_AGAIN_MS
 from quota.recovery.high_water_mark import HighWaterMark
@@ -213,7 +214,7 @@ def test_two_ledgers_of_one_project_are_said_once_a_day_and_not_joined(
     assert said.startswith("two_ledgers project=p ledger=sqlite:///")
     assert f"{owner.folder}/one.toml" in said
     assert f"{owner.folder}/two.toml" in said
-    (told,) = (owner.folder / "state").glob("marks/*/told")
+    (told,) = (owner.folder / "state").glob("high-water-marks/*/told")
     os.utime(told, (time.time() - 86_401,) * 2)
     assert owner.charge("two.toml") == 1
     assert len(lines(caplog)) == 2
@@ -439,7 +440,7 @@ def _charge_elsewhere(url: str, path: str, units: int) -> None:
 
 def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: Path) -> None:
     """At once where nobody did for a minute, and when a process starts; else within a minute."""
-    path, elsewhere = str(tmp_path / "marks" / "p" / "1"), f"sqlite:///{tmp_path}/b.db"
+    path, elsewhere = str(tmp_path / "high-water-marks" / "p" / "1"), f"sqlite:///{tmp_path}/b.db"
     ledger = open_ledger(f"sqlite:///{tmp_path}/a.db")
 
     def used(high_water_mark: HighWaterMark, units: int) -> int:
@@ -467,7 +468,7 @@ def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: 
 
 def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_path: Path) -> None:
     """It was claimed from a process that had spent at another ledger, while a third one used ours."""
-    path, here = str(tmp_path / "marks" / "p" / "1"), f"sqlite:///{tmp_path}/a.db"
+    path, here = str(tmp_path / "high-water-marks" / "p" / "1"), f"sqlite:///{tmp_path}/a.db"
 
     def process(url: str) -> tuple[Budget, HighWaterMark]:
         high_water_mark, ledger = HighWaterMark(path, "p", label=url), open_ledger(url)

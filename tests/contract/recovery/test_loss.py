@@ -15,9 +15,10 @@ import redis
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult, Expected, Identity, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult, Expected, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.ledger.unlogged import UnloggedUsage
 from quota.recovery import high_water_mark as high_water_mark
 from quota.recovery import knowledge, loss, slices
@@ -861,7 +862,7 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
         for endpoint in ("", "http://127.0.0.1:8765")
     }
     assert len(paths) == 16
-    assert all(path.startswith(f"{tmp_path}/marks/p") or "_" in path for path in paths)
+    assert all(path.startswith(f"{tmp_path}/high-water-marks/p") or "_" in path for path in paths)
 
 
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
@@ -919,7 +920,7 @@ def _charge_some(url: str, path: str, times: int) -> Iterator[int]:
 
 
 def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     workers = Children(_charge_some, *[(site.storage.url, path, 50)] * 8)
     assert max(workers.answers()) == 400
     site.storage.empty()
@@ -954,7 +955,7 @@ def close(budget: Budget, high_water_mark: HighWaterMark) -> None:
 
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     budget, high_water_mark = resting(site, path)
     charge(budget, 2)
     copy = site.storage.copy()
@@ -966,7 +967,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
 
 
 def test_a_process_that_saw_nothing_yet_notices_what_others_saw(site: Site) -> None:
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     budget, high_water_mark = resting(site, path)
     assert not high_water_mark.expected().ids
     assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [3]
@@ -978,7 +979,7 @@ def test_a_process_that_saw_nothing_yet_notices_what_others_saw(site: Site) -> N
 
 def test_what_two_saw_that_began_at_once_is_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has made the file, and ended, when the first is about to make it."""
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     budget, high_water_mark = resting(site, path)
 
     def make_room_late(at: str) -> None:
@@ -997,7 +998,7 @@ def test_what_two_saw_that_began_at_once_is_kept(site: Site, monkeypatch: pytest
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     budget, high_water_mark = resting(site, path)
     charge(budget, 5)
     copy = site.storage.copy()
@@ -1013,7 +1014,7 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site, emptied: bool) -> None:
     """All that it saw is in the log again, with its old name; what others charged after a loss in between is not."""
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     budget, high_water_mark = resting(site, path)
     charge(budget, 3)
     older = site.storage.copy()
@@ -1032,7 +1033,7 @@ def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Si
 
 @pytest.mark.parametrize("loses", [False, True], ids=["the same epoch", "a later epoch"])
 def test_a_process_that_rested_notices_what_another_configuration_saw(site: Site, loses: bool) -> None:
-    path, of_other = (str(site.folder / "state" / "marks" / "p" / (digit * 32)) for digit in "12")
+    path, of_other = (str(site.folder / "state" / "high-water-marks" / "p" / (digit * 32)) for digit in "12")
     budget, high_water_mark = resting(site, path)
     charge(budget, 3)
     older = site.storage.copy()
@@ -1072,7 +1073,10 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
 def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
     server = RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "marks" / "p" / "1"), "p")
+        ledger, high_water_mark = (
+            open_ledger(server.url),
+            HighWaterMark(str(tmp_path / "high-water-marks" / "p" / "1"), "p"),
+        )
         budget = Budget(
             credential="main",
             project="p",
@@ -1104,7 +1108,10 @@ def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
 def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
     primary, replica = RedisServer(), RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "marks" / "p" / "1"), "p")
+        ledger, high_water_mark = (
+            open_ledger(primary.url),
+            HighWaterMark(str(tmp_path / "high-water-marks" / "p" / "1"), "p"),
+        )
         budget = Budget(
             credential="main",
             project="p",
@@ -1299,7 +1306,7 @@ def test_what_a_handler_charges_while_a_process_begins_is_not_forgotten(site: Si
 def test_a_slot_that_was_written_since_it_was_read_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process began, charged and ended between this one's first look and its first charge."""
     monkeypatch.setattr(high_water_mark, "LOOK_EVERY_S", 1_000.0)
-    path = str(site.folder / "state" / "marks" / "p" / "1")
+    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
     assert Children(_charge_some, (site.storage.url, path, 2)).answers() == [2]
     budget, mark = resting(site, path)
     assert mark.expected().ids

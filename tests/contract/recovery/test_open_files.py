@@ -35,7 +35,7 @@ def open_marks(state: Path) -> int:
     found = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{state}/marks/")
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{state}/high-water-marks/")
         except OSError:
             continue
     return found

@@ -112,7 +112,7 @@ def test_what_is_not_in_the_log_and_lies_ahead_is_mended_too(setup: Setup) -> No
     assert (found.unlogged_units, found.exhaustions, found.found) == (4, 1, True)
     repair(setup)
     assert not setup.ledger.ahead(setup.project).found
-    assert [x.bucket for x in setup.ledger.exhaustions(setup.project)] == ["search"]
+    assert [x.bucket for x in setup.ledger.notes(setup.project).exhaustions] == ["search"]
     assert used(setup, DAY, PACIFIC) == [7, 2]
     setup.now_ms = NOW_MS + HOUR_MS
     assert used(setup, DAY, PACIFIC) == [4, 0]

@@ -34,7 +34,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = str(folder / "marks" / "p" / "1")
+        self.path = str(folder / "high-water-marks" / "p" / "1")
         self.now_ms = NOW
         self.opened: list[HighWaterMark] = []
 
@@ -120,7 +120,7 @@ def test_what_does_not_fit_into_a_slot_is_said(
     known = high_water_mark._known
     assert known is not None
     text, _ = known.text("")
-    head = quota.recovery.watermark_file._head_struct(len(known.units)).size + 4
+    head = quota.recovery.watermark_file._NO_NUMBERS.size + 8 * len(known.units) + 4
     slices = sum(len(line) + 1 for line in text.splitlines() if line.startswith("slices\t"))
     assert slices
     monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - slices - (not room))
@@ -138,7 +138,7 @@ def test_of_what_does_not_fit_into_a_slot_the_rest_is_remembered(scene: Scene, m
     limits = _limits(12)
     budget = scene.budget(*limits)
     assert budget.charge("videos.list", units=10).admitted
-    head = quota.recovery.watermark_file._head_struct(len(limits)).size + 4
+    head = quota.recovery.watermark_file._NO_NUMBERS.size + 8 * len(limits) + 4
     known = scene.opened[0]._known
     assert known is not None
     lines = known.text("")[0].splitlines(keepends=True)

@@ -30,8 +30,9 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
-from quota.clients.google import MeteredHttp, _methods, service
+from quota.clients.google import MeteredHttp, service
 from quota.clients.metering import Meter
+from quota.clients.routes import methods_of
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, Refused, UsageError
 from quota.jobs.emulator import Emulator
@@ -361,7 +362,7 @@ def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) 
     name, version = api.split()
     document = json.loads(get_static_doc(name, version))
     routes = MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes
-    described = list(_methods(document))
+    described = list(methods_of(document))
     assert described
     for method in described:
         path = re.sub(r"\{.*?\}", "x", f"/{document['servicePath']}{method.get('flatPath', method['path'])}")
@@ -504,7 +505,7 @@ def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Conn
         batch.add(youtube.videos().list(part="snippet", id="x"))
         batch.add(youtube.search().list(part="snippet", q="x"))
         batch.execute()
-        assert [closed.bucket for closed in ledger.exhaustions("p")] == ["search"]
+        assert [closed.bucket for closed in ledger.notes("p").exhaustions] == ["search"]
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -678,7 +679,7 @@ def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Ledger, conne
         assert (refusal.value.decision.reason, refusal.value.decision.refused_by) == ("exhausted", "search")
         popular(youtube).execute()
         assert upstream.usage()["by_method"] == {"search.list": 1, "videos.list": 1}
-    (closed,) = ledger.exhaustions("p")
+    (closed,) = ledger.notes("p").exhaustions
     (search, _) = entries(ledger)
     assert closed.since_ms == search.ms
     assert "Search Queries per day" in closed.evidence
@@ -700,7 +701,7 @@ def test_a_passing_burst_closes_nothing(upstream: Emulator, ledger: Ledger, conn
     youtube = connect(upstream.address)
     upstream.fault("status", status=429, method="videos.list")
     popular(youtube).execute(num_retries=1)
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 # -- hosts and secrets -------------------------------------------------------------------------------------------------
@@ -720,7 +721,7 @@ def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Ledger, connec
             assert KEY not in api.arrived[0].target
         assert [request.headers.get("x-goog-api-key") for request in stranger.arrived] == [None]
     assert charged(ledger) == {"videos.list": 1}
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307])
@@ -920,7 +921,7 @@ FORKED = """
 import os, sys
 from quota.budget import Budget
 from quota.settings.books import load_book
-from quota.clients.google import MeteredHttp, _methods, service
+from quota.clients.google import service
 from quota.ledger.factory import open_ledger
 ledger = open_ledger(sys.argv[2])
 budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)

@@ -293,7 +293,7 @@ def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Led
     client = connect("api.example.com")
     assert client.get(f"{server.address}/spent")[0] == 403
     assert not entries(ledger)
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means(ledger: Ledger) -> None:
@@ -421,7 +421,7 @@ def test_an_error_is_understood_and_still_there_to_read(
     ]
     for read in reads:
         assert read() == SPENT
-        assert [closed.bucket for closed in ledger.exhaustions("p")] == ["units"]
+        assert [closed.bucket for closed in ledger.notes("p").exhaustions] == ["units"]
         ledger.reopen("p", "units")
     raw = client.raw(server.address + path)
     assert (raw if path == "/spent" else gzip.decompress(raw)) == SPENT
@@ -521,7 +521,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
         connect(server).get(server.address + path, timeout_s=1 if path == "/stalls" else 100)
     gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
-    assert not ledger.exhaustions("p")
+    assert not ledger.notes("p").exhaustions
 
 
 def test_a_connection_is_used_again_after_an_error(connect: Connect, server: PlainServer, ledger: Ledger) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -81,8 +80,11 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
         client.close()
     text = got.body.decode()
     assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert quota("inbound", "status", "--textfile", "inbound.prom").returncode == 0
-    assert (tmp_path / "inbound.prom").read_text(encoding="utf-8") == text
+    assert quota("inbound", "status", "--textfile", "metrics").returncode == 1, "there is no such folder"
+    (tmp_path / "metrics").mkdir()
+    assert quota("inbound", "status", "--textfile", "metrics").returncode == 0
+    (file,) = (tmp_path / "metrics").glob("quota-inbound-*.prom")
+    assert file.read_text(encoding="utf-8") == text
     assert 'quota_inbound_requests_total{outcome="refused",rule="login"} 1\n' in text
     assert 'quota_inbound_identities{rule="login"} 1\n' in text
     assert "quota_inbound_storage_up 1\n" in text
@@ -94,23 +96,25 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_a_file_that_no_exporter_reads_is_not_replaced_by_numbers(quota: Quota) -> None:
-    """It is renamed over the old one, so the configuration would be lost, and of root also a device."""
-    os.symlink("/dev/stdout", quota.folder / "out")
-    before = {path.name: os.lstat(path).st_ino for path in quota.folder.iterdir()}
-    for name in ("quota.toml", "out", "new.txt", ""):
+def test_metrics_take_the_place_of_no_other_file(quota: Quota) -> None:
+    """The folder may be a wrong one, or a variable that is not set."""
+    before = {path.name: path.lstat().st_ino for path in quota.folder.iterdir()}
+    for name, status in (("quota.toml", 1), ("/dev/stdout", 1), ("", 2)):
         done = quota("inbound", "status", "--textfile", name)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert f"{name!r}: node_exporter reads only files that end in .prom" in done.stderr
-    assert {path.name: os.lstat(path).st_ino for path in quota.folder.iterdir()} == before
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+        assert f"{name!r}" in done.stderr
+    assert quota("inbound", "status", "--textfile", ".").returncode == 0
+    after = {path.name: path.lstat().st_ino for path in quota.folder.iterdir()}
+    (new,) = after.keys() - before.keys()
+    assert new.endswith(".prom")
+    assert {name: after[name] for name in before} == before
 
 
 def test_a_storage_that_is_away_is_told_as_such(quota: Quota) -> None:
     quota.configure(RULES.replace("sqlite:///inbound.db", "redis://127.0.0.1:1/0"))
-    file = quota.folder / "inbound.prom"
-    file.write_text("quota_inbound_storage_up 1\n", encoding="utf-8")
-    away = quota("inbound", "status", "--textfile", "inbound.prom")
+    away = quota("inbound", "status", "--textfile", ".")
     assert (away.returncode, away.stderr.count("\n")) == (69, 1)
+    (file,) = quota.folder.glob("quota-inbound-*.prom")
     with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
         client = Client(port)
         body = client().body.decode()

@@ -91,16 +91,19 @@ def test_limit_half_a_window_and_limit_again(served: Served) -> None:
             answers[path] += burst(served.port, path, LIMIT + 10)
     assert {one.status for path in paths for one in answers[path]} == {200, 429}
     admitted = {path: [one for one in answers[path] if one.admitted] for path in paths}
-    assert len(admitted["/log"]) == LIMIT
-    assert LIMIT <= most_in_any_window(admitted["/counter"]) < 2 * LIMIT
-    assert 10 <= most_in_any_window(admitted["/gcra"]) <= LIMIT + 10
+    # A machine that stalls for a window admits more in all, and never more within one.
+    assert most_in_any_window(admitted["/log"]) <= LIMIT <= len(admitted["/log"])
+    assert most_in_any_window(admitted["/counter"]) < 2 * LIMIT
+    assert most_in_any_window(admitted["/gcra"]) <= LIMIT + 10
+    assert len(admitted["/counter"]) >= LIMIT
+    assert len(admitted["/gcra"]) >= 10
     assert len({one.body for path in paths for one in admitted[path]}) > 1, "one worker answered everything"
     # When the first of them leave the window, exactly as many fit again.
     last_s = max(one.answered_s for one in admitted["/log"])
     time.sleep(max(0.0, last_s + WINDOW_S - time.monotonic()))
     again = burst(served.port, "/log", LIMIT + 10)
-    assert sum(one.admitted for one in again) == LIMIT
-    assert most_in_any_window([*admitted["/log"], *(one for one in again if one.admitted)]) == LIMIT
+    assert sum(one.admitted for one in again) >= LIMIT
+    assert most_in_any_window([*admitted["/log"], *(one for one in again if one.admitted)]) <= LIMIT
 
 
 NODE = """

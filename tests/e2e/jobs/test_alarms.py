@@ -491,7 +491,13 @@ def test_a_refusal_is_told_in_each_period_of_a_calendar_limit(
             while (decision := session.budget("main").charge("videos.list")).admitted:
                 pass
             report = RunReport(
-                session.run, "trending", "stopped", refused_by="day", refused=True, why=str(hours), refusal=decision
+                session.run,
+                "trending",
+                "stopped",
+                refused_by="day",
+                refused=True,
+                why=str(hours),
+                refusal=decision.as_json(),
             )
             follow_up(session, "trending", 0, report, None)
     refused = [(one["subject"], one["message"].split()[-1]) for one in told(command) if one["event"] == "refused"]

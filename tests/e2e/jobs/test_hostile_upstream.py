@@ -22,8 +22,9 @@ import pytest
 from tenacity import wait_none
 
 import quota
+from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.job import RunReport
-from quota.jobs.runner import ATTEMPTS, Silent
+from quota.jobs.progress import Watcher
 from support.installation import Installation, until
 from support.raw_http import RawServer, head, whole
 
@@ -423,7 +424,7 @@ def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> N
         asked = re.search("pageToken=([a-z]+)", target)
         return [page(len(site.server.targets), following[asked[1] if asked else ""])]
 
-    class Stops(Silent):
+    class Stops(Watcher):
         told = 0
 
         def page(self, checkpoint: Any) -> None:
@@ -463,7 +464,7 @@ def test_a_search_in_circles_ends(site: Site) -> None:
 def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
     site: Site, monkeypatch: pytest.MonkeyPatch, drip: str, number: int
 ) -> None:
-    monkeypatch.setattr("quota.jobs.runner.STOP_WITHIN_S", 0.3)
+    monkeypatch.setattr("quota.jobs.interruption.STOP_WITHIN_S", 0.3)
     start, piece = DRIPS[drip]
     site.answer = lambda target: dripped(start, site.server, piece) if "pageToken" in target else [page(1, "t")]
     report = site.run(stop=lambda: number if len(site.server.targets) == 2 else 0)
@@ -481,8 +482,8 @@ WALLS_S = os.environ.get("QUOTA_TEST_WALLS") or "0.8, 0.9"
 """What a page and a process have after a signal, where no test is about how long that is. `8, 9` is the real time."""
 
 HASTY = f"""
-import quota.cli.program, quota.jobs.runner as runner
-runner.STOP_WITHIN_S, runner.END_WITHIN_S = {WALLS_S}
+import quota.cli.program, quota.jobs.interruption as interruption
+interruption.STOP_WITHIN_S, interruption.END_WITHIN_S = {WALLS_S}
 quota.cli.program.main()
 """
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
+from quota.dashboard.pages import Site
 from quota.decision import Decision, LimitState
 from quota.jobs.dashboard import jobs
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import RegionReport, RunReport
-from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, PastRun
+from quota.jobs.job import RunReport
+from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, run_json
 from quota.jobs.store.store import Store
+from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import QUOTA, Quota, one_line
 from support.processes import Children
@@ -151,11 +155,11 @@ def test_they_are_forgotten_after_35_days(tmp_path: Path) -> None:
         for hour in range(0, 36 * 24, 12):
             now_ms = 100 * DAY_MS + hour * HOUR_MS
             row = store.runs.begin(f"run{hour}", "p", "j")
-            store.runs.end(row, RunReport(f"run{hour}", "j", "done", (RegionReport("DE", "done", 1, 1, 1),), units=1))
+            store.runs.end(row, RunReport(f"run{hour}", "j", "done", (RegionOfRun("DE", "done", 1, 1, 1),), units=1))
         kept = store.runs.read()
     assert [run.run for run in kept] == [f"run{hour}" for hour in range(35 * 24 + 12, 12, -12)]
-    assert all(run.began_at_ms > now_ms - KEPT_MS for run in kept)
-    assert kept[0].regions == [{"region": "DE", "outcome": "done", "pages": 1, "items": 1, "units": 1, "error": None}]
+    assert all(run.began_ms > now_ms - KEPT_MS for run in kept)
+    assert kept[0].regions == (RegionOfRun("DE", "done", items=1, pages=1, units=1),)
 
 
 def test_of_very_many_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +174,10 @@ def test_of_very_many_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pyte
 def test_what_is_kept_of_a_run_is_bounded(tmp_path: Path) -> None:
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
         row = store.runs.begin("r", "p", "j")
-        regions = (RegionReport("DE", "failed", error="e" * 5_000),)
+        regions = (RegionOfRun("DE", "failed", error="e" * 5_000),)
         store.runs.end(row, RunReport("r", "j", "failed", regions, why="w" * 5_000))
         (run,) = store.runs.read()
-    assert len(run.why) == len(run.regions[0]["error"]) == 1_000
+    assert len(run.why) == len(run.regions[0].error or "") == 1_000
     assert MAX_REFUSAL_CHARACTERS == 4_000
 
 
@@ -181,7 +185,7 @@ def test_a_refusal_by_one_of_many_limits_is_kept_without_the_others(tmp_path: Pa
     limits = tuple(LimitState(f"limit-{n}", 1, 5, 5, 0) for n in range(200))
     refusal = Decision(False, None, None, "main", "p", "x.y", 1, "limit", "limit-7", 0, DAY_MS, None, limits)
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
-        store.runs.end(store.runs.begin("r", "p", "j"), RunReport("r", "j", "stopped", (), refusal=refusal))
+        store.runs.end(store.runs.begin("r", "p", "j"), RunReport("r", "j", "stopped", (), refusal=refusal.as_json()))
         (run,) = store.runs.read()
     assert run.refusal is not None
     assert [one["name"] for one in run.refusal["limits"]] == ["limit-7"]
@@ -205,10 +209,10 @@ def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulato
 
 def test_the_errors_of_many_regions_share_their_room(tmp_path: Path) -> None:
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
-        regions = tuple(RegionReport(f"R{n}", "failed", error="e" * 5_000) for n in range(100))
+        regions = tuple(RegionOfRun(f"R{n}", "failed", error="e" * 5_000) for n in range(100))
         store.runs.end(store.runs.begin("r", "p", "j"), RunReport("r", "j", "failed", regions))
         (run,) = store.runs.read()
-    assert {len(one["error"]) for one in run.regions} == {200}
+    assert {len(one.error or "") for one in run.regions} == {200}
 
 
 def test_runs_of_five_weeks_are_those_that_began(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_runs_of_five_weeks_are_those_that_began(tmp_path: Path) -> None:
             since_ms, wanted = now_ms - dice.randint(0, 40) * DAY_MS, dice.choice(["a", None])
             expected = [one for one in reversed(begun) if one[0] > since_ms and wanted in (None, one[2])]
             found = store.runs.read(wanted, since_ms, 30)
-            assert [(run.began_at_ms, run.run, run.job, run.outcome) for run in found] == expected[:30]
+            assert [(run.began_ms, run.run, run.job, run.outcome) for run in found] == expected[:30]
             for run in found:
                 assert_whole(run)
     assert 100 < len(begun) < 450
@@ -259,9 +263,9 @@ def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: P
         told += len(ended)
         with Store(url, retention_ms=DAY_MS) as store:
             found = [run for run in store.runs.read() if run.run.startswith(f"c{child_number}-")]
-        assert [run.run for run in reversed(found) if run.ended_at_ms is not None][: len(ended)] == ended
+        assert [run.run for run in reversed(found) if run.ended_ms is not None][: len(ended)] == ended
         assert len(found) <= len(ended) + 1
-        assert all(run.ended_at_ms is not None for run in found[1:])
+        assert all(run.ended_ms is not None for run in found[1:])
         for run in found:
             assert_whole(run)
     assert told > 20
@@ -269,22 +273,22 @@ def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: P
 
 def report_of(name: str, job: str, outcome: Any) -> RunReport:
     """A report whose parts can be told to belong together."""
-    regions = (RegionReport(name, "partial", 1, 1, 7),)
+    regions = (RegionOfRun(name, "partial", 1, 1, 7),)
     limits = (LimitState(name, 1, 5, 5, 0),)
     refusal = Decision(False, None, None, "main", "p", "x.y", 1, "limit", name, 0, DAY_MS, 2 * DAY_MS, limits)
-    refused = {} if outcome == "done" else {"refused_by": name, "retry_at_ms": 2 * DAY_MS, "refusal": refusal}
+    refused = {} if outcome == "done" else {"refused_by": name, "retry_at_ms": 2 * DAY_MS, "refusal": refusal.as_json()}
     return RunReport(name, job, outcome, regions, units=7, **refused)  # type: ignore[arg-type]
 
 
-def assert_whole(run: PastRun) -> None:
+def assert_whole(run: Run) -> None:
     """A run has all of its end, or nothing of it."""
-    end = (run.units, run.refused_by, [one["region"] for one in run.regions], run.refusal and run.refusal["refused_by"])
+    end = (run.units, run.refused_by, [one.region for one in run.regions], run.refusal and run.refusal["refused_by"])
     if run.outcome == UNFINISHED:
-        assert (*end, run.ended_at_ms, run.retry_at_ms, run.exit_status) == (0, None, [], None, None, None, None)
+        assert (*end, run.ended_ms, run.retry_at_ms, run.exit_status) == (0, None, [], None, None, None, None)
     else:
         name = None if run.outcome == "done" else run.run
         assert end == (7, name, [run.run], name)
-        assert run.ended_at_ms is not None
+        assert run.ended_ms is not None
 
 
 @pytest.mark.parametrize(
@@ -309,7 +313,7 @@ def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, val
     db.close()
     with Store(f"sqlite:///{path}", retention_ms=DAY_MS) as store:
         assert [run.run for run in store.runs.read(since_ms=-2)] == ["two"]
-        assert json.dumps([run.as_json() for run in store.runs.read()])
+        assert json.dumps([run_json(run) for run in store.runs.read()])
 
 
 def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
@@ -326,3 +330,196 @@ def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
         told = {one.family: one.value for one in jobs(session).samples}
     assert told["quota_run_last_exit_status"] == 1
     assert "quota_run_last_end_timestamp_seconds" in told
+
+
+# -- one run, wherever it is told -----------------------------------------------------------------------------------
+
+BEGAN_MS = 30_000 * DAY_MS
+"""In 2052: runs of the last 35 days are told, whatever the day is."""
+
+
+TOLD: list[dict[str, Any]] = [
+    {
+        "run": "run-4",
+        "project": "research",
+        "job": "trending",
+        "outcome": "unfinished",
+        "reason": "",
+        "refused_by": None,
+        "retry_at": None,
+        "units": 0,
+        "attempts": 0,
+        "exit_status": None,
+        "begin": "2052-02-20T02:01:01.000Z",
+        "end": None,
+        "regions": [],
+        "refusal": None,
+    },
+    {
+        "run": "run-3",
+        "project": "research",
+        "job": "broken",
+        "outcome": "failed",
+        "reason": "no <b>",
+        "refused_by": None,
+        "retry_at": None,
+        "units": 0,
+        "attempts": 0,
+        "exit_status": 1,
+        "begin": "2052-02-20T02:00:00.000Z",
+        "end": "2052-02-20T02:01:01.000Z",
+        "regions": [{"region": "XX", "outcome": "failed", "pages": 0, "items": 0, "units": 0, "error": "no <b>"}],
+        "refusal": None,
+    },
+    {
+        "run": "run-2",
+        "project": "research",
+        "job": "trending",
+        "outcome": "stopped",
+        "reason": "limit 'day' has 5 of 5 units used",
+        "refused_by": "day",
+        "retry_at": "2052-02-21T00:00:00.000Z",
+        "units": 2,
+        "attempts": 3,
+        "exit_status": 0,
+        "begin": "2052-02-20T01:00:00.000Z",
+        "end": "2052-02-20T01:01:01.000Z",
+        "regions": [
+            {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None},
+            {"region": "DE", "outcome": "partial", "pages": 1, "items": 50, "units": 1, "error": None},
+        ],
+        "refusal": {
+            "admitted": False,
+            "id": None,
+            "source": None,
+            "credential": "main",
+            "project": "research",
+            "method": "x.y",
+            "cost_units": 1,
+            "reason": "limit",
+            "refused_by": "day",
+            "remaining_units": 0,
+            "retry_at": "2052-02-21T00:00:00.000Z",
+            "retry_after_ms": 86400000,
+            "limits": [
+                {"name": "day", "cost_units": 1, "used_units": 5, "limit_units": 5, "remaining_units": 0},
+                {"name": "search", "cost_units": 1, "used_units": 2, "limit_units": 9, "remaining_units": 7},
+            ],
+        },
+    },
+    {
+        "run": "run-1",
+        "project": "research",
+        "job": "trending",
+        "outcome": "done",
+        "reason": "",
+        "refused_by": None,
+        "retry_at": None,
+        "units": 2,
+        "attempts": 2,
+        "exit_status": 0,
+        "begin": "2052-02-20T00:00:00.000Z",
+        "end": "2052-02-20T00:01:01.000Z",
+        "regions": [{"region": "US", "outcome": "done", "pages": 2, "items": 100, "units": 2, "error": None}],
+        "refusal": None,
+    },
+]
+
+TOLD_PAGES = {
+    "1": "Run of trending Began 24 h TIME , took 1 min done Units 2 Attempts 2 Project research Run run-1 Exit status "
+    "0 Regions What the run did in each region region outcome pages items units US done 2 100 2 All runs",
+    "2": "Run of trending Began 23 h TIME , took 1 min stopped: limit 'day' has 5 of 5 units used Units 2 Attempts 3 "
+    "Project research Run run-2 Exit status 0 Refused by day Goes on TIME just now Regions What the run did in "
+    "each region region outcome pages items units US done 1 50 1 DE partial 1 50 1 All runs",
+    "3": "Run of broken Began 22 h TIME , took 1 min failed: no <b> Units 0 Attempts 0 Project research Run run-3 Exit "
+    "status 1 Regions What the run did in each region region outcome pages items units XX failed no <b> 0 0 0 All "
+    "runs",
+    "4": "Run of trending Began 21 h 58 min TIME unfinished Units 0 Attempts 0 Project research Run run-4 It has no "
+    "end: it is still running, or it was killed. All runs",
+}
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Quota:
+    """A machine with a run of each kind."""
+    command = Quota(tmp_path)
+    command.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    limits = (LimitState("day", 1, 5, 5, 0), LimitState("search", 1, 2, 9, 7))
+    refusal = Decision(
+        False, None, None, "main", "research", "x.y", 1, "limit", "day", 0, BEGAN_MS, BEGAN_MS + DAY_MS, limits
+    )
+    reports = [
+        RunReport("run-1", "trending", "done", (RegionOfRun("US", "done", 100, 2, 2),), units=2, attempts=2),
+        RunReport(
+            "run-2",
+            "trending",
+            "stopped",
+            (RegionOfRun("US", "done", 50, 1, 1), RegionOfRun("DE", "partial", 50, 1, 1, {"token": "x"})),
+            units=2,
+            attempts=3,
+            refused_by="day",
+            retry_at_ms=BEGAN_MS + DAY_MS,
+            refused=True,
+            why="limit 'day' has 5 of 5 units used",
+            refusal=refusal.as_json(),
+        ),
+        RunReport(
+            "run-3", "broken", "failed", (RegionOfRun("XX", "failed", error="no <b>"),), why="no <b>", exit_status=1
+        ),
+    ]
+    now_ms = BEGAN_MS
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS, clock=lambda: now_ms) as store:
+        for number, report in enumerate(reports):
+            now_ms = BEGAN_MS + number * HOUR_MS
+            row = store.runs.begin(report.run, "research", report.job)
+            now_ms += 61_000
+            store.runs.end(row, report)
+        store.runs.begin("run-4", "research", "trending")
+    return command
+
+
+def test_the_json_of_runs_is_this_to_the_letter(told: Quota) -> None:
+    assert told("runs", "--json").stdout == json.dumps({"runs": TOLD}, indent=2) + "\n"
+
+
+def test_the_json_of_a_run_is_this_to_the_letter() -> None:
+    regions = (RegionOfRun("US", "done", 50, 1, 1), RegionOfRun("DE", "partial", 20, 1, 2, {"token": "x"}, "late"))
+    report = RunReport("run-2", "trending", "stopped", regions, 3, 4, "day", BEGAN_MS, refused=True, why="full")
+    assert json.dumps(report.as_json()) == json.dumps(
+        {
+            "run": "run-2",
+            "job": "trending",
+            "outcome": "stopped",
+            "regions": [
+                {"region": "US", "outcome": "done", "items": 50, "pages": 1, "units": 1, "cursor": None, "error": None},
+                {
+                    "region": "DE",
+                    "outcome": "partial",
+                    "items": 20,
+                    "pages": 1,
+                    "units": 2,
+                    "cursor": {"token": "x"},
+                    "error": "late",
+                },
+            ],
+            "units": 3,
+            "attempts": 4,
+            "refused_by": "day",
+            "retry_at": "2052-02-20T00:00:00.000Z",
+        }
+    )
+
+
+def test_the_page_tells_the_same_runs(told: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTA_STATE_DIR", told.env["QUOTA_STATE_DIR"])
+    with quota.open(told.folder / "quota.toml") as session:
+        found = jobs(session).runs
+        site = Site(session.settings, "in a file", shared=False)
+        pages = {one.key: spoken(site.run(one, (), BEGAN_MS + DAY_MS)) for one in found}
+    assert pages == TOLD_PAGES
+
+
+def spoken(page: str) -> str:
+    """What a page says, without its markup and without times of the local clock."""
+    main = re.sub(r"<[^>]+>", " ", page.partition("<main")[2].partition("</main")[0])
+    return re.sub(r"(\w+ \d+ \w+ )?\d\d:\d\d(:\d\d)?", "TIME", " ".join(html.unescape(main).partition(">")[2].split()))

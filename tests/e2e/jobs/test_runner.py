@@ -17,9 +17,12 @@ import pytest
 from tenacity import wait_fixed, wait_none
 
 import quota
+from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import RegionReport, RunReport, load_fetch
-from quota.jobs.runner import ATTEMPTS, Silent, run_job
+from quota.jobs.job import RunReport, load_fetch
+from quota.jobs.progress import Watcher
+from quota.jobs.runner import run_job
+from quota.reports.runs import RegionOfRun
 from support.commands import QUOTA
 from support.installation import Installation, until
 from support.servers import RedisServer
@@ -27,7 +30,7 @@ from support.servers import RedisServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.checkpoints import Checkpoint
 
 
 DAY_MS = 86_400_000
@@ -217,7 +220,7 @@ from quota.cli.program import run
 sys.argv[1:] = ["run", "t"]
 run()
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
-    "importlib.metadata", "platformdirs")
+    "importlib.metadata")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
     env = bench.quota.env
@@ -247,7 +250,7 @@ def test_units_of_others_are_not_counted(bench: Bench) -> None:
     """Neither those spent before, nor those spent meanwhile under the same job's name."""
     bench.configure(regions=["US"], pages=2)
 
-    class Spends(Silent):
+    class Spends(Watcher):
         def page(self, checkpoint: Checkpoint) -> None:
             bench.charge("videos.list", job="t")
 
@@ -311,7 +314,7 @@ def test_what_a_run_drew_and_repaid_is_counted_once(bench: Bench, caplog: pytest
         config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
         pages = count(1)
 
-        class Outage(Silent):
+        class Outage(Watcher):
             def page(self, checkpoint: Checkpoint) -> None:
                 {1: server.kill, 3: server.start}.get(next(pages), lambda: None)()
 
@@ -335,7 +338,7 @@ def test_a_run_that_ends_in_an_outage_says_when_it_knows_only_a_part(
         ledger = f'url = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}'
         config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
 
-        class Outage(Silent):
+        class Outage(Watcher):
             def page(self, checkpoint: Checkpoint) -> None:
                 if checkpoint.pages == 1:
                     server.kill()
@@ -847,7 +850,7 @@ def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:
     bench.upstream.fault("status", status=503, after=1, times=9)
     signals = [0]
 
-    class Interrupts(Silent):
+    class Interrupts(Watcher):
         def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
             signals[0] = signal.SIGTERM
 
@@ -923,8 +926,8 @@ def test_a_run_whose_end_cannot_be_stored_still_says_what_it_did(
 ) -> None:
     """All of its pages are stored: it must not pass for a failed one without any."""
 
-    class Breaks(Silent):
-        def ended(self, outcome: RegionReport) -> None:
+    class Breaks(Watcher):
+        def ended(self, outcome: RegionOfRun) -> None:
             bench.change("DROP TABLE IF EXISTS past_runs")
 
     bench.configure(regions=["US"], units=units)
@@ -944,7 +947,7 @@ def test_a_store_that_is_replaced_in_mid_run_ends_it_in_one_line_without_a_hole(
     """Upstream is not said to name its pages in a circle, and the next run stores the ranking whole."""
     path, before = bench.folder / "videos.db", bench.folder / "before.db"
 
-    class Replaces(Silent):
+    class Replaces(Watcher):
         def page(self, checkpoint: Checkpoint) -> None:
             if checkpoint.pages == 1 and instead == "a pass that begins again":
                 bench.change(RESTARTED)

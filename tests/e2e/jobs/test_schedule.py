@@ -469,7 +469,7 @@ def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulato
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 60)
     code = (
-        "import quota.jobs.runner, quota.cli.program; quota.jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.program.main()"
+        "from quota.cli import program; from quota.jobs import interruption as i; i.STOP_WITHIN_S = 0.5; program.main()"
     )
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_started")

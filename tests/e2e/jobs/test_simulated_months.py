@@ -395,7 +395,7 @@ def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -
                 assert report.outcome in ("done", "stopped"), report.why
                 charged += report.units
                 refused += report.refused
-            assert list(session.ledger.exhaustions("main")) == []
+            assert list(session.ledger.notes("main").exhaustions) == []
         usage = upstream.usage()
     assert usage["units"] == {"units": charged}
     assert not any(usage["refused_units"].values())

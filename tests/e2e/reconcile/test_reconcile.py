@@ -341,7 +341,7 @@ def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) ->
 
     def compared() -> list[Compared]:
         with site.session() as session:
-            return list(session.ledger.compared("p"))
+            return list(session.ledger.notes("p").compared)
 
     assert compared() == [], "a dry run leaves nothing"
     result = site.reconcile()
@@ -385,4 +385,4 @@ def test_a_damaged_comparison_stops_nobody(site: Site) -> None:
         assert not [sample for sample in of_status(status, "p") if "upstream" in sample.family]
     site.reconcile()
     with site.session() as session:
-        assert [one.upstream_units for one in session.ledger.compared("p")] == [2]
+        assert [one.upstream_units for one in session.ledger.notes("p").compared] == [2]

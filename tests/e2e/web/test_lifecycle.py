@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 from contextlib import ExitStack, closing, suppress
@@ -128,15 +127,6 @@ def connections_of(pid: int, client: socket.socket) -> list[str]:
         with suppress(FileNotFoundError):
             found.append(os.readlink(fd))
     return [one for one in found if one in inodes]
-
-
-def test_as_many_connections_are_admitted_as_the_user_may_have() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        served = stack.enter_context(hanging())
-        assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)[0] == max(min(hard, 65_536), hard - 1)
 
 
 def test_what_the_event_loop_meets_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

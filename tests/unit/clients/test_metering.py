@@ -152,14 +152,14 @@ def test_an_exhaustion_is_dated_by_its_charge(
     assert error is not None
     assert error.kind == "daily_exhausted"
     expected = [] if until is None else [("units", pacific(charged), pacific(until))]
-    assert [(e.bucket, e.since_ms, e.until_ms) for e in ledger.exhaustions("p")] == expected
+    assert [(e.bucket, e.since_ms, e.until_ms) for e in ledger.notes("p").exhaustions] == expected
 
 
 def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(ledger: Ledger, clock: Clock) -> None:
     with labels(job="trending", region="DE"):
         attempt = make_meter(ledger, clock).attempt("videos.list", "GET")
     attempt.answered(403, SPENT)
-    (closed,) = ledger.exhaustions("p")
+    (closed,) = ledger.notes("p").exhaustions
     assert closed.evidence == "You are out of quota."
     host_and_pid, job = closed.reported_by.split(" ")
     assert job == "trending"
@@ -170,10 +170,10 @@ def test_a_repeat_extends_nothing(ledger: Ledger, clock: Clock) -> None:
     meter = make_meter(ledger, clock)
     first, second = meter.attempts([("videos.list", "GET"), ("videos.list", "GET")])
     first.answered(403, SPENT)
-    before = ledger.exhaustions("p")
+    before = ledger.notes("p").exhaustions
     clock.now_ms += 60_000
     second.answered(403, SPENT)
-    assert ledger.exhaustions("p") == before
+    assert ledger.notes("p").exhaustions == before
 
 
 def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(
@@ -192,7 +192,7 @@ def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_anot
 
 def test_a_limit_of_zero_closes_for_good(ledger: Ledger, clock: Clock) -> None:
     make_meter(ledger, clock).attempt("search.list", "GET").answered(429, search_limit("0"))
-    (closed,) = ledger.exhaustions("p")
+    (closed,) = ledger.notes("p").exhaustions
     assert (closed.bucket, closed.until_ms) == ("search", NEVER)
 
 
@@ -210,7 +210,7 @@ def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledg
     )
     charged_ms = clock.now_ms
     make_meter(ledger, clock, book=book).attempt("a.list", "GET").answered(403, SPENT)
-    assert [closed.until_ms for closed in ledger.exhaustions("p")] == [charged_ms + 3_600_000]
+    assert [closed.until_ms for closed in ledger.notes("p").exhaustions] == [charged_ms + 3_600_000]
 
 
 class Locked(SqliteLedger):

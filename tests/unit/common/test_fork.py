@@ -5,14 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 import threading
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import pytest
 
 import quota
+from quota.common import fork
 from quota.common.fork import hold_over_fork, start_over_in_child
+from support.interrupts import Interrupted, at_place
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -86,8 +91,41 @@ def test_an_exception_in_the_turn_of_one_takes_nobody_elses(interrupted: str) ->
     assert {f"start over child {name}" for name in "abc"} <= set(in_child)
 
 
+def test_an_exception_at_any_place_leaves_nothing_held_and_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a hook began, it took the turn of the whole hook: what its thread held then, no other one ever got again."""
+    monkeypatch.setattr(sys, "unraisablehook", id)
+    for registry in ("_held", "_starting_over"):
+        monkeypatch.setattr(fork, registry, WeakValueDictionary())
+    for place in count():
+        turns, in_child = list[str](), list[str]()
+        ones = [Noted(name, turns) for name in "ab"]
+        for one in ones:
+            hold_over_fork(one)
+            start_over_in_child(one)
+
+        def handler(turns: list[str] = turns) -> None:
+            turns.append("interrupted")
+            raise Interrupted
+
+        def work(turns: list[str] = turns, in_child: list[str] = in_child) -> None:
+            in_child += forked(turns)
+
+        at_place(place, handler, work, within=(fork.__file__,))
+        if "interrupted" not in turns + in_child:
+            break
+        for name in "ab":
+            for seen in (turns, in_child):
+                assert seen.count(f"hold {name}") == seen.count(f"release {name}") > 0, (place, seen)
+            assert f"start over {name}" in in_child, (place, in_child)
+    assert place > 20
+
+
 def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
-    """It took that for its own: what was held was released too soon, or never, and both threads stood still."""
+    """It took that for its own: what was held was released too soon, or never, and both threads stood still.
+
+    The other thread does around its fork what is ours alone: `concurrent.futures` has a lock of its own over forks, and
+    where that hook is the first, no two threads fork at the same time.
+    """
 
     class Held:
         def held_over_fork(self) -> Generator[None, None, None]:
@@ -104,7 +142,12 @@ def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
     one, turns = Held(), list[str]()
     hold_over_fork(one)
     reached, goes_on = threading.Event(), threading.Event()
-    other = threading.Thread(target=forked, args=([],), name="other")
+
+    def around_a_fork() -> None:
+        fork._before()
+        fork._release()
+
+    other = threading.Thread(target=around_a_fork, name="other")
     other.start()
     assert reached.wait(100)
     forked([])

@@ -15,7 +15,7 @@ from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
-from quota.jobs.store.store import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS

@@ -13,7 +13,7 @@ from quota.common.clock import NEVER
 from quota.errors import UsageError
 from quota.jobs.plan.simulation import State, simulate
 from quota.jobs.schedule.ticks import ticks
-from quota.jobs.store.store import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Entry
 from quota.ledger.grants import Grant

@@ -20,8 +20,10 @@ import pytest
 
 import quota
 from quota.jobs.job import Page
+from quota.jobs.store.checkpoints import Checkpoint, is_stale
+from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError
 from quota.jobs.store.reader import Reader
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError, is_stale
+from quota.jobs.store.store import Store
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -430,12 +432,10 @@ def test_a_search_finds_what_ranking_all_matches_finds(
         assert found(store, words, region=region, limit=limit) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "limit"), [("", 20), ("  ", 20), ("a " * 33, 20), ("東" * 501, 20), ("a", 0), ("a", 1_001)]
-)
-def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str, limit: int) -> None:
+@pytest.mark.parametrize("words", ["", "  ", "a " * 33, "東" * 501])
+def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str) -> None:
     with pytest.raises(quota.UsageError):
-        store.search(words, limit=limit)
+        store.search(words)
 
 
 def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:

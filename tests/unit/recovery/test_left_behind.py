@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.budget import Budget
-from quota.ledger.contract import Identity
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
 from quota.recovery.left_behind import left_behind
 from quota.recovery.registry import close_high_water_mark, open_high_water_mark
 from quota.terms.limits import DAY_MS
@@ -48,7 +48,7 @@ def test_a_project_is_left_behind_until_what_was_seen_of_it_has_expired(tmp_path
 
 def test_what_is_no_file_of_ours_is_passed_over(tmp_path: Path) -> None:
     charge(tmp_path, Identity("mine", "was"), NOW_MS)
-    marks = tmp_path / "marks"
+    marks = tmp_path / "high-water-marks"
     (marks / "notes").write_text("not ours")
     (marks / f"x-{'0' * 16}").write_text("no folder")
     (marks / f"empty-{'0' * 16}").mkdir()

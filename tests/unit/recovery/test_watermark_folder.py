@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.ledger.contract import Identity
+from quota.ledger.identity import Identity
 from quota.recovery.watermark_folder import FORGET_AFTER_DAYS, make_room, siblings_of, watermark_path
 
 PROJECTS = 300

@@ -1,38 +1,53 @@
-"""Where a user's configuration and state are: where `platformdirs` says, which is seldom imported for it."""
+"""Where a user's configuration and state are: as the XDG specification says, where nobody names another folder."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from typing import Literal
+from pathlib import Path
 
-import platformdirs
 import pytest
 
-from quota.settings.folders import user_folder
+from quota.settings.folders import state_folder
+from quota.settings.load import find_config
 
-VARIABLES = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
-
-@pytest.mark.parametrize("xdg", [None, "", "/x", "/x/", "relative", "~/x", " /x", "/"])
-@pytest.mark.parametrize("home", [None, "", "/home/u", "/home/u/", "relative", "~", "/"])
-@pytest.mark.parametrize("kind", ["config", "state"])
-def test_a_users_folder_is_that_of_platformdirs(
-    monkeypatch: pytest.MonkeyPatch, kind: Literal["config", "state"], home: str | None, xdg: str | None
-) -> None:
-    for name in VARIABLES:
-        value = home if name == "HOME" else xdg
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's home, and the working folder, with no variable set but HOME."""
+    for name in ("QUOTA_CONFIG", "QUOTA_STATE_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    theirs = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
-    assert user_folder(kind) == theirs("quota-ledger")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere platformdirs is always asked")
-@pytest.mark.parametrize("environment", [{"HOME": "/home/u"}, {"XDG_CONFIG_HOME": "/x", "XDG_STATE_HOME": "/y"}])
-def test_where_it_is_plain_nothing_is_imported_to_find_it(environment: dict[str, str]) -> None:
-    script = "import sys; from quota.settings.folders import *; user_folder('config'), user_folder('state')\n"
-    script += "print('platformdirs' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == "False\n"
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ({}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": ""}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": "relative"}, ".local/state/quota-ledger"),
+        ({"XDG_STATE_HOME": "/x/"}, "/x/quota-ledger"),
+        ({"XDG_STATE_HOME": "/x", "QUOTA_STATE_DIR": "/named"}, "/named"),
+        ({"QUOTA_STATE_DIR": "relative"}, "relative"),
+    ],
+)
+def test_the_state_is_where_the_user_says_else_in_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], folder: str
+) -> None:
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert state_folder() == home / folder
+
+
+@pytest.mark.parametrize(
+    ("xdg", "folder"), [(None, ".config"), ("", ".config"), ("relative", ".config"), ("/", None), ("{home}/x", "x")]
+)
+def test_the_configuration_is_where_the_user_says_else_in_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch, xdg: str | None, folder: str | None
+) -> None:
+    if xdg is not None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", xdg.format(home=home))
+    for place in (".config", "x"):
+        (home / place / "quota-ledger").mkdir(parents=True)
+        (home / place / "quota-ledger" / "quota.toml").touch()
+    assert find_config() == (None if folder is None else home / folder / "quota-ledger" / "quota.toml")

@@ -1,19 +1,28 @@
-"""The parts of the API that need no server: cursors, parameters, kept answers, resources of damaged rows."""
+"""The parts of the API that need no server: cursors, parameters, resources of damaged rows."""
 
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 from quota.jobs.api.cursor import ForeignCursorError, decode, encode, is_of
-from quota.jobs.api.kept import OVERHEAD_BYTES, KeptAnswers
 from quota.jobs.api.openapi import document
-from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters
+from quota.jobs.api.parameters import (
+    DEFAULT_LIMIT,
+    MAX_BEGINNINGS,
+    MAX_CHARACTERS,
+    MAX_LIMIT,
+    MIN_BEGINNING,
+    ParameterError,
+    limit_of,
+    read_parameters,
+)
 from quota.jobs.api.resources import channel, video
-from quota.jobs.store.fulltext import is_one_word
-from quota.jobs.store.reader import ChannelRow, VideoRow
+from quota.jobs.store.fulltext import MAX_WORDS
+from quota.jobs.store.reader import MAX_HITS, ChannelRow, VideoRow
 
 
 @pytest.mark.parametrize("position", [0, 1, 50, 2**32 - 1])
@@ -85,34 +94,6 @@ def test_any_other_limit_is_turned_away(written: str) -> None:
         limit_of({"limit": written})
 
 
-def test_answers_are_kept_until_the_store_changes() -> None:
-    kept: KeptAnswers[str] = KeptAnswers()
-    assert kept.get(1, "a") is None
-    kept.put(1, "a", "A", 1)
-    assert kept.get(1, "a") == "A"
-    assert kept.get(2, "a") is None
-    kept.put(1, "a", "late", 1)
-    assert kept.get(2, "a") is None
-
-
-def test_the_answer_that_was_not_asked_for_longest_goes_first() -> None:
-    kept: KeptAnswers[str] = KeptAnswers(30 * (OVERHEAD_BYTES + 2))
-    kept.get(1, "")
-    for number in range(30):
-        kept.put(1, f"{number:02}", "x", 0)
-    kept.get(1, "00")
-    kept.put(1, "30", "x", 0)
-    assert [kept.get(1, f"{number:02}") for number in (0, 1, 2, 30)] == ["x", None, "x", "x"]
-
-
-def test_an_answer_too_large_to_keep_pushes_nothing_out() -> None:
-    kept: KeptAnswers[str] = KeptAnswers(10_000)
-    kept.get(1, "")
-    kept.put(1, "a", "x", 10)
-    kept.put(1, "b", "x", 9_000)
-    assert (kept.get(1, "a"), kept.get(1, "b")) == ("x", None)
-
-
 @pytest.mark.parametrize("value", [None, b"\xff", 1.5, -1, "", "[", "[[", "{}", "[1]", '["\\ud800"]', 2**62])
 def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None:
     for resource in (video(VideoRow(*[value] * len(VideoRow._fields))), channel(ChannelRow(*[value] * 11))):
@@ -136,33 +117,23 @@ def test_a_thumbnail_stands_under_the_size_of_its_file(url: str, size: str) -> N
     assert video(row)["snippet"]["thumbnails"] == {size: {"url": url}}
 
 
-@pytest.mark.parametrize(
-    ("words", "one"),
-    [
-        ("music", True),
-        (" Straße ", True),
-        ("café", True),
-        ("музыка", True),
-        ("東", True),
-        ("2026", True),
-        ("東京", False),
-        ("music video", False),
-        ("mus*", False),
-        ("rock-n-roll", False),
-        ("snake_case", False),
-        ("", False),
-        ("😀", False),
-        ('"music"', False),
-    ],
-)
-def test_a_single_word_is_told_from_a_phrase(words: str, one: bool) -> None:
-    assert is_one_word(words) is one
+def test_the_document_has_the_numbers_of_the_code() -> None:
+    listed = document()
+    limit = listed["components"]["parameters"]["limit"]["schema"]
+    assert (limit["minimum"], limit["maximum"], limit["default"]) == (1, MAX_LIMIT, DEFAULT_LIMIT)
+    search = listed["paths"]["/api/v1/search"]["get"]
+    (words,) = [one for one in search["parameters"] if one.get("name") == "q"]
+    assert words["schema"]["maxLength"] == MAX_CHARACTERS
+    assert words["description"].startswith(f"1 to {MAX_WORDS} words; {MAX_BEGINNINGS} may end with *")
+    assert f"after {MIN_BEGINNING} or more letters" in words["description"]
+    assert f"If more than {MAX_HITS} videos match" in search["description"]
+    assert listed["info"]["version"] == version("quota-ledger")
 
 
 def test_the_document_names_every_schema_that_it_refers_to() -> None:
     listed = document()
     written = json.dumps(listed)
-    for kind in ("schemas", "headers"):
+    for kind in ("schemas", "headers", "parameters", "responses"):
         named = {one.partition('"')[0] for one in written.split(f"#/components/{kind}/")[1:]}
         assert named
         assert named <= set(listed["components"][kind])

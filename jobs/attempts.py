@@ -1,0 +1,219 @@
+"""One step of a fetch function: with the real client, attempted again where that may help, and given up after a signal.
+
+Attempts      the steps of one run, and what they have spent
+refusal_of    the decision that would refuse the first call of a step
+Interrupted   a signal came
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import quota
+from quota.budget import account_of
+from quota.common.clock import NEVER
+from quota.common.log import line
+from quota.common.text import many
+from quota.deciding.corrections import drawn_by
+from quota.jobs import interruption
+from quota.jobs.failure import Failure, classify_failure
+from quota.jobs.job import Page, attempt_of, wants_store
+from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.terms.attribution import attempt_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quota import Budget, Decision, Session
+    from quota.jobs.job import Fetch
+    from quota.jobs.progress import Watcher
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Store
+    from quota.ledger.entry import Charge, Entry
+    from quota.settings.model import JobSettings
+
+ATTEMPTS = 4
+MAX_WAIT_S = 4.0
+"""The longest wait between two attempts. With ATTEMPTS, one step waits at most 3 x 5 s, jitter included."""
+
+log = logging.getLogger("quota.jobs")
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """A signal came, and the run waits for no page any longer."""
+
+
+def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Checkpoint) -> Decision | None:
+    """The decision that refuses the first call at a checkpoint, noted as a refusal. None if it would be admitted, or if
+    nobody says which call that is."""
+    method = attempt_of(fetch, checkpoint.cursor)
+    if method is None:
+        return None
+    decision = budget.peek(method, job=job.name, region=checkpoint.region)
+    if decision.admitted:
+        return None
+    account_of(budget).note_refusal(decision, job.name, checkpoint.region)
+    return decision
+
+
+class Attempts:
+    """The steps of one run. `wait` is a tenacity wait between attempts, for tests."""
+
+    def __init__(
+        self,
+        session: Session,
+        job: JobSettings,
+        fetch: Fetch,
+        store: Store,
+        stop: Callable[[], int],
+        watcher: Watcher,
+        wait: Any,
+        clock: Callable[[], int],
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._fetch = fetch
+        self._given = {"store": store} if wants_store(fetch) else {}
+        self._stop = stop
+        self._watcher = watcher
+        self._wait = wait
+        self._clock = clock
+        self._budget = session.budget(job.credential)
+        self._client: Any = None
+        self._told_s: float | None = None  # when a signal came while a page was in flight
+        self._since_ms = 0
+        self._before = 0  # attempts that this process counted before this run
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self, checkpoint: Checkpoint) -> Page:
+        """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
+        if self._client is None:
+            self._connect(checkpoint)
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=self._wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
+            retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
+            before_sleep=lambda state: self._say_retry(state, checkpoint),
+            sleep=self._sleep,
+            reraise=True,
+        )
+
+        def attempt() -> Any:
+            # A copy of the cursor and of the options: another attempt may have changed its own.
+            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self._job.options)))
+            return self._fetch(self._client, checkpoint.region, cursor, **options, **self._given)
+
+        page = retrying(attempt)
+        if not isinstance(page, Page):
+            raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
+        if page.items > self._job.max_items:
+            raise quota.BadAnswer(
+                f"a page holds {many(page.items, 'item')}, more than {self._job.max_items:,}; "
+                "if that is right, raise max_items"
+            )
+        return page
+
+    def _connect(self, checkpoint: Checkpoint) -> None:
+        """Make the client, but only after the budget would admit its first call: importing the client takes long."""
+        refused = refusal_of(self._budget, self._job, self._fetch, checkpoint)
+        if refused is not None:
+            raise quota.Refused(refused)
+        try:
+            self._since_ms = self._session.ledger.now_ms()
+        except quota.LedgerError:
+            # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
+            # be ahead of the ledger's by no more than this.
+            self._since_ms = self._clock() - CLOCK_SLACK_MS
+        self._before = self._session.attempt_number()
+        book = self._budget.book
+        self._client = self._session.google(
+            self._job.credential,
+            book.api,
+            book.version,
+            max_body_mb=self._job.max_body_mb,
+            max_answer_s=self._job.max_answer_s,
+            max_items=self._job.max_items,
+            waiting=self._wait_for_answer,
+        )
+
+    def _wait_for_answer(self) -> None:
+        """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
+        if self._stop():
+            now_s, within_s = time.monotonic(), interruption.STOP_WITHIN_S
+            self._told_s = self._told_s or now_s
+            if now_s - self._told_s >= within_s:
+                raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
+
+    def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
+        """What an error of the step at this checkpoint means."""
+        method = attempt_of(self._fetch, checkpoint.cursor) or ""
+        return classify_failure(error, method=method, book=self._budget.book)
+
+    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
+            return False
+        return self.failure_of(error, checkpoint).kind == "transient"
+
+    def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
+        why, wait_s = self.failure_of(state.outcome.exception(), checkpoint).message, state.next_action.sleep
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {"attempt": state.attempt_number, "wait_ms": round(wait_s * 1_000), "why": why}
+            log.debug("%s", line("attempt_failed", job=checkpoint.job, region=checkpoint.region, **facts))
+        self._watcher.retry(checkpoint, why, wait_s)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait between two attempts. A signal ends the wait, which therefore comes in short pieces."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stop():
+            time.sleep(min(left_s, 0.1))
+        if self._stop():
+            raise Interrupted
+
+    # -- what follows from them --------------------------------------------------------------------------------------
+
+    def refusal(self, checkpoint: Checkpoint) -> Decision | None:
+        """The decision that refuses the next call; None if there is none."""
+        return refusal_of(self._budget, self._job, self._fetch, checkpoint)
+
+    def address(self) -> str:
+        """The address to which the client sends its calls."""
+        scheme, _, rest = self._client._baseUrl.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    def spent(self) -> tuple[dict[str, int], int]:
+        """Units by region and the number of attempts, from the ledger's log and from what was drawn on the allowance.
+        The idempotency keys tell this run's charges from others."""
+        units: dict[str, int] = {}
+        attempts = 0
+        for charge in self._charges() if self._client is not None else ():
+            key = charge.idempotency_key
+            of_this_run = key.startswith(self._session.run) and attempt_number(key) > self._before
+            if of_this_run and charge.job == self._job.name and charge.units:
+                units[charge.region] = units.get(charge.region, 0) + charge.units
+                attempts += 1
+        return units, attempts
+
+    def _charges(self) -> Iterable[Charge | Entry]:
+        """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
+        project, run = self._budget.project, self._session.run
+        asked = self._session.attempt_number() - self._before - 1
+        found: dict[str, Charge | Entry] = {}
+        try:
+            found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self._budget), run))
+            entries = read_entries(self._session.ledger, project, self._since_ms, NEVER)
+            found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
+        except quota.LedgerError as error:
+            if len(found) < asked:
+                known = line("spending_known_in_part", run=run, job=self._job.name, attempts=asked, known=len(found))
+                log.warning("%s: %s", known, error)
+        return found.values()

@@ -1,0 +1,106 @@
+"""Where a job stands in its regions: rows of the table `checkpoints`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from quota.jobs.store.file import MAX_COUNT, is_time
+from quota.terms.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from quota.jobs.job import Cursor
+
+AHEAD_MS = HOUR_MS
+"""What is dated so far ahead of now, a clock that was wrong has dated."""
+
+RESTART = (
+    "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
+    " WHERE job = ? AND work = ? AND region = ?"
+)
+"""The region's next page is its first."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
+
+    `work` is the job's project, fetch function and options (`quota.jobs.runner.work_of`): jobs of one name that do
+    different work have checkpoints of their own.
+    """
+
+    job: str
+    region: str
+    pending: bool = False
+    cursor: Cursor | None = None
+    pages: int = 0
+    items: int = 0
+    ranks: int = 0
+    started_at_ms: int | None = None
+    completed_at_ms: int | None = None
+    failed_at_ms: int | None = None
+    work: str = ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of this pass is stored."""
+        return self.started_at_ms is not None
+
+
+def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
+    empty = Checkpoint(job, region, work=work)
+    row = db.execute(
+        "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
+        " FROM checkpoints WHERE job = ? AND work = ? AND region = ?",
+        key_of(empty),
+    ).fetchone()
+    return (row and _checkpoint(job, region, work, *row)) or empty
+
+
+def _checkpoint(
+    job: str, region: str, work: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
+) -> Checkpoint | None:
+    """The checkpoint in a row of `checkpoints`; None if the row holds values that no store writes."""
+    try:
+        decoded = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
+    except (TypeError, ValueError, RecursionError):
+        return None
+    valid = (
+        pending in (0, 1)
+        and (decoded is None or isinstance(decoded, dict))
+        and all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in (pages, items, ranks))
+        and all(at_ms is None or is_time(at_ms) for at_ms in times)
+    )
+    if not valid:
+        return None
+    started_at_ms, completed_at_ms, failed_at_ms = times
+    return Checkpoint(
+        job, region, bool(pending), decoded, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms, work
+    )
+
+
+def digest_of(cursor: Cursor | None) -> bytes:
+    """A digest that tells one cursor from another, whatever its size."""
+    return blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
+
+
+def key_of(checkpoint: Checkpoint) -> tuple[str, str, str]:
+    return checkpoint.job, checkpoint.work, checkpoint.region
+
+
+def is_empty(checkpoint: Checkpoint) -> bool:
+    return checkpoint == Checkpoint(checkpoint.job, checkpoint.region, work=checkpoint.work)
+
+
+def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
+    one = checkpoint
+    return one.pending, json.dumps(one.cursor), one.pages, one.items, one.ranks, one.started_at_ms
+
+
+def is_stale(completed_ms: int, now_ms: int, stale_ms: int) -> bool:
+    """Whether a pass that was complete then is stale. One dated ahead is: nobody knows how old it is."""
+    return now_ms - completed_ms > stale_ms or completed_ms > now_ms + AHEAD_MS

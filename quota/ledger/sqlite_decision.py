@@ -1,0 +1,170 @@
+"""One decision of the SQLite ledger: what `lua/charge.lua` does in Redis. The rules are in docs/ledger-rules.md.
+
+Each function works in a transaction of `quota.ledger.sqlite_ledger`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.ledger import sqlite_history
+from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, ChargeResult, Exhaustion, clocks_agree
+from quota.ledger.grants import read_grants
+from quota.ledger.history import HISTORY_MS
+from quota.ledger.sqlite_fields import (
+    append_charge,
+    drop_fields,
+    drop_kind,
+    drop_lapsed,
+    fields_of,
+    following_id,
+    newest_id,
+    put_fields,
+    read_fields,
+    trimmed_through_ms,
+)
+from quota.ledger.sqlite_views import ViewState, advance
+from quota.ledger.state_fields import id_text, read_exhaustion, read_usages
+from quota.terms.limits import MINUTE_MS
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
+    from quota.ledger.entry import Id
+
+TRIM_AT_ONCE = 10_000
+"""The most charges that are trimmed at once (L13)."""
+
+ROWS_AT_ONCE = 50_000
+"""The most charges that are read for the views of a decision in one transaction (L21)."""
+
+_CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
+
+
+def decide(db: sqlite3.Connection, request: ChargeRequest, clock: Callable[[], int], *, commit: bool) -> ChargeResult:
+    """The answer; "counting" where the next transaction goes on (L21)."""
+    if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
+        db.execute(_CHANGES_NOTHING)
+    project, clock_ms = request.project, clock()
+    now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
+    fields = read_fields(db, project, _names(request))
+    last, epoch = newest_id(db, project), fields.get("epoch", "")
+    nothing = ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
+    if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
+        return nothing._replace(outcome="clock", now_ms=clock_ms)
+    if request.expected.epoch and _is_behind(db, request, last, epoch):
+        return nothing._replace(outcome="behind")
+    granted = fields.get("granted", "")
+    if request.granted is not None and request.granted != granted:  # L28
+        read_grants(granted)
+        return nothing._replace(outcome="granted", granted=granted)
+
+    changed: dict[str, str | int] = {}
+    views, room = [], ROWS_AT_ONCE
+    for check in request.checks:
+        name = f"view:{check.view.name}"
+        stored = ViewState.of(fields.get(name))
+        view, room = advance(db, project, check, now_ms, last, stored, room)
+        views.append(view)
+        if view != stored:
+            fields[name] = changed[name] = view.text()
+        if not room:  # what a peek has read is kept too
+            put_fields(db, project, changed.items())
+            return nothing
+    lost = [read_usages(name, fields.get(f"unlogged:{name}", "")) for name in (c.view.name for c in request.checks)]
+    unlogged = tuple([tuple([usage for usage in usages if usage.until_ms > now_ms]) for usages in lost])
+    used = [view.total + sum(x.units_at(now_ms) for x in of) for view, of in zip(views, unlogged, strict=True)]
+    closed = [fields[name] for name in _closing(request) if name in fields]
+    exhaustion = _longest(map(read_exhaustion, closed), now_ms - request.jitter_ms)
+    fits = all(
+        not check.cost_units or total + check.cost_units <= check.cap_units  # L9
+        for check, total in zip(request.checks, used, strict=True)
+    )
+    outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
+    unlogged = unlogged if any(unlogged) else ()
+    answer = ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
+    if not commit:
+        return answer
+    retention_ms = int(fields.get("retention_ms", 0))
+    if request.retention_ms > retention_ms:
+        changed["retention_ms"] = retention_ms = request.retention_ms
+    if outcome != "admitted":
+        put_fields(db, project, changed.items())
+        return answer
+    ids = _append(db, request, last, clock_ms)
+    if not epoch:
+        changed["epoch"] = epoch = request.charge.idempotency_key
+    for check, view in zip(request.checks, views, strict=True):
+        changed[f"view:{check.view.name}"] = view.charged(check.cost_units, ids[-1]).text()
+    put_fields(db, project, changed.items())
+    if ids[-1][0] // MINUTE_MS != last[0] // MINUTE_MS:
+        # A clock that stood ahead for this one charge costs no history.
+        _trim(db, project, min(now_ms, last[0]), retention_ms)
+    after = tuple([total + check.cost_units for check, total in zip(request.checks, used, strict=True)])
+    first, *also = map(id_text, ids)
+    return answer._replace(id=first, last=ids[-1], used_units=after, epoch=epoch, also=tuple(also))
+
+
+def _names(request: ChargeRequest) -> list[str]:
+    """The fields that the decision goes by."""
+    of_views = [f"{kind}:{check.view.name}" for check in request.checks for kind in ("view", "unlogged")]
+    return ["epoch", "granted", "retention_ms", *_closing(request), *of_views]
+
+
+def _closing(request: ChargeRequest) -> list[str]:
+    return [f"closed:{bucket}" for bucket in request.closed_by]
+
+
+def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
+    """L11. Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
+    return all(check.edges is None or check.edges[0] <= now_ms < check.edges[2] for check in checks)
+
+
+def _is_behind(db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
+    """L18. Whether this ledger lacks what the caller expects of it."""
+    if request.expected.epoch != epoch:
+        return True
+    sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
+    ids = [at for at in request.expected.ids if at != last]
+    missing_ms = [at[0] for at in ids if db.execute(sql, (request.project, *at)).fetchone() is None]
+    return bool(missing_ms) and max(missing_ms) > trimmed_through_ms(db, request.project)
+
+
+def _longest(exhaustions: Iterable[Exhaustion], now_ms: int) -> Exhaustion | None:
+    """L20. Of the exhaustions that close a call, the one that lasts longest; None if there is none."""
+    longest = max(exhaustions, key=lambda one: one.until_ms, default=None)
+    return longest if longest is not None and longest.until_ms > now_ms else None
+
+
+def _append(db: sqlite3.Connection, request: ChargeRequest, last: Id, clock_ms: int) -> list[Id]:
+    """L10. Log all that is charged. Returns the ids."""
+    ids = [last]
+    for charge in (request.charge, *request.also):
+        ids.append(following_id(ids[-1], clock_ms))
+        append_charge(db, request.project, ids[-1], charge)
+    return ids[1:]
+
+
+def _trim(db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
+    """L13. Remove what no window can reach any more and the history has (L29), a bounded number of charges at once."""
+    through_ms, rolled = now_ms - retention_ms, sqlite_history.rolled_up(db, project)
+    if rolled is not None:
+        through_ms = min(through_ms, max(rolled[0] - 1, now_ms - HISTORY_MS))
+    newest_trimmed = db.execute(
+        "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms <= ? ORDER BY ms, seq LIMIT ?)",
+        (project, through_ms, TRIM_AT_ONCE),
+    ).fetchone()[0]
+    if newest_trimmed is not None:
+        db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
+        # A view that still counts some of these could not drop them later: it starts afresh at its next use.
+        views = {name: ViewState.of(text) for name, text in fields_of(db, project, "view").items()}
+        gone = [name for name, view in views.items() if view is None or view.tail[0] <= newest_trimmed]
+        drop_fields(db, project, [f"view:{name}" for name in gone])
+        through_ms = max(newest_trimmed, trimmed_through_ms(db, project))
+        put_fields(db, project, [("trimmed_through_ms", through_ms)])
+    drop_lapsed(db, project, "claim", now_ms)  # L25
+    until_ms = read_fields(db, project, ("unlogged_until_ms",)).get("unlogged_until_ms", "0")
+    if int(until_ms) <= now_ms - RETENTION_SLACK_MS:  # L17
+        drop_kind(db, project, "unlogged")
