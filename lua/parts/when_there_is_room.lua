@@ -3,7 +3,7 @@
 -- an expiry. `-` where the log must be read for it: more must leave than may be read here. Then how much was read.
 local function when_there_is_room(view, counts, room, may_read)
   local left, from, expiries, expired = view.total + view.unlogged, view.tail, view.expiries or {}, 0
-  table.sort(expiries, function(a, b) return a.ms < b.ms end)
+  if #expiries > 1 then table.sort(expiries, function(a, b) return a.ms < b.ms end) end
   local read, size = 0, 1
   while room >= 0 and read < may_read do
     size = math.min(size, may_read - read)
