@@ -78,7 +78,9 @@ def run_forked(
 
 
 def _message(args: Sequence[str], folder: str, env: Mapping[str, str]) -> bytes:
-    return json.dumps([list(args), folder, dict(env)]).encode()
+    umask = os.umask(0)
+    os.umask(umask)
+    return json.dumps([list(args), folder, dict(env), umask]).encode()
 
 
 def _read(fds: list[int], ends_s: float) -> list[str]:
@@ -160,10 +162,11 @@ def _answer(message: bytes, fds: list[int]) -> None:
     os._exit(0)
 
 
-def _go_on(args: list[str], folder: str, env: dict[str, str]) -> NoReturn:
+def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int) -> NoReturn:
     """Do what `python -m quota` does in this folder and environment, and end as it does, except that what is in memory
     is left to the system: to take it apart takes longer than most commands."""
     os.chdir(folder)
+    os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
