@@ -39,11 +39,11 @@
 --
 -- ARGV  1 now_ms           0 = the server's clock; anything else is for tests and simulation
 --       2 caller_ms        the caller's clock, the second witness; 0 = none
---       3 commit           1 = charge, 0 = peek; 1t and 0t: the same, and the reply may be one line of text (below)
+--       3 commit           1 = charge, 0 = peek
 --       4 u                what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
---       8 idempotency_key  unique to this attempt, without spaces, @ or /. With 2 to 100 lines, for as many charges, all of which
---                          are made or none, one behind the other in the log: 4 to 7 have as many lines, one for each
+--       8 idempotency_key  unique to this attempt, without spaces, @ or /, and not -. With 2 to 100 lines, for as many charges,
+--                          all of which are made or none, one behind the other in the log: 4 to 7 have as many lines, one for each
 --       9 retry_age_ms     -1 on the first try of this call; on a retry after a lost answer, the age of the first try
 --      10 retention_ms     how long the log must be kept: for the longest window of all limits that the caller knows of,
 --                          whether this call names them or not. The longest that anybody named counts
