@@ -1,7 +1,7 @@
 """What a ledger can do beside deciding, each part a protocol of its own.
 
-A part is asked for by its type: `notes_in(ledger).exhaust(...)`. A ledger that lacks it works without; who needs it is
-told so, in one line.
+A part is asked for by its type: `notes_in(ledger).exhaust(...)`. A ledger that lacks it works without; a caller that
+needs it is told so, in one line.
 
     Correctable     charges that are corrected, repaid, or lost and counted all the same
     KeepsNotes      what upstream said: closed buckets, grants, counts
@@ -92,7 +92,7 @@ class KeepsNotes(Protocol):
         stored."""
 
     def notes(self, project: str) -> Notes:
-        """All of these in one reading."""
+        """The exhaustions, the grants, what upstream counted last, and from when on the log is whole: one reading."""
 
 
 @runtime_checkable

@@ -43,14 +43,23 @@ ROWS_AT_ONCE = 50_000
 _CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
 
 
-def decide(db: sqlite3.Connection, request: ChargeRequest, clock: Callable[[], int], *, commit: bool) -> ChargeResult:
-    """The answer; "counting" where the next transaction goes on (L21)."""
+def decide(
+    db: sqlite3.Connection,
+    request: ChargeRequest,
+    clock: Callable[[], int],
+    check_fence: Callable[[str], None],
+    *,
+    commit: bool,
+) -> ChargeResult:
+    """The answer; "counting" where the next transaction goes on (L21). `check_fence` raises LedgerError for the epoch
+    of a ledger that moves (L27)."""
     if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
         db.execute(_CHANGES_NOTHING)
     project, clock_ms = request.project, clock()
     now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
     fields = read_fields(db, project, _names(request))
     last, epoch = newest_id(db, project), fields.get("epoch", "")
+    check_fence(epoch)
     nothing = ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
     if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
         return nothing._replace(outcome="clock", now_ms=clock_ms)

@@ -129,11 +129,13 @@ class SqliteLedger(StateChanges, OfOneProcess):
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         """While there is more to count, others get their turn between two transactions (L21)."""
+
+        def work(db: sqlite3.Connection) -> ChargeResult:
+            return decide(db, request, self._clock, self._check_fence, commit=commit)
+
         ends_s = elapsed_s() + COUNT_WITHIN_S
         while True:
-            result = self._transact(
-                request.project, lambda db: decide(db, request, self._clock, commit=commit), write=True
-            )
+            result = self._run(work, write=True)
             if result.outcome != "counting" or elapsed_s() >= ends_s:
                 return result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from quota.errors import UsageError
@@ -35,7 +36,7 @@ _TIMES = ("retention_ms", "unlogged_until_ms", "trimmed_through_ms")
 
 
 class Change(NamedTuple, Generic[T]):
-    """The answer to who asked, and the fields with what they become; None: they go. The state is kept for `keep_ms` at
+    """The answer to the caller, and the fields with what they become; None: they go. The state is kept for `keep_ms` at
     least."""
 
     answer: T
@@ -48,16 +49,16 @@ if TYPE_CHECKING:
     """Says what follows at a time, of the ledger's clock, for a state that has these fields."""
 
 
-class StateChanges:
+class StateChanges(ABC):
     """The methods of a ledger that change its state by a rule. See `quota.ledger.parts`."""
 
+    @abstractmethod
     def _change_state(self, project: str, names: Sequence[str], rule: Rule[T], *, once: bool = False) -> T:
         """Change the state in one atomic step by a rule, which gets those of the named fields that there are.
 
         Where others change the same meanwhile, or an answer was lost, it is asked anew, and finds what it has changed
         itself. With `once` it is not: what others have made of these fields stands, as if it had come after this.
         """
-        raise NotImplementedError
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         """L20."""

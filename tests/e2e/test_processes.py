@@ -247,7 +247,7 @@ IN_REDIS = [
     Step(
         "with the charge sent, its answer unread",
         *("call", "quota.ledger.redis_ledger:RedisLedger._ask", 5, 3, 2),
-        then="quota.ledger.redis_connection:Call.reply",
+        then="redis.connection:AbstractConnection.read_response",
     ),
 ]
 
