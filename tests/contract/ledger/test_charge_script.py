@@ -707,6 +707,35 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
     assert scripts.used() == 2
 
 
+# -- arguments that contradict each other ------------------------------------------------------------------------------
+
+
+def test_a_clock_outside_the_edges_of_a_later_limit_reads_and_writes_nothing(scripts: Scripts) -> None:
+    """L11. However much there is to be read for the limits before it."""
+    scripts.fill(300)
+    before, tomorrow_ms = scripts.client.hgetall(STATE), scripts.now_ms + DAY_MS
+    edges = f"{tomorrow_ms} {tomorrow_ms + DAY_MS} {tomorrow_ms + 2 * DAY_MS}"
+    assert scripts.charge((ALL, 10**6, 1, DAY_MS), ("units|*|*|day@UTC", 10**6, 1, edges))[0] == "CLOCK"
+    assert scripts.client.hgetall(STATE) == before
+    assert scripts.to_verdict((ALL, 10**6, 1, DAY_MS))[1] == 2, "300 entries were left to be read"
+
+
+@pytest.mark.parametrize("spans", [(3, DAY_MS), (DAY_MS, 3)])
+def test_of_a_view_that_is_named_with_two_windows_what_is_stored_is_true(
+    scripts: Scripts, spans: tuple[int, int]
+) -> None:
+    """L3. No caller should: a view's name has its window. But nobody who shares the view may count wrongly by it."""
+    scripts.fill(10)
+    assert scripts.used() == 10
+    counted = {3: "4", DAY_MS: "11"}
+    reply = scripts.charge(*((ALL, 100, 1, span) for span in spans))
+    assert reply[7:] == [counted[span] for span in spans]
+    total, tail, head, _ = str(scripts.client.hget(STATE, f"view:{ALL}")).split()
+    assert int(total) == len(scripts.client.xrange(LOG, tail, head))
+    assert head == reply[3]
+    assert [scripts.used(span=span) for span in (*spans, *spans)] == [int(counted[span]) for span in (*spans, *spans)]
+
+
 # -- what is text stays text -------------------------------------------------------------------------------------------
 
 
