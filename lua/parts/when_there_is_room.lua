@@ -11,7 +11,8 @@ local function when_there_is_room(view, counts, room, may_read)
     read = read + #entries
     for index = 1, #entries < size and #entries + 1 or size do
       local entry = entries[index]
-      local ms = entry and split(entry[1]) or math.huge -- behind the last one all expires
+      local text = entry and string.match(entry[1], '^%d+')
+      local ms = text and tonumber(text) or math.huge -- behind the last one all expires
       while expiries[expired + 1] and expiries[expired + 1].ms <= ms + view.leaving_ms do
         expired = expired + 1
         left = left - expiries[expired].units
@@ -19,7 +20,7 @@ local function when_there_is_room(view, counts, room, may_read)
       end
       if not entry then return '-', read end
       left, from = left - counts(entry), '(' .. entry[1]
-      if left <= room then return int(ms), read end
+      if left <= room then return text, read end
     end
     size = size * 2
   end
