@@ -3,7 +3,7 @@
 -- Guarantee: one atomic step over all limits that the call names. An admitted charge is in the log when this returns; a refusal
 -- and a peek change nothing but how far the views have read. The views read at most 250 log entries: where there are more, the
 -- script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right are an
--- error, and nothing is written.
+-- error, and nothing is written. Those of the limits are looked at where there is something to compare.
 --
 -- The rules have numbers (L1, L2, ...) in docs/ledger-rules.md.
 --
@@ -108,6 +108,11 @@ local MAINTENANCE_EVERY_MS = 60000 -- L23
 -- @include parts/clock.lua
 -- @include parts/clocks_agree.lua
 -- @include parts/format.lua
+-- @include parts/bucket_and_units.lua
+-- @include parts/what_a_view_counts.lua
+-- @include parts/several_charges.lua
+-- @include parts/first_try.lua
+-- @include parts/rights.lua
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
@@ -127,9 +132,6 @@ local charges, units, counted_together = nil, nil, nil
 if not find(idempotency_key, '\n', 1, true) then
   units = tonumber(match(u, '^%d+$') or match(u, '=(%d+)$'))
 else
-  -- @include parts/bucket_and_units.lua
-  -- @include parts/what_a_view_counts.lua
-  -- @include parts/several_charges.lua
   charges, units, counted_together = several_charges(u, method, job, region, idempotency_key)
   if not charges or #charges > MAX_CHARGES then
     return wrong('several charges are at most ' .. MAX_CHARGES .. ', each with a line in u, method, job, region and key')
@@ -211,6 +213,10 @@ if has_corrections and call('EXISTS', corrections) == 0 then
   dirty[set - 1], dirty[set] = 'trimmed_through_ms', int(trimmed_through_ms)
 end
 
+-- @include parts/what_it_counts_of_an_entry.lua
+-- @include parts/when_there_is_room.lua
+-- @include parts/housekeeping.lua
+
 -- What the caller has seen, which costs one that saw the newest entry and the grants one comparison only.
 local charged_before
 if expected ~= '' and expected ~= epoch .. ' ' .. last .. ' @' .. granted and expected ~= epoch .. ' ' .. last
@@ -220,7 +226,6 @@ then
   its_words = its_words or expected
   local its_epoch, its_ids = match(its_words, '^(%S+)(.*)$')
   if commit and retry_age_ms >= 0 then -- of a call whose answer was lost: if the first try did arrive, its charge is the answer
-    -- @include parts/first_try.lua
     local newest_seen, keys = nil, {}
     for id in string.gmatch(its_epoch == epoch and its_ids or '', '%d+%-%d+') do
       if not newest_seen or before(newest_seen, id) then newest_seen = id end
@@ -301,9 +306,6 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   end
 
   if not more and (head ~= last or tail_ms <= cutoff_ms) then
-    -- @include parts/bucket_and_units.lua
-    -- @include parts/what_a_view_counts.lua
-    -- @include parts/what_it_counts_of_an_entry.lua
     local counts, size = nil, nil
     while not more and head ~= last and before(head, last) do -- L7
       size = math.min(CHUNK, MAX_ENTRIES - touched)
@@ -376,10 +378,6 @@ if more or charged_before then outcome, exhaustion = more and 'MORE' or 'ADMITTE
 if exhaustion then lines = '\nexhaustion ' .. exhaustion .. lines end
 local leaving = ''
 if outcome == 'REFUSED' then
-  -- @include parts/bucket_and_units.lua
-  -- @include parts/what_a_view_counts.lua
-  -- @include parts/what_it_counts_of_an_entry.lua
-  -- @include parts/when_there_is_room.lua
   for index, view in ipairs(views) do
     local at, word, read = FIRST_LIMIT + (index - 1) * LIMIT_SIZE, '-', 0
     if view.leaving_ms then
@@ -428,7 +426,6 @@ local minute_ms = clock_ms - clock_ms % MAINTENANCE_EVERY_MS
 local due = set > 2 and (maintained_ms < minute_ms or maintained_ms >= minute_ms + MAINTENANCE_EVERY_MS
   or retention_ms > stored_retention_ms or not known[1])
 if due then
-  -- @include parts/rights.lua
   -- A user that lacks any right, or a server without memory, is refused. The latter is asked first: what follows other writes
   -- gets it.
   local tried = redis.pcall('HSET', KEYS[2] .. ':none', 'f', 'v', 'without a value')
@@ -479,7 +476,6 @@ if admitted then
 end
 if not more and (due or log_is_new or (set > 2 and retry_age_ms >= 0)) then
   if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then call('HSET', state, 'has_corrections', '0') end
-  -- @include parts/housekeeping.lua
   local policy =
     keep_house(clock_ms, now_ms, last_ms, stored_retention_ms, trimmed_through_ms, unlogged_until_ms, has_corrections)
   if policy then lines = lines .. '\nevicts ' .. policy end

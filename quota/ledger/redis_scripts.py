@@ -26,7 +26,7 @@ def script(name: str) -> tuple[str, str]:
     """The whole text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
     lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
     text = "".join(
-        read_text("quota.lua", line.strip().removeprefix(_INCLUDE)) if line.lstrip().startswith(_INCLUDE) else line
+        read_text("quota.lua", line.removeprefix(_INCLUDE).rstrip()) if line.startswith(_INCLUDE) else line
         for line in lines
     )
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -55,18 +55,22 @@ def test_each_rule_says_why() -> None:
 
 
 def included_in(text: str) -> list[str]:
-    return re.findall(r"^ *-- @include parts/(\w+\.lua)$", text, re.MULTILINE)
+    return re.findall(r"^-- @include parts/(\w+\.lua)$", text, re.MULTILINE)
 
 
-def test_each_part_is_included() -> None:
-    """By several scripts, or by one: an idea of its own, in the block that needs it."""
+def test_each_part_is_included_and_once_by_each_script() -> None:
+    """By several scripts, or by one: an idea of its own."""
     assert {name for text in FILES.values() for name in included_in(text)} == PARTS.keys()
+    for name, text in FILES.items():
+        assert len({*included_in(text)}) == len(included_in(text)), name
 
 
 def test_a_whole_script_has_each_part_in_its_place() -> None:
     assert [*redis_scripts.script_names()] == [name.removesuffix(".lua") for name in sorted(FILES)]
     for name, text in FILES.items():
-        whole = re.sub(r"^ *-- @include parts/(.*)\n", lambda found: PARTS[found[1]], text, flags=re.MULTILINE)
+        whole = text
+        for part in included_in(text):
+            whole = whole.replace(f"-- @include parts/{part}\n", PARTS[part])
         assert SCRIPTS[name] == whole
         assert "@include" not in whole
         assert whole.startswith(f"-- {name}: ")
