@@ -421,7 +421,9 @@ end
 if more then used, lines = '', '' end
 
 -- L22: write the state, and then the entry.
-local live_ms = math.max(stored_retention_ms, HISTORY_MS) -- L12
+local function live_ms() -- L12
+  return int(math.max(stored_retention_ms, HISTORY_MS, unlogged_until_ms + RETENTION_SLACK_MS - now_ms))
+end
 local minute_ms = clock_ms - clock_ms % MAINTENANCE_EVERY_MS
 local due = set > 2 and (maintained_ms < minute_ms or maintained_ms >= minute_ms + MAINTENANCE_EVERY_MS
   or retention_ms > stored_retention_ms or not known[1])
@@ -434,8 +436,7 @@ if due then
   if #missing > 0 then return redis.error_reply('NOPERM this user may not run ' .. table.concat(missing, ', ')) end
   stored_retention_ms = math.max(stored_retention_ms, retention_ms)
   call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
-  live_ms = math.max(stored_retention_ms, HISTORY_MS, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
-  for _, key in ipairs(KEYS) do call('PEXPIRE', key, int(live_ms)) end
+  for _, key in ipairs(KEYS) do call('PEXPIRE', key, live_ms()) end
 end
 if set > 2 then call(unpack(dirty, 1, set)) end
 local log_is_new = false
@@ -443,8 +444,7 @@ if admitted then
   local refused, first_id = nil, charges and ids[1] or id
   local there = redis.pcall('XADD', log, 'NOMKSTREAM', first_id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
   if not there then
-    live_ms = math.max(live_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
-    refused = redis.pcall('PEXPIRE', state, int(live_ms)) -- as it will be for the log
+    refused = redis.pcall('PEXPIRE', state, live_ms()) -- as it will be for the log
   elseif type(there) == 'table' then
     refused = there
   end
@@ -459,7 +459,7 @@ if admitted then
   if not there then
     log_is_new = true
     call('XADD', log, first_id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
-    call('PEXPIRE', log, int(live_ms))
+    call('PEXPIRE', log, live_ms())
     if known[1] then -- L14: it was deleted or evicted: what the views counted of it still counts
       trimmed_through_ms = last_ms
       call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms))
