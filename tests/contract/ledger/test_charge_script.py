@@ -720,6 +720,18 @@ def test_a_clock_outside_the_edges_of_a_later_limit_reads_and_writes_nothing(scr
     assert scripts.to_verdict((ALL, 10**6, 1, DAY_MS))[1] == 2, "300 entries were left to be read"
 
 
+@pytest.mark.parametrize("charges", [0, 1])
+def test_who_saw_a_ledger_before_its_first_charge_expects_nothing(scripts: Scripts, charges: int) -> None:
+    """L18. EPOCH and LAST of that reply, passed on as they are."""
+    day = (ALL, 10, 1, DAY_MS)
+    said = scripts.client.eval(script("charge")[0], 3, *KEYS, *map(str, scripts.arguments(day, commit=0)))
+    last, epoch = said.split(" ")[3:5]
+    assert (epoch, last) == ("-", "0-0")
+    for _ in range(charges):
+        scripts.charge(day)
+    assert scripts.charge(day, expected=f"{epoch} {last}")[0] == "ADMITTED"
+
+
 @pytest.mark.parametrize("spans", [(3, DAY_MS), (DAY_MS, 3)])
 def test_of_a_view_that_is_named_with_two_windows_what_is_stored_is_true(
     scripts: Scripts, spans: tuple[int, int]
