@@ -20,13 +20,14 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from quota.budget import Budget
+from quota.budget import Budget, account_of
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import charge_units
+from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
@@ -36,7 +37,7 @@ from quota.terms.costs import Part
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quota.budget import Call
     from quota.decision import Decision
@@ -49,12 +50,13 @@ MAX_NAME_LENGTH = 64
 
 
 class Meter:
-    """Charges attempts to one budget. Safe to share between threads."""
+    """Charges attempts to one budget, at most `max_units` in all, if given. Safe to share between threads."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, max_units: int | None = None) -> None:
         if not isinstance(budget, Budget):
             raise UsageError(f"a client that is not awaited needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
+        self._run_limit = None if max_units is None else RunLimit(max_units)
 
     def attempt(self, method: str, verb: str) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
@@ -63,7 +65,23 @@ class Meter:
         Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self.attempted(self.budget._decide([self.call(method, verb)], commit=True)[0])
+        return self.attempted(self._decide([self.call(method, verb)])[0])
+
+    def _decide(self, calls: Sequence[Call]) -> list[Decision]:
+        run_limit = self._run_limit
+        if run_limit is None:
+            return self.budget._decide(calls, commit=True)
+        checklist, _, _ = self.budget._price(calls, None, None, commit=False)
+        if not run_limit.take(checklist.units):
+            return [run_limit.refusal(account_of(self.budget), of.method, checklist.units) for of in checklist.calls]
+        admitted = False
+        try:
+            decisions = self.budget._decide(calls, commit=True)
+            admitted = decisions[0].admitted
+        finally:
+            if not admitted:
+                run_limit.give_back(checklist.units)
+        return decisions
 
     def call(self, method: str, verb: str) -> Call:
         """What is charged for an attempt."""
@@ -96,7 +114,7 @@ class Meter:
         at_once = MAX_CHARGES // self.budget.book.most_parts
         try:
             for first in range(0, len(named), at_once):
-                decisions = self.budget._decide(named[first : first + at_once], commit=True)
+                decisions = self._decide(named[first : first + at_once])
                 charged += map(self.attempted, decisions)
         except BaseException:
             for attempt in charged:

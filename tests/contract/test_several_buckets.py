@@ -137,7 +137,7 @@ def test_a_limit_that_counts_calls_counts_one_for_each_bucket_it_counts(setup: S
 
 
 def test_it_can_never_fit_where_one_part_cannot(setup: Setup) -> None:
-    with pytest.raises(CostExceedsLimit, match="write costs 5 units and limit 'points' .* holds 4"):
+    with pytest.raises(CostExceedsLimit, match=r"write costs 5 units and limit 'points' .* holds 4"):
         budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
 
 
