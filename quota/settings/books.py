@@ -11,8 +11,8 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.toml import TomlTable, parse_toml, read_toml
-from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe
-from quota.terms.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
+from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
+from quota.terms.limits import DAY_MS, LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ _BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "me
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     root = TomlTable(data, source, keys=_BOOK_KEYS)
     buckets = {
-        row.check_name(bucket): Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
-        for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
+        row.check_name(bucket): Bucket(bucket, _quotas(row))
+        for bucket, row in root.table("buckets").tables(("quota", "resets", "windows")).items()
     }
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
@@ -76,6 +76,28 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
     )
+
+
+MAX_WINDOWS = 10
+"""The most windows in which upstream counts one bucket."""
+
+
+def _quotas(row: TomlTable) -> tuple[Quota, ...]:
+    """What upstream grants of a bucket: `quota` and `resets`, or several of them in `windows`."""
+    if "windows" not in row:
+        return (Quota(row.whole("quota"), parse_window(row, "resets")),)
+    for other in ("quota", "resets"):
+        if other in row:
+            raise row.error("cannot be combined with windows; put it into each of these", other)
+    rows, quotas = row.array("windows", ("quota", "resets")), list[Quota]()
+    if len(rows) > MAX_WINDOWS:
+        raise row.error(f"a bucket has {MAX_WINDOWS} windows at most", "windows")
+    for one in rows:
+        quota = Quota(one.whole("quota"), parse_window(one, "resets"))
+        if any(quota.window == earlier.window for earlier in quotas):
+            raise one.error("this window stands here twice; keep the smaller quota", "resets")
+        quotas.append(quota)
+    return tuple(quotas)
 
 
 def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
@@ -187,17 +209,22 @@ def _word(row: TomlTable, key: str) -> str:
 
 
 def parse_window(table: TomlTable, key: str) -> Window:
-    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`."""
+    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`; of a
+    month also the `day` on which it begins, of a week the weekday on which it `starts`."""
     value = table.value(key)
     if isinstance(value, str):
         return Sliding(parse_span(table, key))
     if not isinstance(value, dict):
         raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
-    row = table.as_table(value, key, ("calendar", "zone"))
-    period = row.text("calendar", choices=("hour", "day", "month"))
-    zone = row.text("zone")
+    row = table.as_table(value, key, ("calendar", "zone", "day", "starts"))
+    period = row.text("calendar", choices=PERIODS)
+    for name, of in (("day", "month"), ("starts", "week")):
+        if name in row and period != of:
+            raise row.error(f'only calendar = "{of}" has it; remove this key', name)
+    zone, day = row.text("zone"), row.whole("day", 1, maximum=LAST_DAY)
+    starts = row.text("starts", "monday", choices=WEEKDAYS)
     try:
-        return Calendar(period, zone)  # type: ignore[arg-type]  # one of the choices
+        return Calendar(period, zone, day, starts)  # type: ignore[arg-type]  # of the choices
     except ValueError:
         raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
 
