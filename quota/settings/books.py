@@ -11,7 +11,7 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.toml import TomlTable, parse_toml, read_toml
-from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
+from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import DAY_MS, LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window, parse_duration
 
 if TYPE_CHECKING:
@@ -131,10 +131,6 @@ def _alone(row: TomlTable, key: str) -> TomlTable:
         if other in row:
             raise row.error(f"cannot be combined with {key}; put it into each of these", other)
     return row
-
-
-MAX_PARTS = 10
-"""The most buckets that one call is charged to."""
 
 
 def _parts(

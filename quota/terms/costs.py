@@ -52,6 +52,10 @@ class Bucket(NamedTuple):
         return self.longest.window
 
 
+MAX_PARTS = 10
+"""The most buckets that one call is charged to."""
+
+
 class Part(NamedTuple):
     """What one call adds to one bucket."""
 
