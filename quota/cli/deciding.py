@@ -189,10 +189,12 @@ def exec_(method: str, command: list[str], credential: str | None, config: str |
     try:
         _become(command)
     except OSError as error:
+        refunded = ""
         if decision.id is not None:
             with quota.open(config) as session:  # the command did not start, so no call left
                 session.budget(credential).refund(decision.id)
-        fail(f"{command[0]}: {error.strerror}; the charge was refunded")
+            refunded = "; the charge was refunded"
+        fail(f"{command[0]}: {error.strerror}{refunded}")
         return 127 if isinstance(error, FileNotFoundError) else 126
     raise AssertionError("another program has taken the place of this one")
 
