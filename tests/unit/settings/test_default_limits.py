@@ -147,8 +147,8 @@ def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(t
     """So one that counts calls counts a call of several buckets once."""
     text = book_text('{ quota = 9, resets = "1h" }').replace(
         "methods = {}\n",
-        'methods = { write = [{ units = 1 }, { bucket = "tokens", units = 5 }], read = { bucket = "tokens", units = 1 }, '
-        'status = 0 }\n[buckets.calls]\nquota = 9\nresets = "1h"\n',
+        'methods = { write = [{ units = 1 }, { bucket = "tokens", units = 5 }], status = 0, '
+        'read = { bucket = "tokens", units = 1 } }\n[buckets.calls]\nquota = 9\nresets = "1h"\n',
     )
     (tmp_path / "shop.toml").write_text(text)
     limits = {
