@@ -142,7 +142,7 @@ class AnswerRules(NamedTuple):
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
 
-    def read_body(self, status: int) -> bool:
+    def reads_body(self, status: int) -> bool:
         """Whether the body of an answer with this status must be read."""
         fields = [self.units, *(one for level in self.levels for one in level if isinstance(one, Field))]
         matches = [*self.free, *(rule.when for rule in self.closed)]
