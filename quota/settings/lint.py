@@ -385,7 +385,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
     location = f"credentials.{credential.name}.key"
     ref = credential.key_ref
     if ref is None:
-        if credential.endpoint is None:
+        if credential.endpoint is None and credential.auth_ref is None:
             yield Finding(
                 "warning",
                 location,
@@ -439,15 +439,16 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _auth(credential: CredentialSettings) -> Iterator[Finding]:
-    """Findings about what `quota reconcile` needs."""
+    """Findings about who calls without a key, and about what `quota reconcile` needs."""
+    yield from _auth_file(credential)
     location = f"credentials.{credential.name}"
     ref = credential.auth_ref
     if credential.cloud_project is None:
-        if ref is not None:
+        if ref is not None and credential.key_ref is not None:
             yield Finding(
                 "warning",
                 f"{location}.auth",
-                "has no effect without cloud_project",
+                "has no effect beside a key without cloud_project",
                 "add the id or number of the project in Google Cloud",
             )
         return
@@ -458,17 +459,19 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
             "remove the key, or add the table to the book",
         )
-    if ref is None:
-        if credential.endpoint is None:
-            yield Finding(
-                "warning",
-                f"{location}.auth",
-                "missing: `quota reconcile` may not read the project's figures",
-                'add "adc", "service-account:PATH" or "authorized-user:PATH"',
-            )
-        return
+    if ref is None and credential.endpoint is None:
+        yield Finding(
+            "warning",
+            f"{location}.auth",
+            "missing: `quota reconcile` may not read the project's figures",
+            'add "adc", "service-account:PATH" or "authorized-user:PATH"',
+        )
+
+
+def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
+    location, ref = f"credentials.{credential.name}", credential.auth_ref or ""
     path = ref.partition(":")[2]
-    if not path:
+    if not path or ref.startswith("bearer:"):
         return
     try:
         mode = os.stat(path).st_mode

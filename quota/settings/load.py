@@ -235,7 +235,7 @@ _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
-_AUTHS = ("adc", "service-account", "authorized-user")
+_AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
 
 def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
@@ -328,12 +328,16 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     kind, _, rest = ref.partition(":")
     if ref == "adc":
         return ref
-    if kind in _AUTHS[1:] and rest and rest.isprintable():
+    if kind == "bearer":
+        return f"bearer:{reference(row, folder, 'auth', 'bearer:')}"
+    if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
         return f"{kind}:{path_at(row, folder, 'auth', rest)}"
     # The message does not show the value: it may be a token.
     hint = nearest(kind, _AUTHS)
     near = f"; {hint}" if hint.startswith("did") else ""
-    raise row.error(f'write "adc", "service-account:PATH" or "authorized-user:PATH"{near}', "auth")
+    raise row.error(
+        f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', "auth"
+    )
 
 
 def _is_address(endpoint: str) -> bool:

@@ -67,11 +67,11 @@ class LedgerSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class CredentialSettings:
-    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+    """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
+    is none (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`); both None for the emulator.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
-    what upstream calls the project, by id or number, and `auth_ref` says who may read its figures (`adc`,
-    `service-account:PATH`, `authorized-user:PATH`): both only for `quota reconcile`, both None where not given.
+    what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
     `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
     """
 

@@ -363,7 +363,7 @@ KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/pat
 SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
 
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
-AUTHS = 'write "adc", "service-account:PATH" or "authorized-user:PATH"'
+AUTHS = 'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"'
 
 MISTAKES = [
     # Keys that nobody knows, at every level.
