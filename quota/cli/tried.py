@@ -111,15 +111,15 @@ def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
     verb = verb.strip().upper() or "GET"
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        host, port = None, 0
-    if not host or parts.scheme not in ("http", "https") or not url.isprintable():
+        sound = False
+    if not sound or not url.isprintable():
         raise UsageError(f'{show(request)} is no request; write for example "GET https://api.example.com/users"')
     if verb not in VERBS:
         raise UsageError(f"{show(verb)} is no verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
-    metered = not book.hosts or (host, port) in Hosts(book.hosts)
+    metered = not book.hosts or Hosts(book.hosts).serve(url)
     method = upstream_of(book).method(verb, url)
     price = book.default_price(verb) if method is None else book.price(method)
     tried = Tried(request, metered, method, price.units, price.bucket, at_ms)
