@@ -6,6 +6,7 @@ A command's module is imported once the command is named. Commands of other pack
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import click
@@ -26,12 +27,13 @@ OURS = {
         name: f"quota.jobs.commands:{name}"
         for name in ("demo", "emulate", "plan", "runs", "schedule", "search", "serve")
     },
+    **{name: f"quota.jobs.data:{name}" for name in ("export", "place", "tables")},
 }
 """Our commands and groups, and where each stands. To look for entry points takes as long as to refuse a tick."""
 
 SECTIONS = {
     "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
-    "Jobs": ("run", "runs", "schedule", "plan", "search", "emulate"),
+    "Jobs": ("run", "runs", "schedule", "plan", "place", "search", "export", "tables", "emulate"),
     "What happens": ("status", "dashboard", "spend", "log", "explain"),
     "For scripts": ("charge", "peek", "exec", "refund", "settle"),
     "Upstream and the ledger": ("reconcile", "reopen", "ledger"),
@@ -48,9 +50,8 @@ class Commands(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in OURS:
-            from pkgutil import resolve_name
-
-            found = resolve_name(OURS[cmd_name])
+            module, name = OURS[cmd_name].split(":")
+            found = getattr(import_module(module), name)
             assert isinstance(found, click.Command)  # noqa: S101  # our own
             return found
         for point in _entry_points():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.common.text import one_line
+from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
 from quota.ledger.file_url import path_of
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
@@ -67,11 +68,11 @@ class LedgerSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class CredentialSettings:
-    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+    """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
+    is none (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`); both None for the emulator.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
-    what upstream calls the project, by id or number, and `auth_ref` says who may read its figures (`adc`,
-    `service-account:PATH`, `authorized-user:PATH`): both only for `quota reconcile`, both None where not given.
+    what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
     `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
     """
 
@@ -87,6 +88,30 @@ class CredentialSettings:
     insecure_endpoint: bool = False
 
 
+TABLES_OF_THE_STORE = frozenset(
+    ("videos", "rankings", "channels", "history", "rows", "store", "runs", "past_runs", "checkpoints", "cursors",
+     "videos_words", "videos_text", "bought")
+)  # fmt: skip
+"""Names that a job's own tables cannot have."""
+
+
+def check_table(name: object) -> str:
+    """The name of a job's own table. Raises ValueError."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
+        raise ValueError(f"{show(name)}: a table's name has 1 to 64 characters out of A-Z a-z 0-9 _, a letter first")
+    if name.lower() in TABLES_OF_THE_STORE or name.lower().startswith(("sqlite_", "videos_text")):
+        raise ValueError(f"{name!r} is a table of the store itself; choose another name")
+    return name
+
+
+class TableSettings(NamedTuple):
+    """A table of a job's own: the fields that are a row's key, and those of which a reading is kept when one differs
+    from the last."""
+
+    key: tuple[str, ...] = ("id",)
+    history: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class JobSettings:
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
@@ -96,9 +121,10 @@ class JobSettings:
     `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
     cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
-    `ping_ref` says where the address of a health check is, and `insecure_endpoint` that it may be an `http://` one on
-    another machine. `on_each_machine`: every machine runs the whole job into
-    its own store; otherwise they share its regions.
+    No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
+    a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
+    every machine runs the whole job into its own store; otherwise they share its regions. `tables` has the tables of
+    its own rows that are not known by an `id`, or keep a history.
     """
 
     name: str
@@ -119,6 +145,8 @@ class JobSettings:
     on_each_machine: bool = False
     ping_ref: str | None = None
     insecure_endpoint: bool = False
+    max_units: int | None = None
+    tables: Mapping[str, TableSettings] = field(default_factory=dict)
 
 
 class StoreSettings(NamedTuple):
