@@ -1,8 +1,8 @@
 """What upstream's answers say remains, where that is less than we believe: others have used the difference.
 
-    news      the levels of an answer that are worth a question to the ledger. Known from the decision about the call,
-              so nobody waits for it
-    observe   counts what others used (L17), and closes a bucket of which nothing remains (L20)
+    news      what of an answer is worth a question to the ledger. Known from the decision about the call, so nobody
+              waits for it
+    observe   counts what others used (L17)
 
 A level is compared with all that is charged when the ledger is asked, and not with what was charged when the call
 left: upstream may have counted any call that left until then, and what we charged is never taken for others'. So calls
@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import rfc3339
 from quota.common.log import line
-from quota.common.text import many
 from quota.deciding.corrections import repay
-from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Charge
-from quota.ledger.parts import correctable, notes_in
+from quota.ledger.parts import correctable
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
 from quota.terms.evidence import heard
 from quota.terms.limits import SECOND_MS, Calendar
@@ -42,12 +40,10 @@ AGAIN_MS = SECOND_MS
 """A process tells a ledger of one bucket at most so often, and that it is empty at most so often."""
 
 
-def news(account: Account, decision: Decision, levels: Sequence[Level]) -> list[Level]:
+def news(account: Account, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
     """Of what the answer to an admitted call says, that which is worth a question to the ledger: it changes a limit by
-    more than WORTH_PERCENT, or empties a bucket. At most one in a second for each bucket."""
-    if not levels:
-        return []
-    now_ms = account.clock()
+    more than WORTH_PERCENT, or empties a bucket. At most one in a second for each bucket. `now_ms` is when the answer
+    came, by the ledger's clock as far as it is known."""
     used = {state.name: state.used_units for state in decision.limits}
     found = []
     for level in levels:
@@ -57,35 +53,30 @@ def news(account: Account, decision: Decision, levels: Sequence[Level]) -> list[
         told = level.bucket, level.remaining_units == 0
         if not 0 <= now_ms - account.told_ms.get(told, 0) < AGAIN_MS:
             account.told_ms[told] = now_ms
-            found.append(level)
-    return found
+            found.append(said)
+    return tuple(found)
 
 
-def observe(account: Account, decision: Decision, levels: Sequence[Level], reported_by: str) -> None:
-    """Tell the ledger of `news`. `reported_by` is who says so where a bucket closes. Raises LedgerError."""
+def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> None:
+    """Let the ledger count what others used by these levels. Raises LedgerError."""
     repay(account)
-    limits = account.limits
+    limits = tuple([limit for limit in account.limits if not limit.narrow])
     checklist = account.checklists.of("", 0, "", limits, (0,) * len(limits), "")
-    _, request, result = account.ask(checklist, (Charge(0, "", "", "", "", ""),), commit=False, looks=True)
+    _, _, result = account.ask(checklist, (Charge(0, "", "", "", "", ""),), commit=False, looks=True)
     if not result.used_units:
         return  # the clocks disagree, or the ledger still counts
     now_ms, reports = result.now_ms, []
     used = dict(zip([limit.name for limit in limits], result.used_units, strict=True))
     for level in levels:
-        if level.reset_ms is not None:  # by the clock of the ledger, which ends what it counts
-            level = level._replace(reset_ms=level.reset_ms + now_ms - request.caller_ms)
         said = heard(level, account.book, limits, charged_ms(decision), now_ms)
-        if said is None:
+        if said is None or not _changes(said, used):
             continue
-        if _changes(said, used):
-            epoch = upstream_epoch(level.bucket, said.since_ms)
-            known = {
-                limit.name: sum(usage.units_at(now_ms) for usage in usages if usage.epoch == epoch)
-                for limit, usages in zip(limits, result.unlogged or ((),) * len(limits), strict=True)
-            }
-            reports += list(_reports(said, epoch, used, known, now_ms))
-        if level.remaining_units == 0:
-            _close(account, said, charged_ms(decision), reported_by)
+        epoch = upstream_epoch(level.bucket, said.since_ms)
+        known = {
+            limit.name: sum(usage.units_at(now_ms) for usage in usages if usage.epoch == epoch)
+            for limit, usages in zip(limits, result.unlogged or ((),) * len(limits), strict=True)
+        }
+        reports += _reports(said, epoch, used, known, now_ms)
     if reports:
         epoch = account.attempt_keys.next()
         correctable(account.ledger).add_unlogged(account.project, epoch, reports, account.retention_ms)
@@ -119,11 +110,3 @@ def _reports(
             yield UnloggedUsage(limit.view.name, epoch, ((units, until_ms),), (0, 0))
     heard_of = line("used_by_others", bucket=said.level.bucket, units=units, until=rfc3339(said.until_ms))
     _log.info("%s", heard_of)
-
-
-def _close(account: Account, said: Heard, since_ms: int, reported_by: str) -> None:
-    evidence = (
-        "none remain" if said.level.limit_units is None else f"0 of {many(said.level.limit_units, 'unit')} remain"
-    )
-    exhaustion = Exhaustion(said.level.bucket, since_ms, said.until_ms, evidence, reported_by)
-    notes_in(account.ledger).exhaust(account.project, exhaustion)

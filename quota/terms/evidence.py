@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Level(NamedTuple):
     """What an answer of upstream says of one bucket: `remaining_units` of `limit_units` until `reset_ms`.
 
-    `limit_units` and `reset_ms` (ms since 1970, by this machine's clock) are None where the answer does not say.
+    `limit_units` and `reset_ms` (ms since 1970, by the ledger's clock) are None where the answer does not say.
     """
 
     bucket: str
@@ -58,6 +58,13 @@ class Heard(NamedTuple):
     until_ms: int
     limits: tuple[Limit, ...]
     alone: tuple[Limit, ...]
+
+    @property
+    def why_empty(self) -> str:
+        """Why the bucket is closed until then; "" where units remain."""
+        if self.level.remaining_units:
+            return ""
+        return "nothing remains" if self.level.limit_units is None else f"0 of {self.level.limit_units:,} remain"
 
     def used_units(self, limit: Limit) -> int:
         """What upstream has counted at least, of what a limit may hold; less than 0 where more remains than that."""

@@ -167,9 +167,8 @@ class World:
         level = Level("core", left, 1_000, reset_ms)
         before = self.used()
         told = dict(account.told_ms)
-        found = news(account, call.decision, [level])
-        if found:
-            observe(account, call.decision, found, "the test")
+        if found := news(account, call.decision, [level], account.clock()):
+            observe(account, call.decision, [said.level for said in found])
         after = self.used()
         for name, units in before.items():
             assert after[name] >= units, "a header freed units"
