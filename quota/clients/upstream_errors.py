@@ -84,7 +84,7 @@ def words_of(body: bytes) -> tuple[str, str]:
 def bucket_of(method: str, book: CostBook) -> str:
     """The bucket that a call of `method` is charged to."""
     prices = book.methods.get(book.canonical(method))
-    return prices[-1].bucket if prices else book.main_bucket.name
+    return (prices[-1].bucket if prices else "") or book.main_bucket.name
 
 
 # -- reading the body --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from quota.ledger.contract import (
     read_entries,
     retention_of,
 )
+from quota.ledger.entry import FURTHER
 from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
@@ -181,13 +182,18 @@ class Account:
         if caller_ms >= self._grants.until_ms:
             self._grants = believed(self._grants.text, caller_ms)
         grants = self._grants
-        checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges)
+        checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges, self.attempt_keys.next)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)
         return checklist, charges, checklist.checks_at(caller_ms)
 
     def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        return tuple([charge._replace(idempotency_key=self.attempt_keys.next()) for charge in charges])
+        key, renamed = "", []
+        for charge in charges:
+            _, further, number = charge.idempotency_key.partition(FURTHER)
+            key = key if further else self.attempt_keys.next()
+            renamed.append(charge._replace(idempotency_key=f"{key}{further}{number}"))
+        return tuple(renamed)
 
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""

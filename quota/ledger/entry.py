@@ -20,6 +20,16 @@ class Charge(NamedTuple):
     idempotency_key: str
 
 
+FURTHER = "+"
+"""Stands in the idempotency key of a call's further charges, where one call is charged to several buckets: the first
+one's key, this, and a digit from 1 to 9."""
+
+
+def is_first(idempotency_key: str) -> bool:
+    """Whether a charge is the first of its call, or the only one: by these, calls are counted (L29)."""
+    return not (idempotency_key[-2:-1] == FURTHER and idempotency_key[-1] in "123456789")
+
+
 Id = tuple[int, int]
 """An entry's id in the log: its time in ms, then its number within that millisecond."""
 

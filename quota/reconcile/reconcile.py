@@ -275,8 +275,12 @@ def _settle_accounts(budget: Budget) -> None:
     Raises LedgerError where the ledger does not answer.
     """
     book = budget.book
+
+    def charged(method: str) -> bool:
+        return bool(book.price(method).parts)
+
     try:
-        decision = budget.peek(min(book.methods, key=lambda method: book.price(method).units))
+        decision = budget.peek(min(filter(charged, book.methods), key=lambda method: book.price(method).units))
     except UsageError:
         return
     if decision.reason in ("ledger-unavailable", "clock", "counting") or (decision.admitted and decision.detail):

@@ -60,6 +60,7 @@ from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    PERIOD_MS,
     Calendar,
     Limit,
     Selector,
@@ -353,29 +354,36 @@ def _is_address(endpoint: str) -> bool:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 _LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
-_PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def default_limits(book: CostBook) -> tuple[Limit, ...]:
-    """Two limits for each bucket, each with 5% of its quota as headroom: a sliding window as long as upstream's period,
-    and upstream's own calendar window (`day` and `pacific-day`). A bucket whose upstream window slides needs only one.
+    """Two limits for each window in which upstream counts a bucket, each with 5% of its quota as headroom: a sliding
+    window as long as upstream's period, and upstream's own calendar window (`day` and `pacific-day`). One that slides
+    needs no other. Of two quotas for the same window the smaller holds.
     """
     limits = []
     for bucket in book.buckets.values():
         prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
-        windows: list[tuple[str, Window]] = []
-        if isinstance(bucket.window, Calendar):
-            period = bucket.window.period
-            windows.append((period, Sliding(_PERIOD_MS[period])))
-            windows.append((f"{_zone_name(bucket.window.zone)}-{period}", bucket.window))
-        else:
-            windows.append((_SPAN_NAMES.get(bucket.window.window_ms, bucket.window.name), bucket.window))
-        headroom = bucket.quota_units * DEFAULT_HEADROOM_PERCENT // 100
-        for name, window in windows:
+        names: dict[Window, str] = {}
+        quotas: dict[Window, int] = {}
+        for quota in bucket.quotas:
+            for name, window in _windows_of(quota.window):
+                names.setdefault(window, name)
+                quotas[window] = min(quota.units, quotas.get(window, quota.units))
+        for window, quota_units in quotas.items():
+            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
             view = View(Selector(buckets=(bucket.name,)), window)
-            limits.append(Limit(prefix + name, bucket.quota_units - headroom, view, bucket.quota_units, headroom))
+            limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
     return tuple(limits)
+
+
+def _windows_of(window: Window) -> list[tuple[str, Window]]:
+    """The windows, with the names of their limits, that hold one of upstream's."""
+    if isinstance(window, Sliding):
+        return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
+    sliding = Sliding(PERIOD_MS[window.period])
+    return [(window.period, sliding), (f"{_zone_name(window.zone)}-{window.kind}", window)]
 
 
 def _zone_name(zone: str) -> str:
@@ -469,7 +477,9 @@ def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tupl
                 raise table.error(message, "bucket", None if isinstance(value, str) else index)
         return tuple(sorted(names))
     if methods:
-        return tuple(sorted({price.bucket for method in methods for price in book.methods[method]}))
+        return tuple(
+            sorted({part.bucket for method in methods for price in book.methods[method] for part in price.parts})
+        )
     return (book.main_bucket.name,)
 
 

@@ -544,8 +544,9 @@ MISTAKES = [
     ),
     (
         'headroom = 500\nwindow = "24h"',
-        'headroom = 500\nwindow = { calendar = "week", zone = "UTC" }',
-        "credentials.main.limits[0].window.calendar: 'week' is not allowed here; known: hour, day, month",
+        'headroom = 500\nwindow = { calendar = "year", zone = "UTC" }',
+        "credentials.main.limits[0].window.calendar: 'year' is not allowed here; known: quarter-hour, hour, day, week, "
+        "month",
     ),
     (
         'headroom = 500\nwindow = "24h"',
