@@ -61,11 +61,12 @@ def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> No
     """Let the ledger count what others used by these levels. Raises LedgerError."""
     repay(account)
     limits = tuple([limit for limit in account.limits if not limit.narrow])
-    checklist = account.checklists.of("", 0, "", limits, (0,) * len(limits), "")
+    checklist = account.checklists.of("", (), limits, (0,) * len(limits), "")
     _, _, result = account.ask(checklist, (Charge(0, "", "", "", "", ""),), commit=False, looks=True)
     if not result.used_units:
         return  # the clocks disagree, or the ledger still counts
-    now_ms, reports = result.now_ms, []
+    now_ms = result.now_ms
+    reports: list[UnloggedUsage] = []
     used = dict(zip([limit.name for limit in limits], result.used_units, strict=True))
     for level in levels:
         said = heard(level, account.book, limits, charged_ms(decision), now_ms)
