@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import pytest
 
 from quota.budget import Budget, account_of
 from quota.deciding.evidence import charged_ms, news, observe
+from quota.deciding.outlook import unlogged_usage
 from quota.settings.books import parse_book
 from quota.settings.load import default_limits
 from quota.terms.evidence import Level
@@ -236,3 +238,113 @@ def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, see
     world.run(setup.now_ms + 20 * MINUTE_MS)
     assert len(world.calls) > 10
     assert len(world.others) == 2
+
+
+# -- at the same moment, and how often ---------------------------------------------------------------------------------
+
+
+def made(setup: Setup, book: CostBook = HOURLY) -> Budget:
+    """A budget, as each process has one."""
+    return Budget(
+        credential="main",
+        project=setup.project,
+        book=book,
+        limits=default_limits(book),
+        ledger=setup.ledger,
+        clock=lambda: setup.now_ms,
+    )
+
+
+def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
+    """What an answer says; how many levels of it were worth a question."""
+    account = account_of(budget)
+    found = news(account, decision, levels, account.clock())
+    if found:
+        observe(account, decision, [said.level for said in found])
+    return len(found)
+
+
+def others_in(budget: Budget) -> set[int]:
+    return {state.upstream_units for state in budget.usage()}
+
+
+def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
+    """Eight have charged 10 each and all are told of 380: others have used 300."""
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budgets = [made(setup) for _ in range(8)]
+    decisions = [budget.charge("read", units=10) for budget in budgets]
+    ready = threading.Barrier(len(budgets))
+
+    def hears(budget: Budget, decision: Decision) -> None:
+        ready.wait()
+        hear(budget, decision, Level("core", 620, 1_000, setup.now_ms + MINUTE_MS))
+
+    threads = [threading.Thread(target=hears, args=pair) for pair in zip(budgets, decisions, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert others_in(budgets[0]) == {300}
+    setup.now_ms += MINUTE_MS
+    assert others_in(budgets[0]) == {0}, "upstream has reset"
+
+
+def test_what_many_hear_is_merged_by_the_larger(setup: Setup) -> None:
+    """Each asks before anybody tells: what they found is one report, however large, and no sum."""
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budget = made(setup)
+    decision = budget.charge("read", units=10)
+    account = account_of(budget)
+    epoch = f"@upstream/core/{setup.now_ms - 30 * MINUTE_MS}/*"
+    hear(budget, decision, Level("core", 900, 1_000, setup.now_ms + MINUTE_MS))
+    found = [usage for usage in unlogged_usage(account) if usage.epoch == epoch]
+    assert {usage.expiries for usage in found} == {((90, setup.now_ms + MINUTE_MS),)}
+    late = [usage._replace(expiries=((70, setup.now_ms + MINUTE_MS),)) for usage in found]
+    setup.ledger.add_unlogged(setup.project, "e", late)  # type: ignore[attr-defined]
+    assert others_in(budget) == {90}
+
+
+def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: Setup) -> None:
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budget = made(setup)
+    reset_ms = setup.now_ms + MINUTE_MS
+
+    def call(left: int) -> int:
+        return hear(budget, budget.charge("read"), Level("core", left, 1_000, reset_ms))
+
+    assert call(999) == 0, "all of it was ours"
+    assert call(989) == 0, "9 of others are less than 1 percent of 950"
+    assert call(987) == 1, "10 are more"
+    assert others_in(budget) == {10}
+    assert call(800) == 0, "told within this second"
+    assert call(0) == 1, "but not that nothing remains"
+    setup.now_ms += SECOND_MS
+    assert call(800) == 0, "less than was told"
+    assert others_in(budget) == {995}, "what nothing remains of counts as used up, and is not freed"
+
+
+def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
+    book = parse_book(
+        """
+        api = "example"
+        source = "the tests"
+        read_on = 2026-11-01
+        [buckets.core]
+        quota = 1_000
+        resets = "1h"
+        [buckets.points]
+        windows = [{ quota = 900, resets = "1m" }, { quota = 9_000, resets = "1h" }]
+        [default]
+        get = 1
+        other = 1
+        [methods]
+        read = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+        """,
+        "two",
+    )
+    budget = made(setup, book)
+    decision = budget.charge("read")
+    levels = Level("core", 899, 1_000, setup.now_ms + HOUR_MS), Level("points", 795, 900, setup.now_ms + SECOND_MS)
+    assert hear(budget, decision, *levels) == 2
+    states = {state.name: (state.used_units, state.upstream_units) for state in budget.usage()}
+    assert sorted(states.values()) == [(5, 0), (101, 100), (105, 100)], states
