@@ -29,7 +29,6 @@ from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
-from quota.terms.costs import Part
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Meter:
             return name, None, None
         price = book.default_price(verb)
         _warn_default_price(book.name, name, price.units)
-        return name, None, tuple([Part(bucket, charge_units(units)) for bucket, units in price.parts])
+        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts])
 
     def attempted(self, decision: Decision) -> Attempt:
         """The attempt that was decided about. Raises Refused."""

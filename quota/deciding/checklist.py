@@ -375,9 +375,9 @@ def charges_of(
     charges = []
     for call in calls:
         key = next_key() if next_key is not None and call.parts else ""
-        for n, (bucket, units) in enumerate(call.parts):
+        for n, part in enumerate(call.parts):
             its_key = f"{key}{FURTHER}{n}" if n and key else key
-            charges.append(Charge(units, bucket, call.method, job, region, its_key))
+            charges.append(Charge(part.units, part.bucket, call.method, job, region, its_key))
     return tuple(charges)
 
 

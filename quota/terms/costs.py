@@ -251,8 +251,8 @@ class CostBook(NamedTuple):
         if known is None or known.of is not self:
             prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
             units: dict[str, int] = {}
-            for bucket_name, cost in (part for price in prices for part in price.parts):
-                units[bucket_name] = min(cost, units.get(bucket_name, cost))
+            for part in (part for price in prices for part in price.parts):
+                units[part.bucket] = min(part.units, units.get(part.bucket, part.units))
             if len(_cheapest) >= MAX_VALID:
                 _cheapest.clear()
             known = _cheapest[id(self)] = _Cheapest(self, units)
