@@ -619,8 +619,9 @@ def test_who_filled_a_limit_is_named_with_what_nobody_here_charged(world: World)
     assert world.charge("videos.list", units=40).admitted
     report_upstream(world, 0, 600)
     assert not world.charge("videos.list", units=1_000).admitted
-    assert "Filled by: others, as upstream said: 600 of 1,240; job job0, videos.list 150; job job1, videos.list 150" in (
-        head(world)
+    assert (
+        "Filled by: others, as upstream said: 600 of 1,240; job job0, videos.list 150; job job1, videos.list 150"
+        in (head(world))
     )
     world.session.ledger.exhaust("main", Exhaustion("units", world.now_ms, world.now_ms + HOUR_MS, "no", "host"))
     report_upstream(world, 1, 600)
