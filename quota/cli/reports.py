@@ -170,7 +170,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         lost = many(lost_units, "unit")
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
     if spending.upstream_units:
-        say(f"not listed: {many(spending.upstream_units, 'unit')} that only upstream counted; see `quota reconcile`")
+        units = many(spending.upstream_units, "unit")
+        say(f"not listed: {units} used by others, as upstream said; see `quota reconcile`")
 
 
 @click.command()

@@ -100,6 +100,8 @@ class Account:
         self.retention_ms = retention_of(windows)
         self._grants = NO_GRANTS
         self._said_ahead = False
+        self.told_ms: dict[tuple[str, bool], int] = {}
+        """When the ledger was last told what an answer says of a bucket; by itself, that nothing remains in it."""
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -29,6 +29,7 @@ from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
+from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         reports = [
             usage
             for count in buckets
-            for limit in _whole_limits(credential.limits, count.bucket, book)
+            for limit in whole_limits(credential.limits, count.bucket, book)
             if (usage := unlogged(count, limit, _lost(lost, limit, count), now_ms)) is not None
         ]
         if reports:
@@ -323,19 +324,6 @@ def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterat
 
 
 # -- what follows from it ----------------------------------------------------------------------------------------------
-
-
-def _whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
-    """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
-    a unit."""
-    prices = [price for of_method in book.methods.values() for price in of_method]
-    a_unit_a_call = all(price.units_in(bucket) in (0, 1) for price in prices)
-    for limit in limits:
-        selector = limit.view.selector
-        if limit.narrow or bucket not in (selector.buckets or (bucket,)):
-            continue
-        if selector.count == "units" or a_unit_a_call:
-            yield limit
 
 
 def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
