@@ -41,15 +41,6 @@ class Change:
     before: str
     after: str
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "job": self.job,
-            "credential": self.credential,
-            "setting": self.setting,
-            "before": self.before,
-            "after": self.after,
-        }
-
     def sentence(self) -> str:
         """`searches: schedule = "every 103m" instead of "every 45m"`."""
         whose = self.job if self.job is not None else f"every job of {self.credential}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
+from quota.common.members import members
 from quota.ledger.history import RUN_CHARS
 from quota.reports.spending import read_charges, read_refusals
 
@@ -90,11 +91,6 @@ def _charge_json(project: str, entry: Entry) -> dict[str, object]:
         "id": entry.id,
         "at": rfc3339(entry.ms),
         "project": project,
-        "method": entry.method,
-        "bucket": entry.bucket,
-        "units": entry.units,
-        "charged_units": entry.charged_units,
-        "job": entry.job,
-        "region": entry.region,
+        **members(entry, "method bucket units charged_units job region"),
         "run": entry.idempotency_key[:RUN_CHARS],
     }

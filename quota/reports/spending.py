@@ -17,11 +17,12 @@ import json
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
+from quota.common.members import members
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import entries_between, just_before, read_entries
@@ -81,25 +82,17 @@ class Spending:
         return sum(units for _, _, units in self.rows)
 
     def as_json(self) -> dict[str, object]:
+        gap = None if self.gap_ms is None else [*map(rfc3339, self.gap_ms)]
         return {
-            "since": rfc3339(self.since_ms),
-            "until": rfc3339(self.until_ms),
+            **members(self, "since until"),
             "by": list(self.by),
             "rows": [
                 {**dict(zip(self.by, values, strict=True)), "charges": charges, "units": units}
                 for values, charges, units in self.rows
             ],
-            "total_units": self.total_units,
-            **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
-            **({"upstream_units": self.upstream_units} if self.upstream_units else {}),
-            **(
-                {"gap": {"from": rfc3339(self.gap_ms[0]), "to": rfc3339(self.gap_ms[1])}}
-                if self.gap_ms is not None
-                else {}
-            ),
-            "refused": [
-                {"limit": one.limit, "job": one.job, "reason": one.reason, "calls": one.calls} for one in self.refused
-            ],
+            **members(self, "total_units", if_any="unlogged_units upstream_units"),
+            **({} if gap is None else {"gap": {"from": gap[0], "to": gap[1]}}),
+            "refused": [asdict(one) for one in self.refused],
         }
 
 
