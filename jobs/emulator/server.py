@@ -206,9 +206,9 @@ class Emulator:
             return Handled(struck, fault)
         token = _bearer(request.headers)
         if not token or token.startswith("invalid"):
-            return Handled(replies.token_invalid(), fault)
+            return Handled(replies.error("401 authError"), fault)
         if asked.startswith("denied"):
-            return Handled(replies.permission_denied(asked), fault)
+            return Handled(replies.error("permission_denied", project=asked), fault)
         with self._lock:
             try:
                 return Handled(time_series(request, asked, self._meter, self._lag_ms), fault)
@@ -250,17 +250,17 @@ class Emulator:
     def _identify(self, params: Mapping[str, str], headers: Message) -> tuple[str | None, Reply | None]:
         """(project, None), or (None, upstream's reply to a caller that it does not know)."""
         secret = params.get("key") or headers.get("X-Goog-Api-Key")
-        unusable = replies.key_invalid()
+        unusable = replies.error("key_invalid")
         if not secret:
-            secret, unusable = _bearer(headers), replies.token_invalid()
+            secret, unusable = _bearer(headers), replies.error("401 authError")
             if not secret:
-                return None, replies.unregistered_caller()
+                return None, replies.error("unregistered_caller")
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
         project = self._projects.get(secret) or f"key-{_digest(secret)}"
         if secret.startswith("invalid"):
             return None, unusable
         if secret.startswith("disabled"):
-            return None, replies.service_disabled(project)
+            return None, replies.error("service_disabled", number=replies.project_number(project))
         return project, None
 
     def _answer(self, request: Request, arrival: _Arrival) -> Reply:
@@ -271,11 +271,11 @@ class Emulator:
             return replies.bad_request("Bad Request")
         charge, project = arrival.charge, arrival.project
         if charge is None or project is None:
-            return arrival.unknown or replies.unregistered_caller()
+            return arrival.unknown or replies.error("unregistered_caller")
         if arrival.fault is not None and arrival.fault.kind == "limit-zero":
             return replies.daily_limit(charge.bucket, project, 0)
         if charge.refused and charge.bucket == "units":
-            return replies.quota_exceeded()
+            return replies.error("403 quotaExceeded")
         if charge.refused:
             limit_units = self._meter.quota_units(charge.bucket)
             return replies.daily_limit(charge.bucket, project, limit_units)
@@ -286,7 +286,7 @@ class Emulator:
 
     def _perform(self, request: Request, method: str) -> Reply:
         if method == UNKNOWN:
-            return replies.method_not_found()
+            return replies.error("method_not_found")
         upload = request.params.get("uploadType") if is_upload(request.path) else None
         if upload == "resumable":
             call = Call(method, request.params, _json_object(request.body))
@@ -317,7 +317,7 @@ class Emulator:
             case "POST", "faults":
                 return self._queue_json(request.body)
             case _:
-                return replies.method_not_found()
+                return replies.error("method_not_found")
 
     def _queue_json(self, body: bytes) -> Reply:
         """Queue one fault or a list of them: either all of them or none."""
