@@ -5,14 +5,12 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from datetime import datetime
+from typing import Literal, NamedTuple
 
 from quota.common.clock import rfc3339, utc
 from quota.common.members import members
 from quota.common.text import many
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable"]
 Source = Literal["ledger", "allowance"]

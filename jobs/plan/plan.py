@@ -10,7 +10,7 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -19,7 +19,7 @@ from quota.common.clock import rfc3339, utc
 from quota.common.members import members
 from quota.common.text import many
 from quota.errors import UsageError
-from quota.jobs.job import attempt_of, fetch_to_look_at
+from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
@@ -28,12 +28,10 @@ from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import date
 
     from rich.console import RenderableType
     from rich.text import Text
 
-    from quota.jobs.job import Fetch
     from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7

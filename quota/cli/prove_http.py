@@ -11,15 +11,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.errors import QuotaError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIMIT = 20
 BURST = 5

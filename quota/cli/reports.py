@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -20,9 +21,6 @@ from quota.cli.options import (
 from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, show
 from quota.errors import QuotaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WATCH_S = 2
 

@@ -24,12 +24,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Generator
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 class Held(Protocol):

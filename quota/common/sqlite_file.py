@@ -7,15 +7,13 @@ import random
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
 from quota.common.fork import hold_over_fork
 from quota.common.resources import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")

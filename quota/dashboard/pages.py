@@ -18,30 +18,25 @@ from markupsafe import Markup
 
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
-from quota.dashboard.charts import OTHERS, chart, colours_of
-from quota.dashboard.reading import SPANS_MS, key_of
+from quota.dashboard.charts import OTHERS, Band, chart, colours_of
+from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
 from quota.ledger.history import OTHER
-from quota.reports.spending import refused_by
-from quota.settings.model import BUILT_IN_NOTICE
+from quota.reports.spending import KeptRefusal, refused_by
+from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
 from quota.wording.of_status import early_of, notes_of
-from quota.wording.parts import Table
+from quota.wording.parts import Part, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from quota.dashboard.charts import Band
     from quota.dashboard.contract import Contribution, Forecast, Region
     from quota.dashboard.curves import Curve
     from quota.dashboard.kept import Reading
-    from quota.dashboard.reading import Curves, Now, Spent
     from quota.explain.refusal import RefusalExplained
     from quota.reports.runs import Run
-    from quota.reports.spending import KeptRefusal
     from quota.reports.status import CredentialRow, LimitRow
-    from quota.settings.model import Settings
-    from quota.wording.parts import Part
 
 ROWS = 12
 """The most rows of a table that are seen at once; the rest unfolds."""

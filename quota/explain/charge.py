@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.common.text import one_line
@@ -21,7 +21,6 @@ from quota.terms.limits import Calendar, Limit, cutoff
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.budget import Budget
     from quota.ledger.entry import Charge, Entry, Id
     from quota.recovery.allowance import Draw
     from quota.session import Session

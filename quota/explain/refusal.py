@@ -12,15 +12,15 @@ from heapq import merge
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import counted, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, counted, room_at
 from quota.errors import UsageError
-from quota.explain.admits import changes_that_admit, closed_by_upstream
-from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
+from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, Ledger, read_entries
 from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
@@ -29,11 +29,7 @@ from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from quota.budget import Budget
-    from quota.deciding.retry_at import Clocks, Occupancy
     from quota.decision import LimitState
-    from quota.explain.admits import Change
-    from quota.ledger.contract import Exhaustion, Ledger
     from quota.ledger.entry import Entry
     from quota.session import Session
 

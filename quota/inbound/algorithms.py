@@ -15,14 +15,10 @@ after it, and what is left then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from quota.inbound.contract import MAX_SCALE, Decision, LimitState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.inbound.contract import Limit, Policy
+from quota.inbound.contract import MAX_SCALE, Decision, Limit, LimitState, Policy
 
 Entries = tuple[tuple[int, int], ...]
 """The state of a log: (ms since the window began, units), the oldest first."""

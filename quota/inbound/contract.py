@@ -19,15 +19,13 @@ Any error except `StorageAway` is a mistake of the caller.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.arguments import MAX_NUMBER, text, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Algorithm = Literal["counter", "gcra", "log"]
 """How a limit is held:

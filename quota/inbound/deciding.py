@@ -12,27 +12,21 @@ from __future__ import annotations
 
 import atexit
 import threading
-from asyncio import wait
+from asyncio import AbstractEventLoop, Future, wait
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import quoted
 from quota.errors import StorageAway
-from quota.inbound.contract import WALL_S
-from quota.inbound.counting import Counts
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
-    from collections.abc import Callable
-
-    from quota.inbound.contract import Decision, Storage
-    from quota.inbound.counting import Outcome
-    from quota.inbound.rules import Rule
+from quota.inbound.contract import WALL_S, Decision, Storage
+from quota.inbound.counting import Counts, Outcome
+from quota.inbound.rules import Rule
 
 FAILURES = 3
 OPEN_S = 1.0

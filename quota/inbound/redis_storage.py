@@ -8,8 +8,9 @@ process asks again (I7). That happens where a window ends while the call is on i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
@@ -21,7 +22,9 @@ from quota.inbound.contract import (
     WALL_S,
     Consumer,
     Decision,
+    Limit,
     LimitState,
+    Policy,
     checked_totals,
 )
 from quota.inbound.met import Met
@@ -44,12 +47,8 @@ from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+Words = Sequence[str | bytes]
 
-    from quota.inbound.contract import Limit, Policy
-
-    Words = Sequence[str | bytes]
 
 TIMEOUT_S = 0.08
 """How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""

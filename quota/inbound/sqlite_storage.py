@@ -7,28 +7,32 @@ written from SQLite's log into the file. If the machine dies, the last decisions
 
 from __future__ import annotations
 
+import sqlite3
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
-from quota.inbound.algorithms import States, decide, gcra_used
+from quota.inbound.algorithms import Entries, States, decide, gcra_used
 from quota.inbound.contract import (
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
     Consumer,
     Decision,
+    Limit,
+    Policy,
     checked_totals,
 )
-from quota.inbound.met import Met
+from quota.inbound.met import Met, Window
 from quota.inbound.names import (
     NAME_BYTES,
     ROTATION_LEAD_MS,
@@ -46,16 +50,8 @@ from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.file_url import label_of, path_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
+_Numbered = tuple[Plan, tuple[int, ...], sqlite3.Connection]
 
-    from quota.inbound.algorithms import Entries
-    from quota.inbound.contract import Limit, Policy
-    from quota.inbound.met import Window
-
-    # With the numbers that the file gave the limits, and the connection that read them.
-    _Numbered = tuple[Plan, tuple[int, ...], sqlite3.Connection]
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.deciding.checklist import granted_units
@@ -27,22 +27,19 @@ from quota.ledger.contract import read_entries, retention_of
 from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.parts import correctable, notes_in
-from quota.ledger.unlogged import UPSTREAM
+from quota.ledger.unlogged import UPSTREAM, UnloggedUsage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
-from quota.terms.limits import DAY_MS, Calendar
+from quota.terms.limits import DAY_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from quota.budget import Budget
     from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import UnloggedUsage
     from quota.reconcile.monitoring import Figures
     from quota.session import Session
     from quota.settings.model import CredentialSettings
     from quota.terms.costs import CostBook, Metric, Pool
-    from quota.terms.limits import Limit
 
 BELIEVED_MS = 7 * DAY_MS
 """How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""

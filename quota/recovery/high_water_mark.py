@@ -44,19 +44,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
-from quota.ledger.contract import RETENTION_SLACK_MS, root_of
+from quota.ledger.contract import RETENTION_SLACK_MS, ChargeResult, Expected, Ledger, LimitCheck, root_of
+from quota.ledger.entry import Entry
 from quota.ledger.parts import correctable, repairable
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.knowledge import (
     NO_EPOCH,
+    Knowledge,
+    Rest,
     adds_nothing,
     carried,
     compared,
@@ -69,20 +73,11 @@ from quota.recovery.knowledge import (
     with_other_logs,
     with_read,
 )
-from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
+from quota.recovery.loss import Loss, Usages, carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
 from quota.recovery.repaired import as_repaired, concerns
-from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots, slots_of
+from quota.recovery.watermark_file import SLOTS, SlotContent, WatermarkFile, Written, epoch_tag, read_slots, slots_of
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.contract import ChargeResult, Expected, Ledger, LimitCheck
-    from quota.ledger.entry import Entry
-    from quota.recovery.knowledge import Knowledge, Rest
-    from quota.recovery.loss import Loss, Usages
-    from quota.recovery.watermark_file import SlotContent, Written
 
 P = ParamSpec("P")
 Reports = list[UnloggedUsage]

@@ -22,12 +22,12 @@ import subprocess
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
@@ -45,10 +45,6 @@ from quota.terms.attribution import machine_name
 from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from http.client import HTTPConnection
-    from urllib.parse import SplitResult
-
     from quota.session import Session
     from quota.settings.model import NotifySettings
 

@@ -16,27 +16,22 @@ import heapq
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
 from quota.common.members import members
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
-from quota.ledger.contract import entries_between, just_before, read_entries
-from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS
+from quota.ledger.contract import Ledger, entries_between, just_before, read_entries
+from quota.ledger.entry import Entry, Id
+from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS, History, HourOfSpending, RefusedSum, RunningSum
 from quota.ledger.parts import history_in
 from quota.terms.arguments import MAX_NUMBER, texts, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Entry, Id
-    from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
 
 SUMS_S, SUMS_READ = 0.002, 100
 """How long the sums may take to be rolled up, and how many charges behind them are read."""

@@ -12,11 +12,11 @@ from quota.common.members import members
 from quota.common.several import several
 from quota.deciding.checklist import cap
 from quota.errors import Refused
-from quota.ledger.contract import read_entries
+from quota.ledger.contract import Exhaustion, Notes, read_entries
 from quota.ledger.parts import notes_in
-from quota.session import machine_jitter_ms
+from quota.session import Session, machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
-from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
+from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, Window, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from quota.deciding.outlook import Outlook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import Exhaustion, Notes
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
-    from quota.session import Session
     from quota.terms.costs import Bucket, CostBook
-    from quota.terms.limits import Limit, Window
 
 
 class LimitRow(NamedTuple):

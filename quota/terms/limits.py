@@ -7,18 +7,16 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 MAX_UNITS = 10**15
 """Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""
