@@ -45,20 +45,6 @@ class Rule:
     GET means HEAD as well: it costs as much. Raises ConfigError, which begins with the key that is wrong.
     """
 
-    __slots__ = (
-        "cost",
-        "fail",
-        "limits",
-        "methods",
-        "name",
-        "path",
-        "pattern",
-        "policies",
-        "policy",
-        "policy_field",
-        "shadow",
-    )
-
     def __init__(
         self,
         name: str,
