@@ -52,5 +52,5 @@ def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
             return store.checkpoints(name, job.regions, work_of(session, job))
     except StoreError as error:
         if session.settings.textfile is not None:
-            warn("textfile_without_store job=%s: %s", name, error)
+            warn("textfile_without_store", error, job=name)
         return []

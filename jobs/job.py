@@ -233,7 +233,7 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     except Exception as error:
         from quota.common.log import warn
 
-        warn("first_attempt_failed fetch=%s: %s", getattr(fetch, "__name__", "fetch"), describe(error))
+        warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return found
 

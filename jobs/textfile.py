@@ -50,7 +50,7 @@ def write_metrics(
         write_file(folder, file_name(project), exposition(of_project))
         write_file(folder, file_name(project, job), exposition(of_job))
     except OSError as error:
-        warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
+        warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
 
 
 def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
@@ -58,7 +58,7 @@ def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[Runni
     try:
         return read_sums(session.ledger, project)
     except LedgerError as error:
-        warn("textfile_without_history project=%s: %s", project, error)
+        warn("textfile_without_history", error, project=project)
         return (), ()
 
 

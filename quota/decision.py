@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from quota.common.clock import rfc3339, utc
-from quota.common.members import members
 from quota.common.text import many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -82,6 +81,8 @@ class Decision(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
+        from quota.common.members import members
+
         asked = members(self, "admitted id source credential project method cost_units reason refused_by")
         limits = [members(one, "name cost_units used_units limit_units remaining_units") for one in self.limits]
         at = None if self.retry_at_ms is None else rfc3339(self.retry_at_ms)

@@ -22,7 +22,6 @@ from weakref import ref
 
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.text import quoted
 from quota.errors import StorageAway
 from quota.inbound.contract import WALL_S, Decision, Storage
 from quota.inbound.counting import Counts, Outcome
@@ -82,7 +81,7 @@ class Breaker:
             if self._said or (self._said_at is not None and now - self._said_at < SAY_AGAIN_S):
                 return
             self._said, self._said_at = True, now
-        warn("inbound_storage_away storage=%s error=%s", quoted(self._label), quoted(error))
+        warn("inbound_storage_away", storage=self._label, error=error)
 
     def answered(self) -> None:
         """The storage answered."""
@@ -91,7 +90,7 @@ class Breaker:
         with self._lock:
             self._failures, said, self._said = 0, self._said, False
         if said:
-            warn("inbound_storage_back storage=%s", quoted(self._label))
+            warn("inbound_storage_back", storage=self._label)
 
     def start_over_in_child(self) -> None:
         self._lock = threading.Lock()

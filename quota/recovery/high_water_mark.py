@@ -51,7 +51,7 @@ from typing import Concatenate, ParamSpec
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.text import one_line, quoted
+from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.ledger.contract import RETENTION_SLACK_MS, ChargeResult, Expected, Ledger, LimitCheck, root_of
 from quota.ledger.entry import Entry
@@ -397,14 +397,10 @@ class HighWaterMark:
 
     def _say_behind(self, loss: Loss | None) -> None:
         if loss is not None:
-            warn(
-                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
-                "there (emptied? restored from an old copy?); they still count until they would have expired",
-                self._project,
-                self._label,
-                loss.units,
-                rfc3339(loss.until_ms),
-            )
+            said = "charges that this machine saw are missing there (emptied? restored from an old copy?); they still "
+            said += "count until they would have expired"
+            lost = {"lost_units": loss.units, "until": rfc3339(loss.until_ms)}
+            warn("ledger_behind", said, project=self._project, ledger=self._label, **lost)
 
     def _say_carried(self, result: ChargeResult, labels: dict[str, str], told: Usages) -> None:
         """Say what counts on that was seen in other logs, if the ledger was not told of it before."""
@@ -420,15 +416,10 @@ class HighWaterMark:
             if label in ("", self._label):
                 self._say_behind(loss)
                 continue
-            warn(
-                "ledger_moved project=%s from=%s to=%s carried=%d until=%s: what this machine saw there counts on here "
-                "until it would have expired; if these are two upstream projects, give each its own `project` name",
-                self._project,
-                quoted(label),
-                quoted(self._label),
-                loss.units,
-                rfc3339(loss.until_ms),
-            )
+            said = "what this machine saw there counts on here until it would have expired; if these are two upstream "
+            said += "projects, give each its own `project` name"
+            counts = {"from": label, "to": self._label, "carried": loss.units, "until": rfc3339(loss.until_ms)}
+            warn("ledger_moved", said, project=self._project, **counts)
 
     # -- what is stored ------------------------------------------------------------------------------------------------
 
@@ -457,11 +448,9 @@ class HighWaterMark:
         self._written = known.rest, newly
         if newly.lines < needed_lines and not self._said_full:
             self._said_full = True
-            warn(
-                "memory_full path=%s: there is no room for what was seen of %d limits; use fewer, or shorter names",
-                self.path,
-                needed_lines - newly.lines,
-            )
+            lacking = needed_lines - newly.lines
+            said = f"there is no room for what was seen of {lacking} limits; use fewer, or shorter names"
+            warn("memory_full", said, path=self.path)
 
     def _claimed(self) -> WatermarkFile:
         """The file, made if it is not there, with a slot for this process if one is free. Raises OSError."""
@@ -503,13 +492,12 @@ class HighWaterMark:
         if apart and known.epoch and self.path is not None and first_today(self.path):
             other = max(apart, key=lambda watermark: watermark.at_ms)
             warn(
-                "two_ledgers project=%s ledger=%s other=%s: %s and %s count one project apart, and upstream sees the "
-                "sum; give both the same url, or, if these are two upstream projects, each its own `project` name",
-                self._project,
-                quoted(self._label),
-                quoted(other.label),
-                self._configuration,
-                other.configuration,
+                "two_ledgers",
+                f"{self._configuration} and {other.configuration} count one project apart, and upstream sees the sum; "
+                "give both the same url, or, if these are two upstream projects, each its own `project` name",
+                project=self._project,
+                ledger=self._label,
+                other=other.label,
             )
 
     def _give_up(self, error: OSError, file: WatermarkFile | None) -> None:
@@ -523,7 +511,7 @@ class HighWaterMark:
         self._close_file()
 
     def _warn(self, why: object) -> None:
-        warn("memory_unusable path=%s: %s; what this process sees of its ledger is lost when it ends", self.path, why)
+        warn("memory_unusable", f"{why}; what this process sees of its ledger is lost when it ends", path=self.path)
 
 
 def _watermarks(slots: Iterable[SlotContent]) -> list[Watermark]:

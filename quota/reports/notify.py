@@ -184,7 +184,7 @@ def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float)
                 until_s - time.monotonic(),
             )
     except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
-        warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), _why(error))
+        warn("notify_failed", _why(error), event=notice.event, subject=one_line(notice.subject))
         return False
     return True
 
@@ -354,4 +354,4 @@ class Ping:
             address, _, query = read_address(self._ref, "ping", insecure=self._insecure).partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
         except (OSError, ValueError, ConfigError) as error:
-            warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, _why(error))
+            warn("ping_failed", _why(error), job=one_line(self._job), ping=word)
