@@ -57,22 +57,8 @@ from quota.ledger.contract import RETENTION_SLACK_MS, ChargeResult, Expected, Le
 from quota.ledger.entry import Entry
 from quota.ledger.parts import correctable, repairable
 from quota.ledger.unlogged import UnloggedUsage, is_carry
-from quota.recovery.knowledge import (
-    NO_EPOCH,
-    Knowledge,
-    Rest,
-    adds_nothing,
-    carried,
-    compared,
-    decided,
-    lacking_carries,
-    logged,
-    looked,
-    merge_counted,
-    recalled,
-    with_other_logs,
-    with_read,
-)
+from quota.recovery import knowledge
+from quota.recovery.knowledge import Knowledge, Rest
 from quota.recovery.loss import Loss, Usages, carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
 from quota.recovery.repaired import as_repaired, concerns
@@ -217,7 +203,7 @@ class HighWaterMark:
         before, slots = self._known, self._read_slots()
         watermarks = _watermarks(slots)
         self._read_siblings()
-        known = recalled(watermarks, self._siblings, self._label)
+        known = knowledge.recalled(watermarks, self._siblings, self._label)
         if self._known is not before:  # a signal handler has charged meanwhile, and read them itself
             return self._begin() if self._known is None else self._known
         self._known = known
@@ -238,9 +224,9 @@ class HighWaterMark:
         if now_s >= self._next_siblings_s:
             self._read_siblings()
             self._say_two_ledgers(known)
-        known = self._change(looked, seen, self._siblings)
+        known = self._change(knowledge.looked, seen, self._siblings)
         if seen.other_logs_tag != self._other_logs_tag and now_s >= self._next_carry_s:
-            known = self._change(with_other_logs, _watermarks(self._read_slots()))
+            known = self._change(knowledge.with_other_logs, _watermarks(self._read_slots()))
             self._other_logs_tag, self._next_carry_s = seen.other_logs_tag, now_s + CARRY_EVERY_S
         return known
 
@@ -250,11 +236,11 @@ class HighWaterMark:
         """Keep what a decision showed. Returns whether more is to be done: then do `follow_up`."""
         with self._lock:
             before = self._known or self._begin()
-            if self._file is None and self._is_usable and adds_nothing(before, checks, result):
+            if self._file is None and self._is_usable and knowledge.adds_nothing(before, checks, result):
                 return before.others.lacks_carry
-            known = self._change(decided, checks, result, self._label)
+            known = self._change(knowledge.decided, checks, result, self._label)
             if known.rest is not before.rest:
-                lacking = lacking_carries(before, checks, result)
+                lacking = knowledge.lacking_carries(before, checks, result)
                 self._say_behind(largest(lacking, lacking, result.now_ms))
             self._save()
             return known.others.lacks_carry or self._must_read(known) or known.is_without(result)
@@ -312,7 +298,7 @@ class HighWaterMark:
         with self._lock:
             if self._known is not None and self._known.epoch == known.epoch:
                 more = len(entries) == count
-                self._change(with_read, unread, entries, more=more)
+                self._change(knowledge.with_read, unread, entries, more=more)
                 self._save()
                 now_s = time.monotonic()
                 self._next_read_s = now_s + (now_s - started_s) / READ_SHARE if more else 0.0
@@ -331,13 +317,13 @@ class HighWaterMark:
         """
         with self._lock:
             known = self._known or self._begin()
-            if known.expected.epoch not in (expected.epoch, NO_EPOCH):
+            if known.expected.epoch not in (expected.epoch, knowledge.NO_EPOCH):
                 return
             watermarks, siblings, slots = self._all_that_was_seen(known, ledger, result)
             self._label = one_line(ledger.label)
             root = root_of(result.epoch)
             told: Usages = {}
-            merge_counted(told, watermarks, root, result.now_ms)
+            knowledge.merge_counted(told, watermarks, root, result.now_ms)
             tell = self._tell(ledger, new_epoch, retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
                 self._carry_over(ledger, result, watermarks, tell)
@@ -371,7 +357,7 @@ class HighWaterMark:
         found = carries(watermarks, root, since_ms, renamed).usages
         if found:
             tell([*found.values()])
-        self._change(carried, found, result.now_ms)
+        self._change(knowledge.carried, found, result.now_ms)
         self._save()
 
     def _compare(
@@ -387,7 +373,7 @@ class HighWaterMark:
         found = compare(ledger, self._project, result.epoch, result.last, result.now_ms, watermarks)
         epoch = tell([*found.usages.values()]) if found.usages else result.epoch
         compared_ms = max(watermark.at_ms for watermark in watermarks)
-        after = compared(found, epoch, self._label, result.now_ms, compared_ms)
+        after = knowledge.compared(found, epoch, self._label, result.now_ms, compared_ms)
         if self._known is not known:
             return  # a signal handler has restored it meanwhile, and both reports are in the ledger
         self._known = after
@@ -520,12 +506,12 @@ def _watermarks(slots: Iterable[SlotContent]) -> list[Watermark]:
 
 def _of_its_own_log(watermark: Watermark) -> Watermark:
     """Without what it knows of other logs, except for what its ledger counts of them."""
-    return watermark._replace(observations=tuple(logged(watermark, 0)), usages=tuple(watermark.counted()))
+    return watermark._replace(observations=tuple(knowledge.logged(watermark, 0)), usages=tuple(watermark.counted()))
 
 
 def _counts_apart(other: Watermark, known: Knowledge) -> bool:
     """Whether a process of another configuration saw units of another log that still count."""
     now_ms = max(other.at_ms, known.at_ms)
     return other.root != root_of(known.epoch) and any(
-        one.units > 0 and one.until_ms > now_ms for one in logged(other, now_ms)
+        one.units > 0 and one.until_ms > now_ms for one in knowledge.logged(other, now_ms)
     )

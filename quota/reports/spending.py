@@ -183,26 +183,23 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
         )
         for one in data["limits"]
     )
+    words: dict[str, Any] = {field: named(field) for field in _TEXTS}
     return KeptRefusal(
-        _moment(named("at")),
-        named("credential"),
-        project,
-        named("method"),
-        _units(data["cost_units"]),
-        named("job"),
-        named("region"),
-        named("run"),
-        named("machine"),
-        named("reason"),
-        None if data["refused_by"] is None else named("refused_by"),
-        None if data["retry_at"] is None else _moment(named("retry_at")),
-        named("why"),
-        limits,
-        _units(data.get("limits_left_out", 0)),
-        {str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
-        data,
-        max(1, _units(data.get("calls", 1))),
+        at_ms=_moment(named("at")),
+        project=project,
+        cost_units=_units(data["cost_units"]),
+        refused_by=None if data["refused_by"] is None else named("refused_by"),
+        retry_at_ms=None if data["retry_at"] is None else _moment(named("retry_at")),
+        limits=limits,
+        limits_left_out=_units(data.get("limits_left_out", 0)),
+        unlogged_units={str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
+        data=data,
+        calls=max(1, _units(data.get("calls", 1))),
+        **words,
     )
+
+
+_TEXTS = ("credential", "method", "job", "region", "run", "machine", "reason", "why")
 
 
 def _units(value: object) -> int:
