@@ -94,13 +94,11 @@ def _terms(text: str) -> dict[str, str]:
 def _time(text: str | None, name: str) -> int:
     try:
         moment = datetime.fromisoformat(text or "")
-        return int(moment.timestamp() * 1000) if moment.tzinfo is not None else _no_time(name)
     except ValueError:
-        return _no_time(name)
-
-
-def _no_time(name: str) -> int:
-    raise Rejected(replies.bad_request(f"Field {name} had an invalid value: a timestamp is required."))
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise Rejected(replies.bad_request(f"Field {name} had an invalid value: a timestamp is required."))
+    return int(moment.timestamp() * 1000)
 
 
 def _usage(asked: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:

@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -201,29 +202,32 @@ class Emulator:
 
     def _serve_monitoring(self, request: Request, asked: str) -> Handled:
         """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
-        fault = self._arrive_free("monitoring", MONITORING)
-        if (struck := _fault_reply(fault, request)) is not None:
-            return Handled(struck, fault)
-        token = _bearer(request.headers)
-        if not token or token.startswith("invalid"):
-            return Handled(replies.error("401 authError"), fault)
-        if asked.startswith("denied"):
-            return Handled(replies.error("permission_denied", project=asked), fault)
-        with self._lock:
-            try:
-                return Handled(time_series(request, asked, self._meter, self._lag_ms), fault)
-            except Rejected as rejected:
-                return Handled(rejected.reply, fault)
+
+        def answer() -> Reply:
+            token = _bearer(request.headers)
+            if not token or token.startswith("invalid"):
+                return replies.error("401 authError")
+            if asked.startswith("denied"):
+                return replies.error("permission_denied", project=asked)
+            with self._lock:
+                return time_series(request, asked, self._meter, self._lag_ms)
+
+        return self._serve_free("monitoring", MONITORING, request, answer)
 
     def _serve_chunk(self, request: Request) -> Handled:
-        fault = self._arrive_free("upload_chunks", CHUNK)
-        if (struck := _fault_reply(fault, request)) is not None:
-            return Handled(struck, fault)
+        upload_id, content_range = request.params["upload_id"], request.headers.get("Content-Range")
+        feed = partial(self._uploads.feed, upload_id, content_range, len(request.body))
+        return self._serve_free("upload_chunks", CHUNK, request, feed)
+
+    def _serve_free(self, kind: str, method: str, request: Request, answer: Callable[[], Reply]) -> Handled:
+        """Answer what is no call of the API, and counts apart."""
+        fault = self._arrive_free(kind, method)
         if fault is not None and fault.kind == "close-before":
             return Handled(None, fault)
-        content_range = request.headers.get("Content-Range")
-        reply = self._uploads.feed(request.params["upload_id"], content_range, len(request.body))
-        return Handled(reply, fault)
+        try:
+            return Handled(_fault_reply(fault, request) or answer(), fault)
+        except Rejected as rejected:
+            return Handled(rejected.reply, fault)
 
     def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
         """Count and charge a call before anything else, and find the fault that hits it."""

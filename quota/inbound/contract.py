@@ -93,9 +93,8 @@ class Policy:
         if not isinstance(rule, str) or not _RULE.fullmatch(rule):
             raise ConfigError(f"rule {show(rule)}: a name is 1 to 64 of A-Z a-z 0-9 . _ -")
         if self.algorithm not in get_args(Algorithm):
-            raise ConfigError(
-                f"rule {rule}: algorithm {show(self.algorithm)} is none of {', '.join(get_args(Algorithm))}"
-            )
+            known = ", ".join(get_args(Algorithm))
+            raise ConfigError(f"rule {rule}: algorithm {show(self.algorithm)} is none of {known}")
         try:
             object.__setattr__(self, "limits", tuple(Limit(*limit) for limit in self.limits))
         except TypeError:
