@@ -384,15 +384,10 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 def log_schedule() -> None:
     """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
-    from quota.cli.output import json_formatter, quiet_libraries
-    from quota.common.log_filter import LineFormatter, install
+    from quota.cli.output import log_to_stderr
+    from quota.common.log_filter import LineFormatter
 
-    handler = logging.StreamHandler()
     formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
-    handler.setFormatter(json_formatter() or formatter)
-    level = os.environ.get("QUOTA_LOG", "").upper() or "WARNING"
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    log_to_stderr(formatter)
     log.setLevel(min(logging.INFO, logging.getLogger().level))
-    install(handler)
-    quiet_libraries()

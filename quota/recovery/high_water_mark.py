@@ -51,7 +51,7 @@ from typing import Concatenate, ParamSpec
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.text import one_line
+from quota.common.text import many, one_line
 from quota.errors import LedgerError
 from quota.ledger.contract import RETENTION_SLACK_MS, ChargeResult, Expected, Ledger, LimitCheck, root_of
 from quota.ledger.entry import Entry
@@ -434,8 +434,8 @@ class HighWaterMark:
         self._written = known.rest, newly
         if newly.lines < needed_lines and not self._said_full:
             self._said_full = True
-            lacking = needed_lines - newly.lines
-            said = f"there is no room for what was seen of {lacking} limits; use fewer, or shorter names"
+            lacking = many(needed_lines - newly.lines, "limit")
+            said = f"there is no room for what was seen of {lacking}; use fewer, or shorter names"
             warn("memory_full", said, path=self.path)
 
     def _claimed(self) -> WatermarkFile:
