@@ -50,7 +50,9 @@ from quota.settings.model import (
     NotifySettings,
     Settings,
     StoreSettings,
+    TableSettings,
     Unavailable,
+    check_table,
 )
 from quota.settings.schedules import Every, load_zone, parse_schedule
 from quota.settings.toml import TomlTable, parse_toml, read_toml
@@ -484,6 +486,7 @@ _JOB_KEYS = (
     *_SCHEDULE_KEYS,
     "leave",
     "max_units",
+    "tables",
     "options",
     *_ANSWER_KEYS,
     "machines",
@@ -509,8 +512,17 @@ _PLACES = {
 
 def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
     left: dict[tuple[str, int], dict[str, int]] = {}
-    rows = table.tables(_JOB_KEYS).items()
-    return {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows}
+    rows = table.tables(_JOB_KEYS)
+    jobs = {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows.items()}
+    first: dict[str, JobSettings] = {}
+    for job in jobs.values():
+        for name, its in job.tables.items():
+            other = first.setdefault(name, job)
+            if other.tables[name] != its:
+                raise (
+                    rows[job.name].table("tables").error(f"job {other.name!r} has another key or history for it", name)
+                )
+    return jobs
 
 
 def _job(
@@ -546,8 +558,20 @@ def _job(
         ping_ref=reference(row, folder, "ping") if "ping" in row else None,
         insecure_endpoint=row.flag("insecure_endpoint", False),
         max_units=row.whole("max_units", None),
+        tables=_tables(row.table("tables", default={})),
     )
     return _scheduled(job, row)
+
+
+def _tables(table: TomlTable) -> dict[str, TableSettings]:
+    tables = {}
+    for name, row in table.tables(("key", "history")).items():
+        try:
+            check_table(name)
+        except ValueError as error:
+            raise table.error(str(error)) from None
+        tables[name] = TableSettings(row.texts("key") or ("id",), row.texts("history"))
+    return tables
 
 
 def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:

@@ -386,7 +386,7 @@ MISTAKES = [
         "leave = 500",
         "quux = true",
         "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, "
-        "jitter, misfire_grace, leave, max_units, options, ...",
+        "jitter, misfire_grace, leave, max_units, tables, ...",
     ),
     # Keys of another table.
     (
