@@ -35,7 +35,6 @@ class Held(Protocol):
 
     def held_over_fork(self) -> Generator[None, None, None]:
         """Prepare for a fork, yield once, and resume after it. The code after the yield runs in both processes."""
-        ...
 
 
 class StartsOver(Protocol):
@@ -47,7 +46,6 @@ class StartsOver(Protocol):
         The parent's other threads do not exist in the child, so a lock that one of them held stays locked for ever.
         This method must not wait for anything.
         """
-        ...
 
 
 class OfOneProcess:

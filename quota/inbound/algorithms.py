@@ -36,15 +36,12 @@ class Algorithm(Protocol):
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         """From now until the first ms at which `cost` fits, if nothing else comes; 0 if it fits now."""
-        ...
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Any:
         """The current state after `cost` was counted, whether or not it fits."""
-        ...
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         """The units that fit now, and from now until all of them do."""
-        ...
 
 
 class Counter:

@@ -190,7 +190,6 @@ class Storage(Protocol):
 
         Raises StorageAway, and UsageError for a cost that is not 1 to `policy.most`.
         """
-        ...
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
         """Add whole numbers to totals that all workers share, by name (up to MAX_TOTALS). It also hands over how many
@@ -198,27 +197,21 @@ class Storage(Protocol):
 
         Raises StorageAway.
         """
-        ...
 
     def totals(self) -> Mapping[str, int]:
         """What all workers have added so far. Kept for 35 days after the last addition. Raises StorageAway."""
-        ...
 
     def alive(self, policy: Policy) -> int:
         """How many identities were counted in the current or the previous window of the policy's longest limit, as
         the workers handed it over. Raises StorageAway."""
-        ...
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
         """The identities that have used most, the largest first. Reads all of the rule: for people, not for
         every scrape. Raises StorageAway."""
-        ...
 
     def rotate(self) -> int:
         """Change the salt of `gcra` and `log`, from windows on that begin at or after the time it returns, in ms since
         1970: a minute from now. Nobody is freed by it (I4). Raises StorageAway."""
-        ...
 
     def close(self) -> None:
         """Let connections or the file go. The next call opens them again."""
-        ...
