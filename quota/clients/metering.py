@@ -126,7 +126,7 @@ _warned: set[tuple[str, str]] = set()
 def _warn_default_price(book: str, method: str, units: int) -> None:
     if (book, method) not in _warned and len(_warned) < 1_000:
         _warned.add((book, method))
-        warn("default_price book=%s method=%s units=%d: the cost book has no such method; add it", book, method, units)
+        warn("default_price", "the cost book has no such method; add it", book=book, method=method, units=units)
 
 
 class Attempt:

@@ -226,7 +226,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         if first:
             from quota.ledger.redis_health import evicts
 
-            warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
+            warn("ledger_evicts", "; ".join(evicts(policy)), ledger=self.label)
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks
