@@ -217,24 +217,38 @@ class Budget(OfOneProcess):
 
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
         runs. The charge stays whatever the body does, because a request that was sent has been spent.
+
+        The block gets the decision. Where `units` are the most that a call may cost, `settle` says what it did cost:
+        `with budget.spend("chat", units=8_000) as call: ...; call.settle(used)`. Until then these units count as
+        reserved.
         """
         from quota.deciding.spend import Spend  # late: few processes use it
 
-        return Spend(partial(self.charge, text(method, "method"), units=units, job=job, region=region))
+        charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
+        return Spend(charge, self.settle, reserves=units is not None)
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def _decide(
-        self, calls: Sequence[Call], job: str | None = None, region: str | None = None, *, commit: bool
+        self,
+        calls: Sequence[Call],
+        job: str | None = None,
+        region: str | None = None,
+        *,
+        commit: bool,
+        reserved: bool = False,
     ) -> list[Decision]:
-        """The decision about calls of one job that leave together: all of them, or none. One for each, in order."""
-        priced = self._price(calls, job, region, commit=commit)
+        """The decision about calls of one job that leave together: all of them, or none. One for each, in order. With
+        `reserved`, what is charged is an upper bound of their cost."""
+        priced = self._price(calls, job, region, commit=commit, reserved=reserved)
         try:
             return self._ask(priced)
         except LedgerError as error:
             return self._go_without(priced, error)
 
-    def _price(self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool) -> Priced:
+    def _price(
+        self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool, reserved: bool = False
+    ) -> Priced:
         """What these calls cost, and which limits count them. From memory, so it never waits.
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
@@ -247,7 +261,8 @@ class Budget(OfOneProcess):
                 units = charge_units(units)
             one = checklists[text(method, "method"), units, bucket, job]
             each.append(one)
-            charges.append(Charge(one.units, one.bucket, one.method, job, region, next_key() if commit else ""))
+            key = next_key(reserved=reserved) if commit else ""
+            charges.append(Charge(one.units, one.bucket, one.method, job, region, key))
         return each[0] if len(each) == 1 else checklists.sum_of(each, job), tuple(charges), commit
 
     def _ask(self, priced: Priced) -> list[Decision]:

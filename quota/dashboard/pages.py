@@ -285,6 +285,7 @@ def _limit(
         "window": _window(row),
         "noun": "call" if calls else "unit",
         "used": state.used_units,
+        "reserved": row.reserved_units,
         "number": row.enforced_units,
         "paced": state.limit_units if limit.paced else None,
         "left": state.remaining_units,

@@ -29,7 +29,7 @@ from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.attribution import AttemptKeys
+from quota.terms.attribution import AttemptKeys, is_reservation
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ class Account:
         return checklist, charges, checklist.checks_at(caller_ms)
 
     def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        return tuple([charge._replace(idempotency_key=self.attempt_keys.next()) for charge in charges])
+        kept = [(charge, is_reservation(charge.idempotency_key)) for charge in charges]
+        return tuple([one._replace(idempotency_key=self.attempt_keys.next(reserved=mark)) for one, mark in kept])
 
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""

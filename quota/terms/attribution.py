@@ -54,7 +54,8 @@ def check_name(what: str, name: str, least: int = 0) -> None:
 
 
 class AttemptKeys:
-    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter.
+    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter, then the
+    mark of a reservation where it is one.
 
     All budgets of a process share one instance. A forked child gets a run id of its own.
     """
@@ -68,13 +69,23 @@ class AttemptKeys:
         """Start over in a forked child, with a run id of its own."""
         self.run, self._counter = run_id(), count(1)
 
-    def next(self) -> str:
-        return f"{self.run}{next(self._counter)}"
+    def next(self, *, reserved: bool = False) -> str:
+        return f"{self.run}{next(self._counter)}{RESERVED if reserved else ''}"
+
+
+RESERVED = "~"
+"""Ends the idempotency key of a reservation: a charge that is an upper bound, until the true cost is known. No ledger
+goes by it; it tells those who read the log."""
+
+
+def is_reservation(idempotency_key: str) -> bool:
+    return idempotency_key.endswith(RESERVED)
 
 
 def attempt_number(idempotency_key: str) -> int:
     """The counter in an idempotency key that `AttemptKeys` made; 0 for any other."""
-    return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
+    number = idempotency_key[8:].removesuffix(RESERVED)
+    return int(number) if number.isdigit() else 0
 
 
 def machine_name() -> str:
