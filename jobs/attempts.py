@@ -143,6 +143,7 @@ class Attempts:
             max_body_mb=self._job.max_body_mb,
             max_answer_s=self._job.max_answer_s,
             max_items=self._job.max_items,
+            max_units=self._job.max_units,
             waiting=self._wait_for_answer,
         )
 

@@ -48,7 +48,9 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         certificate = _is_any(error, (("ssl", "SSLCertVerificationError"),))
         return Failure("config" if certificate else "transient", message)
     if _is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
-        return Failure("config", message)
+        from quota.clients.login import refused
+
+        return Failure("config", refused(error))  # type: ignore[arg-type]  # by name, without importing it
     return Failure("region", message)
 
 

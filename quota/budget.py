@@ -129,6 +129,10 @@ class Budget(OfOneProcess):
     def limits(self) -> tuple[Limit, ...]:
         return self._account.limits
 
+    def limits_of(self, job: str) -> tuple[Limit, ...]:
+        """The limits that the calls of a job can meet. `limits` has those of the configured jobs."""
+        return self._account.checklists.limits_of(text(job, "job") if job else "")
+
     @property
     def ledger(self) -> Ledger:
         return self._account.ledger

@@ -13,7 +13,7 @@ from quota.common.text import many
 if TYPE_CHECKING:
     from datetime import datetime
 
-Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable"]
+Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
 
 REPAIR = "quota ledger repair"
@@ -48,10 +48,10 @@ class Decision(NamedTuple):
     """The answer to "may this call leave now?". Times are milliseconds since 1970 where the name ends in `_ms`.
 
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
-    `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"),
-    and when the ledger stopped answering before the log was read. `ahead_ms` is the time of the ledger's newest charge,
-    if a wrong clock has dated it more than 25 h ahead; else 0. `lasting`: the ledger did answer, but no command can use
-    it until somebody does what it says.
+    `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"), when
+    only this run may spend no more ("run"), and when the ledger stopped answering before the log was read. `ahead_ms`
+    is the time of the ledger's newest charge, if a wrong clock has dated it more than 25 h ahead; else 0. `lasting`:
+    the ledger did answer, but no command can use it until somebody does what it says.
     """
 
     admitted: bool
@@ -141,6 +141,8 @@ class Decision(NamedTuple):
             lowered = any(state.name == self.refused_by and self._too_dear(state) for state in self.limits)
             then = "reconcile" if lowered else "reopen"
             return f"waiting will not help: ask upstream for quota, then `quota {then}`"
+        if self.reason == "run":
+            return "the next run goes on"
         if self.lasting:
             return ""  # the ledger has said what to do
         if self.retry_at_ms is None:

@@ -23,7 +23,7 @@ from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -216,7 +216,8 @@ class Session(OfOneProcess):
 
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
-        self._key(credential)
+        if self._key(credential) is None and self.credential(credential).auth_ref != "adc":
+            self._login(self.credential(credential))
 
     def _key(self, credential: str | None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration names none."""
@@ -233,8 +234,23 @@ class Session(OfOneProcess):
         install()
         return secret
 
+    def _login(self, chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
+        """The google-auth credentials that `auth` of a credential names; None where it names none."""
+        ref = chosen.auth_ref
+        if ref is None:
+            return None
+        from quota.clients.login import bearer, login
+        from quota.settings.keys import read_key
+
+        kind, _, token_ref = ref.partition(":")
+        if kind == "bearer":
+            return bearer(read_key(token_ref, "token", "auth"))
+        return login(ref, f"credential {chosen.name!r}", scopes)
+
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
+
+        It calls with the credential's `key`, or without one as whom its `auth` names.
 
         `execute()` raises `quota.Refused` on a refusal. `options` go to `quota.clients.google.service`. The service
         works as long as the session is open.
@@ -249,7 +265,10 @@ class Session(OfOneProcess):
         if "endpoint" not in options:
             options["endpoint"] = chosen.endpoint
             options.setdefault("insecure_endpoint", chosen.insecure_endpoint)
-        made = service(self.budget(chosen.name), api, version, key=self._key(chosen.name), **options)
+        key = self._key(chosen.name)
+        if key is None and options.get("credentials") is None:
+            options["credentials"] = self._login(chosen)
+        made = service(self.budget(chosen.name), api, version, key=key, **options)
         self._services.append(made)
         return made
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
 from quota.deciding.outlook import unlogged_usage
+from quota.deciding.run_limit import MAX_UNITS, RunLimit
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.memory_ledger import MemoryLedger
@@ -253,8 +254,8 @@ class _Job:
     """
 
     __slots__ = (
-        "budget", "calls", "kinds", "knows", "methods", "name", "priced_until_ms", "regions", "spent", "steps",
-        "totals", "wanted",
+        "budget", "calls", "kinds", "knows", "max_units", "methods", "name", "priced_until_ms", "regions", "spent",
+        "steps", "totals", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -266,6 +267,7 @@ class _Job:
     ) -> None:
         self.name = job.name
         self.budget = budget
+        self.max_units = job.max_units
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
@@ -403,6 +405,7 @@ class _Simulation:
                 region.pending = True
         todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
         started, todo = False, by_rotation(todo)
+        of_run = None if job.max_units is None else RunLimit(job.max_units)
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(job.calls)):
                 call = job.calls[index]
@@ -410,6 +413,8 @@ class _Simulation:
                 until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
+                if of_run is not None and not of_run.take(call.price_units):
+                    return Refusal(at_ms, job.name, MAX_UNITS, len(todo) - done, started)
                 decision = job.budget.charge(call.method, units=call.units, job=job.name, region=region.name)
                 if not decision.admitted:
                     self.refused_until[call.knows] = (_until(decision), decision.refused_by)

@@ -6,6 +6,7 @@ A command's module is imported once the command is named. Commands of other pack
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import click
@@ -48,9 +49,8 @@ class Commands(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in OURS:
-            from pkgutil import resolve_name
-
-            found = resolve_name(OURS[cmd_name])
+            module, name = OURS[cmd_name].split(":")
+            found = getattr(import_module(module), name)
             assert isinstance(found, click.Command)  # noqa: S101  # our own
             return found
         for point in _entry_points():

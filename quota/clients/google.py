@@ -88,6 +88,7 @@ def service(
     max_body_mb: int | None = None,
     max_answer_s: float | None = None,
     max_items: int | None = None,
+    max_units: int | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Resource:
     """Build a googleapiclient service that charges every HTTP attempt to `budget`.
@@ -105,6 +106,7 @@ def service(
     If any of them is set, the service raises quota.BadAnswer for an answer that exceeds a limit, or that is not the
     JSON that the API promises, and sends no request again by itself when a connection dies. The service calls `waiting`
     several times a second while it waits for an answer; an exception from `waiting` ends the request.
+    `max_units` is the most that the service spends in all; then it raises quota.Refused. None: no such limit.
     A redirect to what is no HTTP is a BadAnswer with and without limits. The key goes to the API's host and port alone.
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
@@ -133,7 +135,7 @@ def service(
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
     watch = Watch(limits, waiting) if any(limits) or waiting is not None else None
-    http = MeteredHttp(Meter(budget), document, timeout_s=timeout_s, watch=watch)
+    http = MeteredHttp(Meter(budget, max_units), document, timeout_s=timeout_s, watch=watch)
     authorized: Any = http
     if credentials is not None:
         scopes = list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))

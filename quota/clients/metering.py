@@ -20,13 +20,14 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from quota.budget import Budget
+from quota.budget import Budget, account_of
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import charge_units
+from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
@@ -35,7 +36,7 @@ from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quota.budget import Call
     from quota.decision import Decision
@@ -48,12 +49,13 @@ MAX_NAME_LENGTH = 64
 
 
 class Meter:
-    """Charges attempts to one budget. Safe to share between threads."""
+    """Charges attempts to one budget, at most `max_units` in all, if given. Safe to share between threads."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, max_units: int | None = None) -> None:
         if not isinstance(budget, Budget):
             raise UsageError(f"a client that is not awaited needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
+        self._run_limit = None if max_units is None else RunLimit(max_units)
 
     def attempt(self, method: str, verb: str) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
@@ -62,7 +64,23 @@ class Meter:
         Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self.attempted(self.budget._decide([self.call(method, verb)], commit=True)[0])
+        return self.attempted(self._decide([self.call(method, verb)])[0])
+
+    def _decide(self, calls: Sequence[Call]) -> list[Decision]:
+        run_limit = self._run_limit
+        if run_limit is None:
+            return self.budget._decide(calls, commit=True)
+        checklist, charges, _ = self.budget._price(calls, None, None, commit=False)
+        if not run_limit.take(checklist.units):
+            return [run_limit.refusal(account_of(self.budget), charge.method, checklist.units) for charge in charges]
+        admitted = False
+        try:
+            decisions = self.budget._decide(calls, commit=True)
+            admitted = decisions[0].admitted
+        finally:
+            if not admitted:
+                run_limit.give_back(checklist.units)
+        return decisions
 
     def call(self, method: str, verb: str) -> Call:
         """What is charged for an attempt."""
@@ -93,7 +111,7 @@ class Meter:
         charged: list[Attempt] = []
         try:
             for first in range(0, len(named), MAX_CHARGES):
-                decisions = self.budget._decide(named[first : first + MAX_CHARGES], commit=True)
+                decisions = self._decide(named[first : first + MAX_CHARGES])
                 charged += map(self.attempted, decisions)
         except BaseException:
             for attempt in charged:

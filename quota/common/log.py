@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from quota.common.text import quoted
 
 
 def warn(message: str, *values: object) -> None:
     """Log a warning with the logger `quota`. `message` is a format for `values`, as in `logging`."""
+    import logging  # late: most processes have nothing to warn of
+
     logging.getLogger("quota").warning(message, *values)
 
 

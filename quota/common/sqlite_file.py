@@ -48,9 +48,11 @@ def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
 
     Raises DamagedError if they are not.
     """
-    for n, value in enumerate(row):
-        right = type(value) is int and 0 <= value < below if n < integers else type(value) is str
-        if not right:
+    for value in row[:integers]:
+        if type(value) is not int or not 0 <= value < below:
+            raise DamagedError(f"{value!r:.100}")
+    for value in row[integers:]:
+        if type(value) is not str:
             raise DamagedError(f"{value!r:.100}")
     return row
 

@@ -18,7 +18,6 @@ They keep every message short and on one line, and no value in it can move the c
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -45,6 +44,8 @@ def shorten(text: str, maximum: int) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The hint after an unknown name: the nearest known name, or the known names if none is near."""
+    from difflib import get_close_matches  # late: few processes meet an unknown name
+
     names = list(known)
     near = get_close_matches(name[:100], names, n=1, cutoff=0.5) if isinstance(name, str) else []
     if near:

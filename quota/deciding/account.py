@@ -82,12 +82,12 @@ class Account:
         self.credential = credential
         self.project = project
         self.book = book
-        self.limits = limits
         self.ledger = ledger
         self.clock = host_clock if clock is None else whole_clock(clock)
         self.jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self.answers = Answers(credential, project, self.jitter_ms)
         self.checklists = Checklists(credential, book, limits, leave, self.clock)
+        self.limits = self.checklists.shown
         self.attempt_keys = attempt_keys or AttemptKeys()
         self.allowance = allowance
         self.high_water_mark = high_water_mark

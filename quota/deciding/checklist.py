@@ -20,7 +20,7 @@ from quota.ledger.contract import LimitCheck
 from quota.ledger.grants import read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
 from quota.terms.attribution import check_name
-from quota.terms.limits import HOUR_MS, Calendar, paced_units
+from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +174,8 @@ _looks: dict[tuple[int, int], _Look] = {}
 class Checklists(dict[Key, Checklist]):
     """The checklists of a budget, by kind of call; one that is not there yet is made.
 
-    `leave` holds the units that each job leaves to others, by limit. Raises UsageError for a call that can never be
+    `leave` holds the units that each job leaves to others, by limit. `shown` are the limits that people look at: of
+    one that each job has for itself, those of the jobs in `leave`. Raises UsageError for a call that can never be
     admitted, CostExceedsLimit among them.
     """
 
@@ -190,6 +191,7 @@ class Checklists(dict[Key, Checklist]):
         self._credential = credential
         self._book = book
         self._limits = limits
+        self.shown = of_jobs(limits, leave)
         self._leave = leave
         self._clock = clock
 
@@ -214,7 +216,7 @@ class Checklists(dict[Key, Checklist]):
             price, priced = book.price_at(method, self._clock())
             bucket = price.bucket
         bucket = bucket or book.main_bucket.name
-        limits = tuple([x for x in self._limits if x.view.selector.counts(bucket, method, job)])
+        limits = tuple([x for x in self.limits_of(job) if x.view.selector.counts(bucket, method, job)])
         costs = tuple([limit.view.selector.cost(units) for limit in limits])
         made = self.of(method, units, bucket, limits, costs, job, priced)
         made.kinds = (kind,)
@@ -241,7 +243,7 @@ class Checklists(dict[Key, Checklist]):
 
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
-        book, limits = self._book.at(self._clock()), self._limits
+        book, limits = self._book.at(self._clock()), self.shown
         known = _looks.get((id(book), id(limits)))
         if known is None or known.book is not book or known.limits is not limits:
             main = book.main_bucket.name
@@ -258,16 +260,16 @@ class Checklists(dict[Key, Checklist]):
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
         all."""
-        calls, costs, units = Counter(map(id, checklists)), Counter[int](), 0
+        calls, costs, units = Counter(map(id, checklists)), Counter[str](), 0
         kinds = {id(one): one for one in checklists}.values()
         for one in kinds:
             times = calls[id(one)]
             units += times * one.units
             for limit, cost_units in zip(one.limits, one.costs, strict=True):
-                costs[id(limit)] += times * cost_units
-        limits = tuple([limit for limit in self._limits if id(limit) in costs])
+                costs[limit.name] += times * cost_units
+        limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
         priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
-        made = self.of(checklists[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
+        made = self.of(checklists[0].method, units, "", limits, tuple([costs[x.name] for x in limits]), job, priced)
         made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
         made.kinds = tuple([kind for one in checklists for kind in one.kinds])
         self._check_fit_together(made, len(checklists))
@@ -291,7 +293,7 @@ class Checklists(dict[Key, Checklist]):
         them as one call of the first method."""
         first = self.make((method, 1, None, job))
         costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
-        limits = tuple(limit for limit in self._limits if limit.name in costs)
+        limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
         made = self.of(first.method, units, first.bucket, limits, tuple(costs[x.name] for x in limits), job)
         if together.closed is not None:
             made.closed_by = tuple(dict.fromkeys([*made.closed_by, together.closed]))
@@ -306,6 +308,10 @@ class Checklists(dict[Key, Checklist]):
         for kind in [kind for kind, known in self.copy().items() if known is checklist]:
             self[kind] = new
         return new
+
+    def limits_of(self, job: str) -> tuple[Limit, ...]:
+        """The limits that a job's calls can meet, with its own of each limit that every job has."""
+        return of_jobs(self._limits, (job,))
 
     def leaves_of(self, job: str) -> Mapping[str, int]:
         """The units that a job leaves to others, by limit."""

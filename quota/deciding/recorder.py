@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -125,6 +124,8 @@ class Recorder:
                 pieces -= 1
                 self._roll_up_due = self.ledger.roll_up(self.project, self._clock(), left_s)
         except LedgerError as error:
+            import logging  # late: few processes come here
+
             self._answers = False
             with suppress(Exception):
                 logging.getLogger("quota").debug("history_not_written project=%s: %s", self.project, error)

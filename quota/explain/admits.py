@@ -77,7 +77,7 @@ def changes_that_admit(
     if kept.reason in ("clock", "counting") or kept.limits_left_out:
         return (), False
     leaves, then_ms = account_of(budget).checklists.leaves_of(kept.job), kept.at_ms
-    known = {limit.name: limit for limit in budget.limits}
+    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
     if not closed_by_upstream(kept) and kept.refused_by not in known:
         return (), True
     each = [

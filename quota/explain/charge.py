@@ -180,7 +180,8 @@ def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained |
 
 def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[LimitAroundCharge, ...], tuple[str, ...]]:
     """Each limit before and after an entry, and the names of those that do not count it."""
-    counting = [x for x in budget.limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
+    limits = dict.fromkeys([*budget.limits, *budget.limits_of(entry.job)])
+    counting = [x for x in limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
     cutoffs_ms = [cutoff(limit.view.window, entry.ms) for limit in counting]
     before_units = [0] * len(counting)
     edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
@@ -197,4 +198,4 @@ def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[Limit
         leaves_ms = window.edges(entry.ms)[1] if isinstance(window, Calendar) else entry.ms + window.window_ms
         after = before + limit.view.selector.cost(entry.charged_units)
         rows.append(LimitAroundCharge(limit, before, after, leaves_ms, whole_after_ms <= cutoff_ms))
-    return tuple(rows), tuple(limit.name for limit in budget.limits if limit not in counting)
+    return tuple(rows), tuple(limit.name for limit in limits if limit not in counting)

@@ -240,7 +240,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         return read_entries(ledger, kept.project, since_ms, until_ms)
 
     room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in occupancies.items()}
-    known = {limit.name: limit for limit in budget.limits}
+    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
     names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in occupancies)])
     then = {one.name: one for one in kept.limits}
     limits = tuple(
@@ -296,7 +296,7 @@ def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
     is known."""
     book, name = budget.book, kept.refused_by
     if not closed_by_upstream(kept):
-        return next((limit for limit in budget.limits if limit.name == name), None)
+        return next((limit for limit in budget.limits_of(kept.job) if limit.name == name), None)
     for bucket in book.buckets.values():
         if bucket.name == name:
             view = View(Selector((bucket.name,)), bucket.window)
@@ -312,7 +312,7 @@ def _same(budget: Budget, subject: Limit, kept: KeptRefusal) -> list[Limit]:
     """The limit that decided; where upstream closed a bucket, one that counts what upstream counts there."""
     if not closed_by_upstream(kept):
         return [subject]
-    return [limit for limit in budget.limits if limit.view == subject.view][:1]
+    return [limit for limit in budget.limits_of(kept.job) if limit.view == subject.view][:1]
 
 
 def _together(kept: KeptRefusal) -> Together | None:

@@ -262,11 +262,18 @@ def client_of(target: Target) -> Connections | Cluster:
 # -- a server, or the primary of sentinels -----------------------------------------------------------------------------
 
 
+class _UnixConnection(redis.UnixDomainSocketConnection):
+    """The library asks for the port of what took too long to connect, and hides the error behind one of its own where
+    there is none. So it would a signal handler's TimeoutError."""
+
+    port = None
+
+
 def connections_to(target: Target) -> Connections:
     """The connections to the server of a url. Contacts nothing."""
     options = {**target.options, "retry": _NO_RETRIES}
     if target.kind == "unix":
-        pool = redis.ConnectionPool(redis.UnixDomainSocketConnection, path=target.path, **options)
+        pool = redis.ConnectionPool(_UnixConnection, path=target.path, **options)
     elif target.kind == "sentinel":
         of_sentinels = {**target.sentinel_options, **_shares(len(target.nodes)), "retry": _NO_RETRIES}
         of_sentinels["ssl"] = target.sentinels_are_secure

@@ -29,7 +29,7 @@ from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Id
@@ -71,29 +71,27 @@ def decide(
         return nothing._replace(outcome="granted", granted=granted)
 
     changed: dict[str, str | int] = {}
-    views, room = [], ROWS_AT_ONCE
+    views, used, unlogged, fits, room = [], [], [], True, ROWS_AT_ONCE
     for check in request.checks:
-        name = f"view:{check.view.name}"
-        stored = ViewState.of(fields.get(name))
+        of_view, of_usage = f"view:{check.view.name}", f"unlogged:{check.view.name}"
+        stored = ViewState.of(fields.get(of_view))
         view, room = advance(db, project, check, now_ms, last, stored, room)
-        views.append(view)
         if view != stored:
-            fields[name] = changed[name] = view.text()
+            fields[of_view] = changed[of_view] = view.text()
         if not room:  # what a peek has read is kept too
             put_fields(db, project, changed.items())
             return nothing
-    lost = [read_usages(name, fields.get(f"unlogged:{name}", "")) for name in (c.view.name for c in request.checks)]
-    unlogged = tuple([tuple([usage for usage in usages if usage.until_ms > now_ms]) for usages in lost])
-    used = [view.total + sum(x.units_at(now_ms) for x in of) for view, of in zip(views, unlogged, strict=True)]
-    closed = [fields[name] for name in _closing(request) if name in fields]
-    exhaustion = _longest(map(read_exhaustion, closed), now_ms - request.jitter_ms)
-    fits = all(
-        not check.cost_units or total + check.cost_units <= check.cap_units  # L9
-        for check, total in zip(request.checks, used, strict=True)
-    )
+        lost = read_usages(check.view.name, fields.get(of_usage, ""))
+        live = tuple([usage for usage in lost if usage.until_ms > now_ms])
+        total = view.total + sum([usage.units_at(now_ms) for usage in live])
+        fits = fits and (not check.cost_units or total + check.cost_units <= check.cap_units)  # L9
+        views.append(view)
+        used.append(total)
+        unlogged.append(live)
+    exhaustion = _longest(fields, now_ms - request.jitter_ms)
     outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-    unlogged = unlogged if any(unlogged) else ()
-    answer = ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
+    counting = tuple(unlogged) if any(unlogged) else ()
+    answer = ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, counting)
     if not commit:
         return answer
     retention_ms = int(fields.get("retention_ms", 0))
@@ -105,25 +103,23 @@ def decide(
     ids = _append(db, request, last, clock_ms)
     if not epoch:
         changed["epoch"] = epoch = request.charge.idempotency_key
-    for check, view in zip(request.checks, views, strict=True):
+    after = []
+    for check, view, total in zip(request.checks, views, used, strict=True):
         changed[f"view:{check.view.name}"] = view.charged(check.cost_units, ids[-1]).text()
+        after.append(total + check.cost_units)
     put_fields(db, project, changed.items())
     if ids[-1][0] // MINUTE_MS != last[0] // MINUTE_MS:
         # A clock that stood ahead for this one charge costs no history.
         _trim(db, project, min(now_ms, last[0]), retention_ms)
-    after = tuple([total + check.cost_units for check, total in zip(request.checks, used, strict=True)])
     first, *also = map(id_text, ids)
-    return answer._replace(id=first, last=ids[-1], used_units=after, epoch=epoch, also=tuple(also))
+    return ChargeResult("admitted", first, now_ms, ids[-1], tuple(after), None, epoch, counting, also=tuple(also))
 
 
 def _names(request: ChargeRequest) -> list[str]:
     """The fields that the decision goes by."""
     of_views = [f"{kind}:{check.view.name}" for check in request.checks for kind in ("view", "unlogged")]
-    return ["epoch", "granted", "retention_ms", *_closing(request), *of_views]
-
-
-def _closing(request: ChargeRequest) -> list[str]:
-    return [f"closed:{bucket}" for bucket in request.closed_by]
+    closing = [f"closed:{bucket}" for bucket in request.closed_by]
+    return ["epoch", "granted", "retention_ms", *closing, *of_views]
 
 
 def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
@@ -141,9 +137,10 @@ def _is_behind(db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: 
     return bool(missing_ms) and max(missing_ms) > trimmed_through_ms(db, request.project)
 
 
-def _longest(exhaustions: Iterable[Exhaustion], now_ms: int) -> Exhaustion | None:
+def _longest(fields: Mapping[str, str], now_ms: int) -> Exhaustion | None:
     """L20. Of the exhaustions that close a call, the one that lasts longest; None if there is none."""
-    longest = max(exhaustions, key=lambda one: one.until_ms, default=None)
+    closed = [read_exhaustion(text) for name, text in fields.items() if name.startswith("closed:")]
+    longest = max(closed, key=lambda one: one.until_ms, default=None)
     return longest if longest is not None and longest.until_ms > now_ms else None
 
 

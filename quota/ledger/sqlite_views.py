@@ -43,7 +43,7 @@ class ViewState(NamedTuple):
 
     def charged(self, units: int, at: Id) -> ViewState:
         """With what was just charged, up to the log's new end."""
-        return self._replace(total=self.total + units, head=at)
+        return ViewState(self.total + units, self.tail, at, self.dropped_through_ms)
 
     def has_read(self, at: Id) -> bool:
         """Whether an entry with this id is in the total, if the view selects it."""
@@ -53,7 +53,7 @@ class ViewState(NamedTuple):
     def of(cls, text: str | None) -> ViewState | None:
         """None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
         try:
-            numbers = [int(word) for word in (text or "").replace("-", " ").split(" ")]
+            numbers = list(map(int, (text or "").replace("-", " ").split(" ")))
             total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = numbers
         except ValueError:
             return None

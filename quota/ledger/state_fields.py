@@ -95,7 +95,9 @@ def usages_text(usages: list[UnloggedUsage]) -> str:
 
 def read_usages(view: str, text: str) -> tuple[UnloggedUsage, ...]:
     """Raises ValueError for what `usages_text` never makes."""
-    words = text.split(" ") if text else []
+    if not text:
+        return ()
+    words = text.split(" ")
     fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
     return tuple(UnloggedUsage.from_fields(view, read_epoch(lost), *rest) for lost, *rest in fours)
 

@@ -22,12 +22,9 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-import google.auth
 import google_auth_httplib2
 import httplib2
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
-from google.oauth2 import credentials as user_credentials
-from google.oauth2 import service_account
+from google.auth.exceptions import GoogleAuthError
 from googleapiclient.discovery import build_from_document
 from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import Error as ClientError
@@ -35,16 +32,15 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answers import AnswerLimits, PatientConnection, Watch, checked, connection_types, digestible
+from quota.clients.login import bearer, login, refused
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
-from quota.common.log_filter import install
-from quota.common.named import read_named
-from quota.common.redact import redact, register
-from quota.common.text import one_line, shorten, show, spaced
+from quota.common.redact import redact
+from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from quota.settings.model import CredentialSettings
     from quota.terms.costs import Monitoring
@@ -225,9 +221,7 @@ def _send(request: HttpRequest, project: str) -> dict[str, Any]:
     except TimeoutError:
         raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
     except GoogleAuthError as error:
-        # Its text may quote the token server's whole answer.
-        said = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
-        raise _failed(f"was not asked: auth was not accepted ({said or type(error).__name__}); renew it") from None
+        raise _failed(f"was not asked: {refused(error)}") from None
     except httplib2.ServerNotFoundError:
         raise _failed("cannot be reached: its host has no address; check the network") from None
     except (OSError, HTTPException, httplib2.HttpLib2Error, ClientError, ValueError) as error:
@@ -321,7 +315,6 @@ def _service(credential: CredentialSettings) -> Any:
             f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// "
             "address, or set insecure_endpoint = true"
         )
-    install()
     credentials = _credentials(credential, loopback=loopback)
     # A token that has expired is renewed before it is sent. One that is refused will be refused again.
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(loopback=loopback), refresh_status_codes=())
@@ -342,50 +335,9 @@ def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
     where = f"credential {credential.name!r}"
     if ref is None:
         if loopback:  # the emulator takes anybody
-            return user_credentials.Credentials("emulated")  # type: ignore[no-untyped-call]
+            return bearer("emulated")
         raise ConfigError(
             f'{where} has no auth; add auth = "adc", "service-account:PATH" or "authorized-user:PATH" of an account '
             f"with the permission {PERMISSION}: an API key does not do"
         )
-    kind, _, path = ref.partition(":")
-    try:
-        if kind == "adc":
-            found, _ = google.auth.default(scopes=[SCOPE])
-            return found
-        info = _secret_file(path, where)
-        if kind == "service-account":
-            return service_account.Credentials.from_service_account_info(info, scopes=[SCOPE])  # type: ignore[no-untyped-call]
-        return user_credentials.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
-    except (ValueError, KeyError, TypeError, AttributeError, GoogleAuthError) as error:
-        # Their messages may quote the file.
-        if kind != "adc":
-            raise ConfigError(
-                f"{where}: auth: {one_line(path)} is no {kind} file; download it again from Google Cloud"
-            ) from None
-        if not isinstance(error, DefaultCredentialsError):
-            raise ConfigError(f'{where}: auth = "adc": its credentials cannot be read; renew them') from None
-        raise ConfigError(
-            f'{where}: auth = "adc" finds no credentials; run `gcloud auth application-default login`, or set '
-            "GOOGLE_APPLICATION_CREDENTIALS"
-        ) from None
-
-
-def _secret_file(path: str, where: str) -> dict[str, Any]:
-    try:
-        data = read_named(path, 1 << 20)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: auth: {one_line(path)} cannot be read: {getattr(error, 'strerror', None) or 'no such name'}"
-        ) from None
-    info = json.loads(data)
-    if not isinstance(info, dict):
-        raise TypeError
-    _register_all(info[name] for name in ("private_key", "refresh_token", "client_secret", "token") if name in info)
-    return info
-
-
-def _register_all(secrets: Iterable[object]) -> None:
-    for secret in secrets:
-        if isinstance(secret, str):
-            for line in secret.splitlines():
-                register(line)
+    return login(ref, where, [SCOPE])

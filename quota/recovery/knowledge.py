@@ -293,8 +293,8 @@ def adds_nothing(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeR
 
 def decided(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult, label: str) -> Knowledge:
     """After a decision of the ledger at `label`. Most are about the same views as the one before: only the numbers
-    change, and the `rest` is the same."""
-    newest, _, _, path, _, others, rest = known
+    change, and the `rest` is the same. Where a call was refused, mostly nothing changes."""
+    newest, _, units_before, path, _, others, rest = known
     last, now_ms = result.last, result.now_ms
     if (
         result.epoch != rest.epoch
@@ -305,9 +305,11 @@ def decided(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult
         return _decided_on_more(known, checks, result, label)
     if last < newest:  # another thread has seen more
         return known
+    units = _without_unlogged(result) if result.unlogged else result.used_units
+    if last == newest and units == units_before and others == NO_OTHERS:
+        return known
     if not path or last[0] >= path[-1][0] + STEP_MS:
         path = _further(path, last)
-    units = _without_unlogged(result) if result.unlogged else result.used_units
     after = Knowledge(last, now_ms, units, path, Expected(rest.epoch, (last,)), others, rest)
     return after if others == NO_OTHERS else after._replace(others=others._replace(ids=())).expecting()
 

@@ -109,16 +109,18 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
         raise table.error(str(error), key) from None
 
 
-def reference(table: TomlTable, folder: Path, key: str = "key") -> str:
-    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute."""
-    ref = table.text(key)
+def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "") -> str:
+    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute. `kind_of` stands before it, for example
+    `bearer:`, and is left out of the answer."""
+    ref = table.text(key).removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
     if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
         return f"file:{path_at(table, folder, key, rest)}"
     # The message does not show the value: it may be the secret itself.
-    raise table.error(f'do not write the {key} itself here; write "env:VARIABLE" or "file:/path"', key)
+    it, written = ("token", kind_of) if kind_of else (key, "")
+    raise table.error(f'do not write the {it} itself here; write "{written}env:VARIABLE" or "{written}file:/path"', key)
 
 
 def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:

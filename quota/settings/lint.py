@@ -26,6 +26,7 @@ from quota.ledger.redis_url import FALSE
 from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, Calendar
 
@@ -208,7 +209,7 @@ def _headroom(limit: Limit, book: CostBook) -> int:
 def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
-    if bucket not in selector.buckets or selector.jobs:
+    if bucket not in selector.buckets or selector.jobs or limit.per_job:
         return False
     charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
     if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
@@ -384,7 +385,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
     location = f"credentials.{credential.name}.key"
     ref = credential.key_ref
     if ref is None:
-        if credential.endpoint is None:
+        if credential.endpoint is None and credential.auth_ref is None:
             yield Finding(
                 "warning",
                 location,
@@ -438,15 +439,16 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _auth(credential: CredentialSettings) -> Iterator[Finding]:
-    """Findings about what `quota reconcile` needs."""
+    """Findings about who calls without a key, and about what `quota reconcile` needs."""
+    yield from _auth_file(credential)
     location = f"credentials.{credential.name}"
     ref = credential.auth_ref
     if credential.cloud_project is None:
-        if ref is not None:
+        if ref is not None and credential.key_ref is not None:
             yield Finding(
                 "warning",
                 f"{location}.auth",
-                "has no effect without cloud_project",
+                "has no effect beside a key without cloud_project",
                 "add the id or number of the project in Google Cloud",
             )
         return
@@ -457,17 +459,19 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
             f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
             "remove the key, or add the table to the book",
         )
-    if ref is None:
-        if credential.endpoint is None:
-            yield Finding(
-                "warning",
-                f"{location}.auth",
-                "missing: `quota reconcile` may not read the project's figures",
-                'add "adc", "service-account:PATH" or "authorized-user:PATH"',
-            )
-        return
+    if ref is None and credential.endpoint is None:
+        yield Finding(
+            "warning",
+            f"{location}.auth",
+            "missing: `quota reconcile` may not read the project's figures",
+            'add "adc", "service-account:PATH" or "authorized-user:PATH"',
+        )
+
+
+def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
+    location, ref = f"credentials.{credential.name}", credential.auth_ref or ""
     path = ref.partition(":")[2]
-    if not path:
+    if not path or ref.startswith("bearer:"):
         return
     try:
         mode = os.stat(path).st_mode
@@ -524,6 +528,14 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
                 "counts could ever be admitted",
                 f"leave {limit.limit_units - least} or less",
             )
+    dearest = book.price(BUILT_IN_FETCHES[job.fetch]).units if job.fetch in BUILT_IN_FETCHES else 0
+    if job.max_units is not None and dearest > job.max_units:
+        yield Finding(
+            "error",
+            f"jobs.{job.name}.max_units",
+            f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
+            f"raise it to {dearest:_} or more",
+        )
     for index, region in enumerate(job.regions):
         if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
             yield Finding(

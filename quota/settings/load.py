@@ -235,7 +235,7 @@ _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
-_AUTHS = ("adc", "service-account", "authorized-user")
+_AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
 
 def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
@@ -328,12 +328,16 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     kind, _, rest = ref.partition(":")
     if ref == "adc":
         return ref
-    if kind in _AUTHS[1:] and rest and rest.isprintable():
+    if kind == "bearer":
+        return f"bearer:{reference(row, folder, 'auth', 'bearer:')}"
+    if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
         return f"{kind}:{path_at(row, folder, 'auth', rest)}"
     # The message does not show the value: it may be a token.
     hint = nearest(kind, _AUTHS)
     near = f"; {hint}" if hint.startswith("did") else ""
-    raise row.error(f'write "adc", "service-account:PATH" or "authorized-user:PATH"{near}', "auth")
+    raise row.error(
+        f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', "auth"
+    )
 
 
 def _is_address(endpoint: str) -> bool:
@@ -346,7 +350,7 @@ def _is_address(endpoint: str) -> bool:
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
-_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "count", "bucket", "pacing")
+_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
 _PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
@@ -399,7 +403,12 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
         count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
     )
     view = View(selector, parse_window(table, "window"))
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, _pacing(table, view.window))
+    paced, per_job = _pacing(table, view.window), "per" in table and table.text("per", choices=("job",)) == "job"
+    if per_job and selector.jobs:
+        raise table.error(
+            "each job has this limit for itself, so `jobs` cannot be given too; remove one of them", "per"
+        )
+    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
 
 
 def _pacing(table: TomlTable, window: Window) -> bool:
@@ -422,10 +431,21 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
         return table.whole("units"), 0
     if "quota" not in table:
         raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
-    quota_units, headroom_units = table.whole("quota"), table.whole("headroom", 0, minimum=0)
+    quota_units = table.whole("quota")
+    headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
     return quota_units, headroom_units
+
+
+def _headroom(table: TomlTable, quota_units: int) -> int:
+    """Units, or a share of the quota such as `"10%"`, rounded up."""
+    value = table.value("headroom")
+    if not isinstance(value, str):
+        return table.as_whole(value, "headroom", minimum=0)
+    if not re.fullmatch(r"[0-9]{1,2}%", value):
+        raise table.error('write whole units, or a share of the quota such as "10%"', "headroom")
+    return -(-quota_units * int(value[:-1]) // 100)
 
 
 def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
@@ -463,6 +483,7 @@ _JOB_KEYS = (
     "schedule",
     *_SCHEDULE_KEYS,
     "leave",
+    "max_units",
     "options",
     *_ANSWER_KEYS,
     "machines",
@@ -472,9 +493,11 @@ _JOB_KEYS = (
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 _PLACES = {
-    **dict.fromkeys(("quota", "headroom", "units", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
+    **dict.fromkeys(("quota", "headroom", "units", "per", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
     **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth"), "[credentials.NAME]"),
-    **dict.fromkeys(("fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "ping"), "[jobs.NAME]"),
+    **dict.fromkeys(
+        ("fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "max_units", "ping"), "[jobs.NAME]"
+    ),
     **dict.fromkeys(_ANSWER_KEYS, "[jobs.NAME]"),
     **dict.fromkeys(("max_cost", "allowance"), "`unavailable` of [ledger]"),
     "unavailable": "[ledger]",
@@ -522,6 +545,7 @@ def _job(
         on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
         ping_ref=reference(row, folder, "ping") if "ping" in row else None,
         insecure_endpoint=row.flag("insecure_endpoint", False),
+        max_units=row.whole("max_units", None),
     )
     return _scheduled(job, row)
 
@@ -586,7 +610,7 @@ def _leave(
             left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
         return left[key]
     table = row.table("leave")
-    names = dict.fromkeys(limit.name for limit in credential.limits)
+    names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
     for name, _ in table.items():
         if name not in names:
             raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)

@@ -67,11 +67,11 @@ class LedgerSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class CredentialSettings:
-    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+    """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
+    is none (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`); both None for the emulator.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
-    what upstream calls the project, by id or number, and `auth_ref` says who may read its figures (`adc`,
-    `service-account:PATH`, `authorized-user:PATH`): both only for `quota reconcile`, both None where not given.
+    what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
     `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
     """
 
@@ -96,9 +96,9 @@ class JobSettings:
     `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
     cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
-    `ping_ref` says where the address of a health check is, and `insecure_endpoint` that it may be an `http://` one on
-    another machine. `on_each_machine`: every machine runs the whole job into
-    its own store; otherwise they share its regions.
+    No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
+    a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
+    every machine runs the whole job into its own store; otherwise they share its regions.
     """
 
     name: str
@@ -119,6 +119,7 @@ class JobSettings:
     on_each_machine: bool = False
     ping_ref: str | None = None
     insecure_endpoint: bool = False
+    max_units: int | None = None
 
 
 class StoreSettings(NamedTuple):

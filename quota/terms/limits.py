@@ -7,7 +7,7 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 MAX_UNITS = 10**15
 """Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""
@@ -261,7 +261,7 @@ class Limit:
 
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
     grant left unspent. With a selector that counts calls, all three are calls. If `paced`, a calendar window allows
-    only the `paced_units` up to now.
+    only the `paced_units` up to now. If `per_job`, each job has the number for itself, in a view of its own: `of_job`.
     """
 
     name: str
@@ -270,6 +270,7 @@ class Limit:
     quota_units: int
     headroom_units: int
     paced: bool = False
+    per_job: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", text(self.name, "name of a limit:"))
@@ -279,8 +280,23 @@ class Limit:
             object.__setattr__(self, numbers, number)
         if self.paced and not isinstance(self.view.window, Calendar):
             raise UsageError(f"limit {self.name!r} has no reset to pace towards: its window slides")
+        if self.per_job and self.view.selector.jobs:
+            raise UsageError(f"limit {self.name!r} is for each job, so it cannot select jobs")
 
     @property
     def narrow(self) -> bool:
         """Whether it selects methods or jobs. Limits that do not are a bucket's main limits."""
-        return bool(self.view.selector.methods or self.view.selector.jobs)
+        return bool(self.view.selector.methods or self.view.selector.jobs or self.per_job)
+
+    def of_job(self, job: str) -> Limit:
+        """The limit that one job has of a limit `per_job`: `share` of the job `trending` is `share:trending`."""
+        view = View(replace(self.view.selector, jobs=(job,)), self.view.window)
+        return replace(self, name=f"{self.name}:{job}", view=view, per_job=False)
+
+
+def of_jobs(limits: tuple[Limit, ...], jobs: Iterable[str]) -> tuple[Limit, ...]:
+    """These limits, with the one of each of `jobs` in place of each limit `per_job`. Calls without a job have none."""
+    if not any(limit.per_job for limit in limits):
+        return limits
+    named = [job for job in jobs if job]
+    return tuple(x for limit in limits for x in (map(limit.of_job, named) if limit.per_job else (limit,)))

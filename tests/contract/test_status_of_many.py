@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ import redis
 from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
+from quota.ledger.redis_connection import Cluster, Connections
 from quota.recovery import registry
 from quota.reports.status import read_status
 from quota.session import Session
@@ -87,7 +89,19 @@ def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_pat
 def test_what_python_does_for_each_project_is_bounded(
     ledger_url: str, state_dir: Path, tmp_path: Path, first: bool
 ) -> None:
-    """Counted in calls of functions, from the files of what was seen to what is shown; rich draws it."""
+    """Counted in calls of functions, from the files of what was seen to what is shown; rich draws it. Left out is what
+    connecting takes, and learning of a cluster's nodes: how often that is done depends on how many threads meet."""
+    once = (Connections._connected.__code__, Cluster._known.__code__)
+    counted, thread = list[None](), threading.local()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "return"):  # the others are of functions written in C
+            return
+        if frame.f_code in once:
+            thread.is_left_out = event == "call"
+        elif event == "call" and not getattr(thread, "is_left_out", False):
+            counted.append(None)
+
     scene, calls = Scene(ledger_url, tmp_path, 150), []
     scene.charge()
     for projects in (20, 120):
@@ -97,12 +111,7 @@ def test_what_python_does_for_each_project_is_bounded(
             shutil.rmtree(state_dir)
         else:
             scene.read()
-        counted = 0
-
-        def count(_: object, event: str, __: object) -> None:
-            nonlocal counted
-            counted += event == "call"
-
+        counted.clear()
         with scene.session() as session:
             threading.setprofile(count)
             sys.setprofile(count)
@@ -111,8 +120,10 @@ def test_what_python_does_for_each_project_is_bounded(
             finally:
                 sys.setprofile(None)
                 threading.setprofile(None)
-        calls.append(counted)
-    assert (calls[1] - calls[0]) / 100 < (600 if first else 480)
+        calls.append(len(counted))
+    scheme = ledger_url.partition(":")[0]
+    on_the_way = 40 * (scheme.startswith("rediss") + scheme.endswith("cluster"))  # of `ssl`; to find the slot's node
+    assert (calls[1] - calls[0]) / 100 < (600 if first else 480) + on_the_way
 
 
 def test_a_machine_that_only_looks_writes_what_is_new_to_it_and_nothing_else(

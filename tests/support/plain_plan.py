@@ -108,7 +108,7 @@ class PlainSimulation:
         todo = by_rotation(regions)[:most]
         budget = self.session.budget(job.credential)
         selected = any(limit.view.selector.jobs for limit in budget.limits)
-        started = False
+        started, of_run = False, 0
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(steps)):
                 method, price_units, units, bucket = prices[index]
@@ -122,12 +122,14 @@ class PlainSimulation:
                 until_ms, by = self.refused_until.get(key, (0, None))
                 if tick.at_ms < until_ms:
                     return Refusal(tick.at_ms, job.name, by, len(todo) - done, started)
+                if job.max_units is not None and of_run + price_units > job.max_units:
+                    return Refusal(tick.at_ms, job.name, "max_units", len(todo) - done, started)
                 decision = budget.charge(method, units=units, job=job.name, region=region.name)
                 if not decision.admitted:
                     again_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
                     self.refused_until[key] = (again_ms, decision.refused_by)
                     return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done, started)
-                started = True
+                started, of_run = True, of_run + price_units
                 self.row(self.spent, job, method, bucket).add(tick.at_ms // SLOT_MS, decision.cost_units)
                 region.cursor = index + 1
             region.pending, region.cursor, region.completed_at_ms = False, None, tick.at_ms

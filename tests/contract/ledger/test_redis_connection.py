@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -235,6 +236,39 @@ def test_calls_interrupted_anywhere_leave_no_answer_behind(
         thread.join()
     assert interrupted > 20
     assert soon(lambda: on_server(server) == 0), "nor a connection"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "unix"])
+def test_what_a_handler_raises_while_it_connects_goes_on_as_it_came(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Also a TimeoutError, which is what the library catches: after each call of something written in C, as a handler
+    would."""
+    monkeypatch.setattr(sys, "unraisablehook", id)
+    passed, number, raised = 0, 0, list[type[BaseException]]()
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal passed
+        if event == "c_return" and frame.f_code.co_filename == redis.connection.__file__:
+            passed += 1
+            if passed == number:
+                raise TimeoutError
+
+    with RedisServer("--unixsocket", "redis.sock") as server:
+        target = target_of(server.url if scheme == "redis" else f"unix://{server.folder}/redis.sock", TIMEOUT_S)
+        while passed >= number:
+            passed, number = 0, number + 1
+            with closing(connections_to(target)) as connections:
+                sys.setprofile(interrupt)
+                try:
+                    connections.execute_command("PING")
+                except BaseException as error:
+                    raised.append(type(error))
+                finally:
+                    sys.setprofile(None)
+    gc.collect()  # a socket that was just made when the handler came
+    assert {*raised} == {TimeoutError}
+    assert len(raised) > 5
 
 
 @needs_signals

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,7 +38,6 @@ from support.users import not_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Entry, Id
@@ -780,6 +780,21 @@ def test_the_next_process_knows_what_the_last_one_saw(site: Site) -> None:
     site.empty()
     machine.start()
     assert charge(machine.budget(limit(10))) == 9
+
+
+def test_what_shows_nothing_new_is_not_written(site: Site) -> None:
+    machine = site.machine()
+    budget = machine.budget(limit(8))
+    charge(budget, 8)
+    assert machine.watermark_path is not None
+    written = Path(machine.watermark_path).read_bytes()
+    site.now_ms += 60_000
+    assert not budget.charge("videos.list").admitted
+    assert Path(machine.watermark_path).read_bytes() == written
+    machine.stop()
+    site.empty()
+    machine.start()
+    assert not machine.budget(limit(8)).charge("videos.list").admitted
 
 
 def test_the_next_process_keeps_what_it_does_not_ask_about(site: Site) -> None:

@@ -202,6 +202,23 @@ def test_a_refusal_in_mid_region_keeps_its_cursor_and_skips_the_rest(bench: Benc
     assert "next: GB page 3 at " in report.sentence(int(time.time() * 1000))
 
 
+def test_a_run_stops_at_its_own_most_and_the_next_one_goes_on(bench: Bench) -> None:
+    bench.configure(regions=EIGHT, pages=4, more="max_units = 10")
+    first = bench.run()
+    assert (first.outcome, first.refused_by, first.units, bench.requests) == ("stopped", "max_units", 10, 10)
+    assert first.why == "this run has spent 10 of its 10 units"
+    assert first.next_step == "DE page 3"
+    assert [bench.run().units for _ in range(3)] == [10, 10, 2], "32 pages are one round"
+    assert bench.requests == 32, "no page is fetched twice"
+
+
+def test_a_call_that_costs_more_than_any_run_may_spend_is_a_usage_error(bench: Bench) -> None:
+    bench.configure(fetch="search", more='max_units = 99\noptions = { words = "a" }')
+    with pytest.raises(quota.UsageError, match=r"a call costs 100 units and max_units of the job is 99"):
+        bench.run()
+    assert bench.requests == 0
+
+
 def test_the_report_has_exactly_the_contracts_fields(bench: Bench) -> None:
     bench.configure(regions=["US"], pages=1)
     report = bench.run().as_json()

@@ -58,7 +58,7 @@ WINDOWS = [
 FETCHES = ["trending", "search", "channels", "own:upload", "own:search", "own:silent"]
 NARROW = [
     'jobs = ["j0"]', 'jobs = ["j1", "j2"]', 'methods = ["search.list"]', 'methods = ["videos.list"]\ncount = "calls"',
-    'count = "calls"', 'methods = ["videos.insert", "search.list"]',
+    'count = "calls"', 'methods = ["videos.insert", "search.list"]', 'per = "job"',
 ]  # fmt: skip
 OTHER = '[[credentials.other.limits]]\nname = "o"\nunits = 900\nwindow = "24h"\n'
 
@@ -89,6 +89,7 @@ def configuration(rng: random.Random) -> str:
         text += 'options = { words = "a" }\n' if fetch == "search" else ""
         text += f"pages = {rng.randint(1, 3)}\n" if fetch != "own:upload" else ""
         text += f"leave = {rng.choice((0, 0, 30, 40))}\n"
+        text += rng.choice(("", "", f"max_units = {rng.choice((1_600, 2_000))}\n"))
         text += rng.choice(("", "", 'stagger = "1m"\n', 'jitter = "2m"\n', 'machines = "each"\n'))
         if "[credentials.other]" in text:
             text += f'credential = "{rng.choice(("main", "other"))}"\n'

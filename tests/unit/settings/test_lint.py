@@ -391,8 +391,8 @@ def test_what_reconcile_needs(tmp_path: Path) -> None:
 
     assert said(RECONCILED) == []
     assert said('auth = "adc"') == [
-        "warning: credentials.main.auth: has no effect without cloud_project; add the id or number of the project in "
-        "Google Cloud"
+        "warning: credentials.main.auth: has no effect beside a key without cloud_project; add the id or number of the "
+        "project in Google Cloud"
     ]
     assert said('cloud_project = "cloud-project-1"') == [
         "warning: credentials.main.auth: missing: `quota reconcile` may not read the project's figures; "
@@ -401,9 +401,11 @@ def test_what_reconcile_needs(tmp_path: Path) -> None:
     assert said('cloud_project = 1\nendpoint = "http://127.0.0.1:1"') == []
     file = tmp_path / "account.json"
     text = RECONCILED.replace("adc", "service-account:account.json")
-    assert said(text) == [
-        f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
-    ]
+    unread = f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
+    assert said(text) == [unread]
+    keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
+    as_account = keyless.replace("[[cred", f"{text.splitlines()[1]}\n[[cred", 1)
+    assert list(map(str, findings(tmp_path, as_account))) == [unread], "who calls without a key needs no cloud_project"
     file.write_text("{}")
     file.chmod(0o644)
     assert said(text) == [

@@ -112,6 +112,16 @@ def test_a_full_configuration(write: Any, tmp_path: Path) -> None:
     assert settings.store.retention_ms == 7 * DAY_MS
 
 
+@pytest.mark.parametrize(("share", "units"), [("10%", 1_000), ("0%", 0), ("99%", 9_900), ("7%", 701)])
+def test_headroom_may_be_a_share_of_the_quota_rounded_up(write: Any, share: str, units: int) -> None:
+    grant = 10_001 if share == "7%" else 10_000
+    settings = load_settings(
+        write(FULL.replace("quota = 10_000\nheadroom = 500", f'quota = {grant}\nheadroom = "{share}"'))
+    )
+    day = settings.credentials["main"].limits[0]
+    assert (day.headroom_units, day.limit_units) == (units, grant - units)
+
+
 def test_it_works_without_any_file(state_dir: Path) -> None:
     settings = load_settings()
     assert settings.path is None
@@ -353,7 +363,7 @@ KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/pat
 SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
 
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
-AUTHS = 'write "adc", "service-account:PATH" or "authorized-user:PATH"'
+AUTHS = 'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"'
 
 MISTAKES = [
     # Keys that nobody knows, at every level.
@@ -376,7 +386,7 @@ MISTAKES = [
         "leave = 500",
         "quux = true",
         "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, "
-        "jitter, misfire_grace, leave, options, max_body_mb, ...",
+        "jitter, misfire_grace, leave, max_units, options, ...",
     ),
     # Keys of another table.
     (
@@ -454,6 +464,27 @@ MISTAKES = [
         "quota = 10_000\nheadroom = 500",
         "quota = 500\nheadroom = 500",
         "credentials.main.limits[0].headroom: 500 of a quota of 500 leaves nothing to spend",
+    ),
+    (
+        "quota = 10_000\nheadroom = 500",
+        'quota = 500\nheadroom = "5 %"',
+        'credentials.main.limits[0].headroom: write whole units, or a share of the quota such as "10%"',
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\nper = "jobs"',
+        "credentials.main.limits[1].per: 'jobs' is not allowed here; did you mean 'job'?",
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\nper = "job"\njobs = ["trending"]',
+        "credentials.main.limits[1].per: each job has this limit for itself, so `jobs` cannot be given too; remove one "
+        "of them",
+    ),
+    (
+        "leave = 500",
+        "max_units = 0",
+        f"jobs.trending.max_units: 0 {WHOLE}",
     ),
     ("units = 4_000", "units = 0", f"credentials.main.limits[1].units: 0 {WHOLE}"),
     ("units = 4_000", "units = -7", f"credentials.main.limits[1].units: -7 {WHOLE}"),

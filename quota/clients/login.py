@@ -1,0 +1,91 @@
+"""Who calls: the credentials of google-auth that `auth` of a credential names. Nothing is asked of upstream yet."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import google.auth
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError
+from google.oauth2 import credentials as user_credentials
+from google.oauth2 import service_account
+
+from quota.common.log_filter import install
+from quota.common.named import read_named
+from quota.common.redact import redact, register
+from quota.common.text import one_line, shorten, spaced
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
+    """The credentials behind `adc`, `service-account:PATH` or `authorized-user:PATH`, for these scopes.
+
+    `where` is for messages. Raises ConfigError, which shows no secret.
+    """
+    install()
+    kind, _, path = ref.partition(":")
+    wanted = list(scopes) or None
+    try:
+        if kind == "adc":
+            found, _ = google.auth.default(scopes=wanted)
+            return found
+        info = _secret_file(path, where)
+        if kind == "service-account":
+            return service_account.Credentials.from_service_account_info(info, scopes=wanted)  # type: ignore[no-untyped-call]
+        return user_credentials.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
+    except (ValueError, KeyError, TypeError, AttributeError, GoogleAuthError) as error:
+        # Their messages may quote the file.
+        if kind != "adc":
+            raise ConfigError(
+                f"{where}: auth: {one_line(path)} is no {kind} file; download it again from Google Cloud"
+            ) from None
+        if not isinstance(error, DefaultCredentialsError):
+            raise ConfigError(f'{where}: auth = "adc": its credentials cannot be read; renew them') from None
+        raise ConfigError(
+            f'{where}: auth = "adc" finds no credentials; run `gcloud auth application-default login`, or set '
+            "GOOGLE_APPLICATION_CREDENTIALS"
+        ) from None
+
+
+class _Bearer(user_credentials.Credentials):
+    """A token as it stands."""
+
+    def refresh(self, request: Any) -> None:
+        raise RefreshError("upstream refused the token")  # type: ignore[no-untyped-call]
+
+
+def bearer(token: str) -> Any:
+    """The credentials that are this token. They cannot be renewed here."""
+    install()
+    register(token)
+    return _Bearer(token)  # type: ignore[no-untyped-call]
+
+
+def refused(error: GoogleAuthError) -> str:
+    """One line about an `auth` that was not accepted. The error itself may quote the token server's whole answer."""
+    said = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
+    return f"auth was not accepted ({said or type(error).__name__}); renew it"
+
+
+def _secret_file(path: str, where: str) -> dict[str, Any]:
+    try:
+        data = read_named(path, 1 << 20)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: auth: {one_line(path)} cannot be read: {getattr(error, 'strerror', None) or 'no such name'}"
+        ) from None
+    info = json.loads(data)
+    if not isinstance(info, dict):
+        raise TypeError
+    _register_all(info[name] for name in ("private_key", "refresh_token", "client_secret", "token") if name in info)
+    return info
+
+
+def _register_all(secrets: Iterable[object]) -> None:
+    for secret in secrets:
+        if isinstance(secret, str):
+            for line in secret.splitlines():
+                register(line)

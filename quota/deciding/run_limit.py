@@ -1,0 +1,63 @@
+"""What one run may spend: `max_units` of a job. The ledger knows nothing of it; the next run has the number anew."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from quota.common.text import many
+from quota.decision import Decision, LimitState
+from quota.errors import CostExceedsLimit
+from quota.terms.arguments import MAX_NUMBER, whole
+
+if TYPE_CHECKING:
+    from quota.deciding.account import Account
+
+MAX_UNITS = "max_units"
+"""What a refusal calls this limit."""
+
+
+class RunLimit:
+    """The units that one run may spend, and those that it has spent. Safe to share between threads."""
+
+    def __init__(self, max_units: int) -> None:
+        self.max_units = whole(max_units, "units: max_units", 1, MAX_NUMBER)
+        self.spent_units = 0
+        self._lock = Lock()
+
+    def take(self, units: int) -> bool:
+        """Whether these units fit. They then count as spent. Raises CostExceedsLimit where they fit in no run."""
+        if units > self.max_units:
+            raise CostExceedsLimit(
+                f"a call costs {many(units, 'unit')} and max_units of the job is {self.max_units:,}: it can never fit; "
+                "raise max_units or make a cheaper call"
+            )
+        with self._lock:
+            fits = self.spent_units + units <= self.max_units
+            self.spent_units += units if fits else 0
+        return fits
+
+    def give_back(self, units: int) -> None:
+        """Units that were taken and not charged."""
+        with self._lock:
+            self.spent_units -= units
+
+    def refusal(self, account: Account, method: str, units: int) -> Decision:
+        """The decision about a call that does not fit."""
+        left = self.max_units - self.spent_units
+        return Decision(
+            admitted=False,
+            id=None,
+            source=None,
+            credential=account.credential,
+            project=account.project,
+            method=method,
+            cost_units=units,
+            reason="run",
+            refused_by=MAX_UNITS,
+            remaining_units=left,
+            decided_at_ms=account.clock(),
+            retry_at_ms=None,
+            limits=(LimitState(MAX_UNITS, units, self.spent_units, self.max_units, left),),
+            detail=f"this run has spent {self.spent_units:,} of its {many(self.max_units, 'unit')}",
+        )
