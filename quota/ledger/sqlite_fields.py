@@ -55,11 +55,11 @@ def following_id(last: Id, clock_ms: int) -> Id:
 
 
 def entry_of(row: tuple[int, int, int, int, str, str, str, str, str, int]) -> Entry:
-    *fields, settled = row
-    if checked_row(fields, integers=4)[0] >= LATEST_MS:
+    checked_row(row[:-1], integers=4)
+    checked_row(row[-1:], integers=1, below=2)
+    if row[0] >= LATEST_MS:
         raise DamagedError("a charge in the far future")
-    (settled,) = checked_row((settled,), integers=1, below=2)
-    return Entry(*fields, settled=bool(settled))
+    return Entry(*row[:-1], bool(row[-1]))
 
 
 # -- the fields --------------------------------------------------------------------------------------------------------
