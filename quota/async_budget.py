@@ -108,6 +108,8 @@ class AsyncBudget(OfOneProcess):
     ) -> list[Decision]:
         """`Budget._decide`: what may wait is done in a thread."""
         priced = self._budget._price(calls, job, region, commit=commit, reserved=reserved)
+        if not priced[1]:
+            return self._budget._free(priced[0])
         try:
             return await self._awaiter.ask(partial(self._budget._ask, priced))
         except LedgerError as error:

@@ -32,15 +32,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from quota.common.fork import OfOneProcess
-from quota.common.text import show
+from quota.common.text import many, show
 from quota.deciding.account import Account
-from quota.deciding.checklist import charge_units
-from quota.deciding.corrections import ALLOWANCE_ID, repay, settle
+from quota.deciding.checklist import charge_units, charges_of
+from quota.deciding.corrections import ALLOWANCE_ID, joined, refund, repay, settle
 from quota.deciding.outlook import look, usage
 from quota.decision import Decision
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.contract import MAX_CHARGES, Ledger
-from quota.ledger.entry import Charge
 from quota.terms.arguments import one, text, texts
 from quota.terms.attribution import attribution
 from quota.terms.costs import CostBook
@@ -49,23 +48,23 @@ from quota.terms.limits import Limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from quota.deciding.checklist import Checklist
+    from quota.deciding.checklist import Checklist, Parts
     from quota.deciding.outlook import Outlook
     from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
     from quota.decision import LimitState
-    from quota.ledger.entry import Entry
+    from quota.ledger.entry import Charge, Entry
     from quota.ledger.identity import Identity
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.terms.attribution import AttemptKeys
 
-Call = tuple[str, "int | None", "str | None"]
-"""A method, and its units and bucket where they are not the book's."""
+Call = tuple[str, "int | None", "Parts | None"]
+"""A method, its units where the caller gives them, and what it is charged where the book does not say."""
 
-
-Priced = tuple["Checklist", tuple[Charge, ...], bool]
-"""Calls of one job that are decided together: the checklist of all, the charge of each, and whether they are made."""
+Priced = tuple["Checklist", "tuple[Charge, ...]", bool]
+"""Calls of one job that are decided together: the checklist of all, the charges of each in turn, and whether they are
+made. Without charges all are free."""
 
 
 class Budget(OfOneProcess):
@@ -180,13 +179,18 @@ class Budget(OfOneProcess):
         return self._decide([(method, units, None)], job, region, commit=False)[0]
 
     def refund(self, charge_id: str) -> Charge | Entry:
-        """Give back a charge whose request provably never left this machine. Returns the charge as it was before."""
-        return self.settle(charge_id, 0)
+        """Give back a charge whose request provably never left this machine: in all of its buckets.
+
+        Returns the charge as it was before, of several buckets that in the first. Raises as `settle` does; it may be
+        repeated.
+        """
+        return refund(self._account, charge_id)
 
     def settle(self, charge_id: str, units: int) -> Charge | Entry:
         """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
 
-        Returns the charge as it was before. Raises UnknownCharge for an id that is unknown or has left the log.
+        Of a call of several buckets it is the cost in the first one; what it cost in the others stays. Returns the
+        charge as it was before. Raises UnknownCharge for an id that is unknown or has left the log.
         """
         return settle(self._account, charge_id, units)
 
@@ -245,6 +249,8 @@ class Budget(OfOneProcess):
         """The decision about calls of one job that leave together: all of them, or none. One for each, in order. With
         `reserved`, what is charged is an upper bound of their cost."""
         priced = self._price(calls, job, region, commit=commit, reserved=reserved)
+        if not priced[1]:
+            return self._free(priced[0])
         try:
             return self._ask(priced)
         except LedgerError as error:
@@ -257,17 +263,28 @@ class Budget(OfOneProcess):
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
-        checklists, next_key = self._account.checklists, self._account.attempt_keys.next
+        checklists = self._account.checklists
         job, region = attribution(job, region)
-        each, charges = [], []
-        for method, units, bucket in calls:
+        each = []
+        for method, units, parts in calls:
             if units is not None and type(units) is not int:
                 units = charge_units(units)
-            one = checklists[text(method, "method"), units, bucket, job]
-            each.append(one)
-            key = next_key(reserved=reserved) if commit else ""
-            charges.append(Charge(one.units, one.bucket, one.method, job, region, key))
-        return each[0] if len(each) == 1 else checklists.sum_of(each, job), tuple(charges), commit
+            each.append(checklists.of_now((text(method, "method"), units, parts, job)))
+        charges = charges_of(each, job, region, self._account.attempt_keys.next if commit else None, reserved=reserved)
+        if len(charges) > MAX_CHARGES:
+            raise UsageError(
+                f"these {many(len(each), 'call')} are {len(charges)} charges, one for each bucket, and at most "
+                f"{MAX_CHARGES} are made together; make fewer calls at once"
+            )
+        return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges, commit
+
+    def _free(self, checklist: Checklist) -> list[Decision]:
+        """The decision about calls that cost nothing: the ledger need not be asked."""
+        account = self._account
+        answer = Decision(
+            True, None, None, account.credential, account.project, "", 0, "ok", None, 0, account.clock(), None, ()
+        )
+        return [answer._replace(method=call.method) for call in checklist.calls]
 
     def _ask(self, priced: Priced) -> list[Decision]:
         """What the ledger decides about priced calls. Raises LedgerError where it cannot; nothing may leave then,
@@ -276,13 +293,14 @@ class Budget(OfOneProcess):
         repay(account)
         checklist, request, result = account.ask(checklist, charges, commit=commit)
         decision = account.answers.decision(checklist, request, result, account.entries_in_time, commit=commit)
-        return self._of_each((request.charge, *request.also), decision, result.ids, commit=commit)
+        return self._of_each(checklist, (request.charge, *request.also), decision, result.ids, commit=commit)
 
     def _go_without(self, priced: Priced, trouble: LedgerError) -> list[Decision]:
         """What holds while the ledger does not answer: the local allowance decides, where there is one; else the calls
         are refused."""
         account, (checklist, charges, commit), detail = self._account, priced, str(trouble)
-        checklist, charges = account.checklists.priced_at(account.clock(), checklist, charges)
+        next_key = account.attempt_keys.next
+        checklist, charges = account.checklists.priced_at(account.clock(), checklist, charges, next_key)
         drawn = None
         if account.allowance is not None:
             try:
@@ -310,19 +328,27 @@ class Budget(OfOneProcess):
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
         )
-        return self._of_each(charges, decision, ids, commit=commit)
+        return self._of_each(checklist, charges, decision, ids, commit=commit)
 
     def _of_each(
-        self, charges: tuple[Charge, ...], decision: Decision, ids: tuple[str, ...], *, commit: bool
+        self,
+        checklist: Checklist,
+        charges: tuple[Charge, ...],
+        decision: Decision,
+        ids: tuple[str, ...],
+        *,
+        commit: bool,
     ) -> list[Decision]:
         """The decision about each of the calls. A refusal is counted in the project's history."""
+        calls = checklist.calls
         if commit and not decision.admitted:
-            self._account.note_refusal(decision, charges[0].job, charges[0].region, len(charges))
-        if len(charges) == 1:
+            self._account.note_refusal(decision, charges[0].job, charges[0].region, len(calls))
+        if len(charges) == len(calls) == 1:
             return [decision]
+        left = iter(ids)
         return [
-            decision._replace(id=charge_id, method=charge.method, cost_units=charge.units)
-            for charge, charge_id in zip(charges, ids or (None,) * len(charges), strict=True)
+            decision._replace(id=joined(islice(left, len(call.parts))), method=call.method, cost_units=call.units)
+            for call in calls
         ]
 
 

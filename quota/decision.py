@@ -47,6 +47,10 @@ class LimitState(NamedTuple):
 class Decision(NamedTuple):
     """The answer to "may this call leave now?". Times are milliseconds since 1970 where the name ends in `_ms`.
 
+    `id` is that of the charge. Of a call that is charged to several buckets it has the ids of all charges, with a `+`
+    between, and `cost_units` is what it costs in the first. A free call is admitted without a charge: it has no id, no
+    source and no limits.
+
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
     `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"), when
     only this run may spend no more ("run"), and when the ledger stopped answering before the log was read. `ahead_ms`
@@ -111,6 +115,8 @@ class Decision(NamedTuple):
     def sentence(self) -> str:
         """One line for people: what was asked, the answer, and what to do about a refusal."""
         what = f"{self.method} ({many(self.cost_units, 'unit')}) on {self.credential}"
+        if self.admitted and not self.cost_units:
+            return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
             said = "admitted" if self.source else "would admit"
             return f"{said} {what}; {many(self.remaining_units, 'unit')} left"

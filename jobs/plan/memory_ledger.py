@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from quota.ledger.contract import ChargeResult
 from quota.ledger.entry import Entry
 from quota.ledger.grants import grants_text
+from quota.ledger.state_fields import id_text
 from quota.terms.limits import Sliding
 
 if TYPE_CHECKING:
@@ -112,14 +113,14 @@ class MemoryLedger:
                 return answer._replace(outcome="refused")
         if not commit:
             return answer
-        self.append(request.charge)
-        ms, seq = self._last
+        ids = [self.append(charge) for charge in (request.charge, *request.also)]
+        ms, _ = ids[0]
         for view, units in {check.view: check.cost_units for check in request.checks}.items():
             self._views[view].add(ms, units)
         after = tuple(units + check.cost_units for check, units in zip(request.checks, used, strict=True))
-        return answer._replace(id=f"{ms}-{seq}", last=self._last, used_units=after)
+        return answer._replace(id=id_text(ids[0]), last=ids[-1], used_units=after, also=tuple(map(id_text, ids[1:])))
 
-    def append(self, charge: Charge) -> None:
+    def append(self, charge: Charge) -> Id:
         """Log a charge, dated now: ids never go back (L10). The caller adds it to the totals that count it: credentials
         of a project have the same limits, so a request names them all."""
         now_ms, (ms, seq) = self._clock(), self._last
@@ -129,6 +130,7 @@ class MemoryLedger:
             self._trimmed_ms = now_ms - self._longest_ms
             del self._log[: bisect_right(self._log, self._trimmed_ms, key=lambda entry: entry.ms)]
             self._trim_at = max(KEEP_AT_LEAST, 2 * len(self._log))
+        return ms, seq
 
     def _total(self, view: View) -> _Total:
         total = self._views.get(view)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from quota.ledger.unlogged import UnloggedUsage
     from quota.session import Session
     from quota.settings.model import CredentialSettings, JobSettings, Settings
-    from quota.terms.costs import CostBook, Price
+    from quota.terms.costs import CostBook, Part, Price
 
 
 class Step(NamedTuple):
@@ -233,16 +233,16 @@ class _Region:
 class _Call:
     """A kind of call, by the prices of one time.
 
-    `units` is None where the book knows the method, otherwise `price_units`. `knows` is all that the budget refuses it
-    by. A pass over one region makes it `times` times.
+    `unknown` has what it costs where the book does not know the method. `knows` is all that the budget refuses it by.
+    `spent` and `wanted` have a sum for each of the buckets in `parts`. A pass over one region makes it `times` times.
     """
 
     method: str
-    units: int | None
-    price_units: int
+    parts: tuple[Part, ...]
+    unknown: tuple[Part, ...] | None
     knows: tuple[Any, ...]
-    spent: Spent
-    wanted: Spent
+    spent: list[Spent]
+    wanted: list[Spent]
     times: int = 0
 
 
@@ -286,22 +286,24 @@ class _Job:
         if at_ms < self.priced_until_ms:
             return
         book, until_ms = self.budget.book, NEVER
-        kinds: dict[tuple[str, str], _Call] = {}
+        kinds: dict[str, _Call] = {}
         self.calls = []
         for method in self.methods:
             if method in book.methods:
                 price, (_, price_until_ms) = book.price_at(method, at_ms)
-                units, until_ms = None, min(until_ms, price_until_ms)
+                unknown, until_ms = None, min(until_ms, price_until_ms)
             else:
                 price = book.default_get
-                units = price.units
-            key = (method, price.bucket)
+                unknown = price.parts
             spent, wanted = (
-                found.setdefault(key, Spent(self.budget.project, price.bucket, method, self.name))
+                [
+                    found.setdefault((method, part.bucket), Spent(self.budget.project, part.bucket, method, self.name))
+                    for part in price.parts
+                ]
                 for found in (self.spent, self.wanted)
             )
-            knows = (method, price.units, *self.knows)
-            call = kinds.setdefault(key, _Call(method, units, price.units, knows, spent, wanted))
+            knows = (method, price.parts, *self.knows)
+            call = kinds.setdefault(method, _Call(method, price.parts, unknown, knows, spent, wanted))
             call.times += 1
             self.calls.append(call)
         self.kinds = list(kinds.values())
@@ -397,7 +399,8 @@ class _Simulation:
         job.price(at_ms)
         for call in job.kinds:
             calls = call.times * max_regions
-            call.wanted.add(day, call.price_units * calls, calls)
+            for wanted, part in zip(call.wanted, call.parts, strict=True):
+                wanted.add(day, part.units * calls, calls)
         pending = [region for region in regions if region.pending]
         if not pending:
             pending = regions
@@ -413,14 +416,16 @@ class _Simulation:
                 until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
-                if of_run is not None and not of_run.take(call.price_units):
+                if of_run is not None and not of_run.take(call.parts[0].units if call.parts else 0):
                     return Refusal(at_ms, job.name, MAX_UNITS, len(todo) - done, started)
-                decision = job.budget.charge(call.method, units=call.units, job=job.name, region=region.name)
+                one = [(call.method, None, call.unknown)]
+                (decision,) = job.budget._decide(one, job.name, region.name, commit=True)
                 if not decision.admitted:
                     self.refused_until[call.knows] = (_until(decision), decision.refused_by)
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
-                call.spent.add(slot, decision.cost_units)
+                for spent, part in zip(call.spent, call.parts, strict=True):
+                    spent.add(slot, part.units)
                 region.cursor = index + 1
             job.complete(region, at_ms)
         return None

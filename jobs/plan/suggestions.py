@@ -189,7 +189,7 @@ class _Search:
         """What a limit counts for one call, by each of the prices during that time."""
         book, selector = self.settings.credentials[job.credential].book, limit.view.selector
         return [
-            selector.cost(price.units) if selector.counts(price.bucket, method, job.name) else 0
+            sum(selector.cost(part.units) for part in price.parts if selector.counts(part.bucket, method, job.name))
             for price in prices_between(book, method, start_ms, until_ms)
         ]
 

@@ -56,10 +56,12 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
                     {
                         "method": name,
                         "units": chosen.price(name).units,
-                        "bucket": chosen.price(name).bucket,
+                        "bucket": chosen.price(name).bucket or None,
+                        "parts": [part._asdict() for part in chosen.price(name).parts],
                         "next": {
                             "units": coming[name].units,
-                            "bucket": coming[name].bucket,
+                            "bucket": coming[name].bucket or None,
+                            "parts": [part._asdict() for part in coming[name].parts],
                             "since": coming[name].since.isoformat(),
                         }
                         if name in coming
@@ -72,9 +74,13 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
         return
     width = max(map(len, names))
     for name in names:
-        price = chosen.price(name)
-        later = f"; {coming[name].units:,} {coming[name].bucket} from {coming[name].since}" if name in coming else ""
-        say(f"{name:<{width}}  {price.units:>6,}  {price.bucket}{later}")
+        first, *others = chosen.price(name).parts or (None,)
+        also = "".join(f", {part.units:,} {part.bucket}" for part in others)
+        later = f"; {coming[name]} from {coming[name].since}" if name in coming else ""
+        say(
+            f"{name:<{width}}  "
+            + (f"{first.units:>6,}  {first.bucket}{also}{later}" if first else f"{'':>6}  free{later}")
+        )
     say(f"cost book {chosen.name}, read on {chosen.read_on} from")
     say(chosen.source)
 

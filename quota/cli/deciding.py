@@ -97,7 +97,7 @@ def _charge_together(
             print_json([decision.as_json() for decision in decisions])
         elif first.admitted:
             for decision in decisions:
-                say(f"{decision.sentence()}; id {decision.id}")
+                say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
             if len(decisions) > 1:
                 units = many(sum(decision.cost_units for decision in decisions), "unit")
                 left = many(first.remaining_units, "unit")
@@ -188,8 +188,9 @@ def exec_(method: str, command: list[str], credential: str | None, config: str |
     try:
         _become(command)
     except OSError as error:
-        with quota.open(config) as session:  # the command did not start, so no call left
-            session.budget(credential).refund(str(decision.id))
+        if decision.id is not None:
+            with quota.open(config) as session:  # the command did not start, so no call left
+                session.budget(credential).refund(decision.id)
         fail(f"{command[0]}: {error.strerror}; the charge was refunded")
         return 127 if isinstance(error, FileNotFoundError) else 126
     raise AssertionError("another program has taken the place of this one")

@@ -33,6 +33,7 @@ from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
 from quota.terms.arguments import text, texts
 from quota.terms.attribution import current_attribution, machine_name
+from quota.terms.costs import Part
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class Meter:
         run_limit = self._run_limit
         if run_limit is None:
             return self.budget._decide(calls, commit=True)
-        checklist, charges, _ = self.budget._price(calls, None, None, commit=False)
+        checklist, _, _ = self.budget._price(calls, None, None, commit=False)
         if not run_limit.take(checklist.units):
-            return [run_limit.refusal(account_of(self.budget), charge.method, checklist.units) for charge in charges]
+            return [run_limit.refusal(account_of(self.budget), of.method, checklist.units) for of in checklist.calls]
         admitted = False
         try:
             decisions = self.budget._decide(calls, commit=True)
@@ -93,7 +94,7 @@ class Meter:
             return name, None, None
         price = book.default_price(verb)
         _warn_default_price(book.name, name, price.units)
-        return name, charge_units(price.units), price.bucket
+        return name, None, tuple([Part(bucket, charge_units(units)) for bucket, units in price.parts])
 
     def attempted(self, decision: Decision) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
@@ -104,14 +105,16 @@ class Meter:
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
 
-        They are charged in one step. Only of more than 100 those before a refusal are refunded.
+        They are charged in one step. Only of more than 100, or of so many that their charges are more (one for each
+        bucket of a call), those before a refusal are refunded.
         """
         pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
         named = [self.call(method, verb) for method, verb in pairs]
         charged: list[Attempt] = []
+        at_once = MAX_CHARGES // self.budget.book.most_parts
         try:
-            for first in range(0, len(named), MAX_CHARGES):
-                decisions = self._decide(named[first : first + MAX_CHARGES])
+            for first in range(0, len(named), at_once):
+                decisions = self._decide(named[first : first + at_once])
                 charged += map(self.attempted, decisions)
         except BaseException:
             for attempt in charged:

@@ -213,7 +213,7 @@ def _bucket(said: _Said, method: str, book: CostBook) -> str:
         if hits:
             return max(hits, key=lambda hit: hit[0])[1]
     prices = book.methods.get(book.canonical(method))
-    return prices[-1].bucket if prices else book.main_bucket.name
+    return (prices[-1].bucket if prices else "") or book.main_bucket.name
 
 
 _KEY = "check the credential's key: create or restore it in the upstream's console, under Credentials"

@@ -180,6 +180,8 @@ def _calls(session: Session, credential: str) -> Searches | None:
     if SEARCH not in book.methods:
         return None
     price = book.price(SEARCH)
+    if not price.parts:
+        return None
     try:
         decision = ask(account_of(budget), SEARCH, price.units, "").decision
     except UsageError as error:

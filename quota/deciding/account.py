@@ -25,11 +25,12 @@ from quota.ledger.contract import (
     read_entries,
     retention_of,
 )
+from quota.ledger.entry import FURTHER
 from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.attribution import AttemptKeys, is_reservation
+from quota.terms.attribution import RESERVED, AttemptKeys, is_reservation
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -179,14 +180,19 @@ class Account:
         if caller_ms >= self._grants.until_ms:
             self._grants = believed(self._grants.text, caller_ms)
         grants = self._grants
-        checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges)
+        checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges, self.attempt_keys.next)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)
         return checklist, charges, checklist.checks_at(caller_ms)
 
     def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        kept = [(charge, is_reservation(charge.idempotency_key)) for charge in charges]
-        return tuple([one._replace(idempotency_key=self.attempt_keys.next(reserved=mark)) for one, mark in kept])
+        key, renamed = "", []
+        for charge in charges:
+            _, further, number = charge.idempotency_key.partition(FURTHER)
+            key = key if further else self.attempt_keys.next()
+            mark = RESERVED if not further and is_reservation(charge.idempotency_key) else ""
+            renamed.append(charge._replace(idempotency_key=f"{key}{mark}{further}{number}"))
+        return tuple(renamed)
 
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""

@@ -113,8 +113,8 @@ class Answers(NamedTuple):
         most = checklist.caps[n]
         details = [f"of {most:,} by the end of the {_period(limit)}"] if check.cap_units < most else []
         details += [f"this job leaves {leave_units:,} to others"] if leave_units else []
-        if request.also:
-            details.append(f"and these {many(1 + len(request.also), 'call')} need {check.cost_units:,} together")
+        if checklist.each:
+            details.append(f"and these {many(len(checklist.each), 'call')} need {check.cost_units:,} together")
         if not leave_units:
             return limit.name, "limit", retry_at_ms, ", ".join(details)
         alone = cap(limit, 0, check.cost_units, request.caller_ms, checklist.grants.units)

@@ -2,6 +2,7 @@
 
 Checklist    for one kind of call: a method, its units where they are not the book's, and a job
 Checklists   makes the checklists of a budget, and keeps them
+charges_of   what calls are charged: a charge for each bucket of each call
 cap          the number that a limit enforces for one call. Only this function lowers a limit
 Grants       what upstream says it grants, by which caps are lowered
 """
@@ -17,15 +18,16 @@ from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit
 from quota.ledger.contract import LimitCheck
+from quota.ledger.entry import FURTHER, Charge
 from quota.ledger.grants import read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
-from quota.terms.attribution import check_name
+from quota.terms.attribution import RESERVED, check_name, is_reservation
+from quota.terms.costs import Part
 from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from quota.ledger.entry import Charge
     from quota.terms.costs import CostBook
     from quota.terms.limits import Limit
 
@@ -35,8 +37,13 @@ MAX_CHARGE_UNITS = 10**9
 MAX_KEPT = 1_000
 """The most checklists that are kept: a caller may give each call other units."""
 
-Key = tuple[str, "int | None", "str | None", str]
-"""A kind of call: its method, its units and bucket where they are not the book's, and its job."""
+_ALWAYS = (0, NEVER)
+
+Parts = tuple[Part, ...]
+
+Key = tuple[str, "int | None", "Parts | None", str]
+"""A kind of call: its method, its units where the caller gives them, what it is charged where the book does not say,
+and its job."""
 
 
 # -- what upstream grants ----------------------------------------------------------------------------------------------
@@ -104,8 +111,8 @@ class Checklist:
     """What the ledger must check for one kind of call: computed once, used for every decision about it."""
 
     method: str
-    units: int
-    bucket: str
+    parts: Parts
+    """What the call is charged; nothing if it is free, or if this is of several calls."""
     closed_by: tuple[str, ...]
     """The buckets and pools whose exhaustion closes the call."""
     limits: tuple[Limit, ...]
@@ -119,8 +126,20 @@ class Checklist:
     """What upstream grants, as `caps` go by it."""
     kinds: tuple[Key, ...] = ()
     """The calls that it is of, to price them again."""
+    each: tuple[Checklist, ...] = ()
+    """Where it is of several calls that are decided together, the checklist of each."""
     checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
     """The latest checks, after the times in ms from and until which they are all that the call needs."""
+
+    @property
+    def calls(self) -> tuple[Checklist, ...]:
+        """The checklist of each call."""
+        return self.each or (self,)
+
+    @property
+    def units(self) -> int:
+        """What the call costs in its first bucket; several calls, each in its first."""
+        return sum([one.parts[0].units for one in self.calls if one.parts])
 
     def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
         """The check of each limit at `now_ms`. They are kept: they hold until the next calendar edge, price or grant,
@@ -203,22 +222,26 @@ class Checklists(dict[Key, Checklist]):
 
     def make(self, kind: Key) -> Checklist:
         """A new one, by the price of now."""
-        method, units, bucket, job = kind
+        method, units, parts, job = kind
         check_name("job", job)
-        book, priced = self._book, (0, NEVER)
-        if units is None:
+        book, priced = self._book, _ALWAYS
+        if parts is None and (units is None or book.canonical(method) in book.methods):
             price, priced = book.price_at(method, self._clock())
-            units, bucket = price.units, price.bucket
-        units = charge_units(units)
+            parts = price.parts
+        if units is not None:
+            first, *others = parts or (Part(book.main_bucket.name, units),)
+            parts = (first._replace(units=units), *others)
+        parts = tuple([part._replace(units=charge_units(part.units)) for part in parts or ()])
         method = book.canonical(method)
         check_name("method", method, least=1)
-        if bucket is None and method in book.methods:
-            price, priced = book.price_at(method, self._clock())
-            bucket = price.bucket
-        bucket = bucket or book.main_bucket.name
-        limits = tuple([x for x in self.limits_of(job) if x.view.selector.counts(bucket, method, job)])
-        costs = tuple([limit.view.selector.cost(units) for limit in limits])
-        made = self.of(method, units, bucket, limits, costs, job, priced)
+        limits, costs = [], []
+        for limit in self.limits_of(job):
+            selector = limit.view.selector
+            counted = [selector.cost(part.units) for part in parts if selector.counts(part.bucket, method, job)]
+            if counted:
+                limits.append(limit)
+                costs.append(sum(counted))
+        made = self.of(method, parts, tuple(limits), tuple(costs), job, priced)
         made.kinds = (kind,)
         self._check_fits(made, f"{method} costs", "make a cheaper call")
         return made
@@ -226,20 +249,19 @@ class Checklists(dict[Key, Checklist]):
     def of(
         self,
         method: str,
-        units: int,
-        bucket: str,
+        parts: Parts,
         limits: tuple[Limit, ...],
         costs: tuple[int, ...],
         job: str,
-        priced: tuple[int, int] = (0, NEVER),
+        priced: tuple[int, int] = _ALWAYS,
     ) -> Checklist:
         """A checklist of these limits, whatever the book says."""
         leave = self._leave.get(job, {})
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
-        closed_by = self._book.closed_by(method, bucket) if bucket else ()
+        closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
         paced = any(x.paced for x in limits)
-        return Checklist(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+        return Checklist(method, parts, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
@@ -249,9 +271,8 @@ class Checklists(dict[Key, Checklist]):
             main = book.main_bucket.name
             # `quota check` reports a limit below that as an error; here it is full when used up.
             costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
-            checklist = Checklists("", book, limits, {}, self._clock).of(
-                "", book.cheapest_units(main), main, limits, costs, ""
-            )
+            parts = (Part(main, book.cheapest_units(main)),)
+            checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
             if len(_looks) >= MAX_LOOKS:
                 _looks.clear()
             known = _looks[id(book), id(limits)] = _Look(book, limits, checklist)
@@ -260,33 +281,43 @@ class Checklists(dict[Key, Checklist]):
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
         all."""
-        calls, costs, units = Counter(map(id, checklists)), Counter[str](), 0
+        calls, costs = Counter(map(id, checklists)), Counter[str]()
         kinds = {id(one): one for one in checklists}.values()
         for one in kinds:
             times = calls[id(one)]
-            units += times * one.units
             for limit, cost_units in zip(one.limits, one.costs, strict=True):
                 costs[limit.name] += times * cost_units
         limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
         priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
-        made = self.of(checklists[0].method, units, "", limits, tuple([costs[x.name] for x in limits]), job, priced)
+        made = self.of(checklists[0].method, (), limits, tuple([costs[x.name] for x in limits]), job, priced)
+        made.each = tuple(checklists)
         made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
         made.kinds = tuple([kind for one in checklists for kind in one.kinds])
         self._check_fit_together(made, len(checklists))
         return made
 
+    def of_now(self, kind: Key) -> Checklist:
+        """The checklist of a kind of call, by the price of now."""
+        known = self[kind]
+        if known.priced == _ALWAYS or known.priced[0] <= self._clock() < known.priced[1]:
+            return known
+        self.pop(kind, None)
+        return self[kind]
+
     def priced_at(
-        self, now_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
+        self, now_ms: int, checklist: Checklist, charges: tuple[Charge, ...], next_key: Callable[[], str]
     ) -> tuple[Checklist, tuple[Charge, ...]]:
-        """The same calls by the price of now: it may have changed since their checklist was made."""
+        """The same calls by the price of now, under new keys: it may have changed since their checklist was made."""
         if checklist.priced[0] <= now_ms < checklist.priced[1]:
             return checklist, charges
         for kind in checklist.kinds:
             self.pop(kind, None)
         each = [self[kind] for kind in checklist.kinds]
         together = each[0] if len(each) == 1 else self.sum_of(each, charges[0].job)
-        priced = zip(charges, each, strict=True)
-        return together, tuple([charge._replace(units=one.units, bucket=one.bucket) for charge, one in priced])
+        job, region = charges[0].job, charges[0].region
+        first = charges[0].idempotency_key
+        anew = charges_of(together.calls, job, region, next_key if first else None, reserved=is_reservation(first))
+        return (together, anew) if anew else (checklist, charges)  # free from this moment on: it counts as spent
 
     def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
         """One checklist for calls that were decided together before. A limit that `together` does not tell of counts
@@ -294,7 +325,8 @@ class Checklists(dict[Key, Checklist]):
         first = self.make((method, 1, None, job))
         costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
         limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
-        made = self.of(first.method, units, first.bucket, limits, tuple(costs[x.name] for x in limits), job)
+        parts = (first.parts[0]._replace(units=units), *first.parts[1:])
+        made = self.of(first.method, parts, limits, tuple(costs[x.name] for x in limits), job)
         if together.closed is not None:
             made.closed_by = tuple(dict.fromkeys([*made.closed_by, together.closed]))
         self._check_fit_together(made, together.calls)
@@ -329,6 +361,31 @@ class Checklists(dict[Key, Checklist]):
                     f"{what} {many(cost_units, 'unit')} and limit {limit.name!r} of credential {self._credential!r} "
                     f"holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
                 )
+
+
+def charges_of(
+    calls: Iterable[Checklist],
+    job: str,
+    region: str,
+    next_key: Callable[[], str] | None = None,
+    *,
+    reserved: bool = False,
+) -> tuple[Charge, ...]:
+    """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
+
+    The first charge of a call has an idempotency key of its own, the others the same with FURTHER and their number
+    behind it. Without `next_key`, for a peek, none has one. With `reserved`, the first charge of each is an upper bound,
+    and its key has RESERVED at its end.
+    """
+    charges = []
+    for call in calls:
+        key = next_key() if next_key is not None and call.parts else ""
+        for n, (bucket, units) in enumerate(call.parts):
+            its_key = f"{key}{FURTHER}{n}" if n and key else key
+            if key and reserved and not n:
+                its_key += RESERVED
+            charges.append(Charge(units, bucket, call.method, job, region, its_key))
+    return tuple(charges)
 
 
 def charge_units(units: object) -> int:

@@ -1,6 +1,7 @@
 """Corrections of charges, wherever they were charged: in the ledger, or on this machine's allowance.
 
-settle         what a charge counts from now on
+settle         what a charge counts from now on; `refund` gives it back
+joined         the id of a call that was charged to several buckets; `charges_in` takes it apart
 repay          what this machine drew on its allowance, to the ledger
 draw_of        what the journal has of one draw; `drawn_by` of a run's; `drawn_units` of all at a time
 """
@@ -13,23 +14,48 @@ from quota.common.clock import NEVER
 from quota.common.text import show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UnknownCharge
-from quota.ledger.contract import RETENTION_SLACK_MS
+from quota.ledger.contract import MAX_CHARGES, RETENTION_SLACK_MS
 from quota.ledger.parts import correctable
 from quota.terms.arguments import text, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quota.deciding.account import Account
     from quota.ledger.entry import Charge, Entry
     from quota.recovery.allowance import Draw
+
+_JOINT = "+"
 
 ALLOWANCE_ID = "allowance-"
 """The prefix of the id of a charge that the local allowance admitted."""
 
 
+def joined(ids: Iterable[str]) -> str | None:
+    """The id of one call from those of its charges, the first bucket's first; None where there is none."""
+    return _JOINT.join(ids) or None
+
+
 def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
     """See `quota.Budget.settle`."""
-    charge_id = text(charge_id, "charge")
     units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
+    return _settle(account, charges_in(charge_id)[0], units)
+
+
+def refund(account: Account, charge_id: str) -> Charge | Entry:
+    """See `quota.Budget.refund`."""
+    first, *_ = [_settle(account, one, 0) for one in charges_in(charge_id)]
+    return first
+
+
+def charges_in(charge_id: str) -> list[str]:
+    """The ids of the charges of one call, the first bucket's first. One that cannot be right stays whole, so that none
+    of its charges is changed."""
+    parts = text(charge_id, "charge").split(_JOINT, MAX_CHARGES)
+    return parts if all(_is_id(one) or one.startswith(ALLOWANCE_ID) for one in parts) else [charge_id]
+
+
+def _settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
     before: Charge | Entry | None = None
     remedy = "give the id that the charge returned, while the ledger's log still has it"
     if charge_id.startswith(ALLOWANCE_ID):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.deciding.answer import ahead_ms, clocks_of, occupancies_of, states_of
-from quota.deciding.checklist import charge_units
+from quota.deciding.checklist import charge_units, charges_of
 from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.decision import COUNTING, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quota.decision import LimitState
     from quota.ledger.contract import Exhaustion
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import Limit
 
 MAX_COUNTING = 50
 """The most times that a look asks a ledger that is still counting."""
@@ -60,7 +59,8 @@ class Outlook(NamedTuple):
 def look(account: Account, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`."""
     checklist = account.checklists.of_a_look()
-    asked = _counted(account, checklist, Charge(0, checklist.bucket, "", "", "", ""))
+    bucket = checklist.parts[0].bucket
+    asked = _counted(account, checklist, Charge(0, bucket, "", "", "", ""))
     checklist, request, result = asked
     room_ms: tuple[int | None, ...] = (None,) * len(account.limits)
     full: Decision | None = None
@@ -81,15 +81,17 @@ def look(account: Account, methods: Sequence[str]) -> Outlook:
 def _full(account: Account, asked: Asked) -> Decision | None:
     """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
     checklist, request, result = asked
-    bucket = checklist.bucket
-    counting_all = [n for n, one in enumerate(checklist.limits) if not one.narrow and _counts_bucket(one, bucket)]
+    bucket = checklist.parts[0].bucket
+    counting_all = [
+        n for n, one in enumerate(checklist.limits) if not one.narrow and one.view.selector.counts_bucket(bucket)
+    ]
     checks = [request.checks[n] for n in counting_all]
     used_units = tuple([result.used_units[n] for n in counting_all])
     if all(used + check.cost_units <= check.cap_units for check, used in zip(checks, used_units, strict=True)):
         return None
     limits = tuple([checklist.limits[n] for n in counting_all])
     costs = tuple([checklist.costs[n] for n in counting_all])
-    of_these = account.checklists.of(checklist.method, checklist.units, bucket, limits, costs, "")
+    of_these = account.checklists.of(checklist.method, checklist.parts, limits, costs, "")
     return account.answers.decision(
         account.checklists.with_grants(of_these, checklist.grants),
         request._replace(checks=checks),
@@ -105,23 +107,20 @@ def _full(account: Account, asked: Asked) -> Decision | None:
     )
 
 
-def _counts_bucket(limit: Limit, bucket: str) -> bool:
-    """Whether a limit counts calls of a bucket."""
-    return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
-
-
 def _dearest(account: Account, methods: Sequence[str], at_ms: int) -> Decision | None:
     """What the dearest of these methods would be told, measured by the share of its bucket that one call takes; None
     where the book knows none of them, or where that call can never be admitted."""
     book = account.book.at(at_ms)
-    prices = {method: book.price(method) for method in methods if book.canonical(method) in book.methods}
-    if not prices:
+    shares = {
+        method: max(part.units / book.buckets[part.bucket].quota_units for part in book.price(method).parts)
+        for method in methods
+        if book.canonical(method) in book.methods and book.price(method).parts
+    }
+    if not shares:
         return None
-    dearest = max(prices, key=lambda method: prices[method].units / book.buckets[prices[method].bucket].quota_units)
     try:
-        checklist = account.checklists.make((dearest, None, None, ""))
-        charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
-        asked = account.ask(checklist, (charge,), commit=False, looks=True)
+        checklist = account.checklists.make((max(shares, key=lambda method: shares[method]), None, None, ""))
+        asked = account.ask(checklist, charges_of(checklist.calls, "", ""), commit=False, looks=True)
     except UsageError:
         return None
     return account.answers.decision(*asked, account.entries, commit=False)
@@ -141,7 +140,7 @@ def unlogged_usage(account: Account) -> tuple[UnloggedUsage, ...]:
 
 def _numbers(account: Account, job: str) -> Asked:
     """What each limit counts now."""
-    checklist = account.checklists.of("", 0, "", account.limits, (0,) * len(account.limits), job)
+    checklist = account.checklists.of("", (), account.limits, (0,) * len(account.limits), job)
     return _counted(account, checklist, Charge(0, "", "", "", "", ""))
 
 
@@ -179,8 +178,7 @@ def ask(account: Account, method: str, units: int, job: str, together: Together 
         checklist = account.checklists.make((method, units, None, job))
     else:
         checklist = account.checklists.of_former(method, units, job, together)
-    charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "", "")
-    checklist, request, result = asked = account.ask(checklist, (charge,), commit=False)
+    checklist, request, result = asked = account.ask(checklist, charges_of(checklist.calls, job, ""), commit=False)
     decision = account.answers.decision(*asked, account.entries, commit=False)
     occupancies: tuple[Occupancy, ...] = ()
     clocks = Clocks(result.now_ms, request.caller_ms, result.last[0])

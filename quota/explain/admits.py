@@ -85,7 +85,9 @@ def changes_that_admit(
         for one in kept.limits
         if one.name in known
     ]
-    if kept.calls == 1:
+    price = budget.book.at(then_ms).methods.get(kept.method)
+    of_one_bucket = kept.calls == 1 and (price is None or len(price[0].parts) == 1)
+    if of_one_bucket:
         each = [one.costing(kept.cost_units) for one in each]
     full = [one for one in each if not one.fits(then_ms)]
     reopen: Change = ()
@@ -96,7 +98,7 @@ def changes_that_admit(
     elif not full:
         return (), True
     found = [_numbers(budget.book, full, then_ms), _less_left(full, then_ms), _unpaced(full, then_ms)]
-    if kept.calls == 1:  # of several the prices are not known
+    if of_one_bucket:  # of several calls the prices are not known
         found.append(_cheaper(each, kept.method, kept.cost_units, then_ms))
     return tuple((*reopen, *change) for change in found if change), False
 

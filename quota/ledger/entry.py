@@ -22,6 +22,16 @@ class Charge(NamedTuple):
     idempotency_key: str
 
 
+FURTHER = "+"
+"""Stands in the idempotency key of a call's further charges, where one call is charged to several buckets: the first
+one's key, this, and a number."""
+
+
+def is_first(idempotency_key: str) -> bool:
+    """Whether a charge is the first of its call, or the only one: by these, calls are counted."""
+    return FURTHER not in idempotency_key
+
+
 Id = tuple[int, int]
 """An entry's id in the log: its time in ms, then its number within that millisecond."""
 

@@ -274,8 +274,12 @@ def _settle_accounts(budget: Budget) -> None:
     Raises LedgerError where the ledger does not answer.
     """
     book = budget.book
+
+    def charged(method: str) -> bool:
+        return bool(book.price(method).parts)
+
     try:
-        decision = budget.peek(min(book.methods, key=lambda method: book.price(method).units))
+        decision = budget.peek(min(filter(charged, book.methods), key=lambda method: book.price(method).units))
     except UsageError:
         return
     if decision.reason in ("ledger-unavailable", "clock", "counting") or (decision.admitted and decision.detail):
@@ -324,9 +328,8 @@ def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterat
 def _whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
     """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
     a unit."""
-    a_unit_a_call = all(
-        price.units == 1 for prices in book.methods.values() for price in prices if price.bucket == bucket
-    )
+    prices = [price for of_method in book.methods.values() for price in of_method]
+    a_unit_a_call = all(price.units_in(bucket) in (0, 1) for price in prices)
     for limit in limits:
         selector = limit.view.selector
         if limit.narrow or bucket not in (selector.buckets or (bucket,)):

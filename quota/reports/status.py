@@ -361,7 +361,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
             continue
         used_units = max(row.state.used_units for row in whole)
         quota_units = min(_granted(row, bucket) for row in whole)
-        dearest = max(price.units for prices in book.methods.values() for price in prices if price.bucket == x.bucket)
+        dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
         if used_units + dearest <= quota_units:
             yield EarlyExhaustion(x.bucket, used_units, quota_units)
 

@@ -11,7 +11,7 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.toml import TomlTable, parse_toml, read_toml
-from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
+from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe
 from quota.terms.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         retention_ms=parse_span(root, "retention") if "retention" in root else None,
         buckets=buckets,
         methods=methods,
-        default_get=_price(defaults, "get", defaults.value("get"), buckets),
-        default_other=_price(defaults, "other", defaults.value("other"), buckets),
+        default_get=Price(_parts(defaults, "get", defaults.value("get"), buckets, least=1)),
+        default_other=Price(_parts(defaults, "other", defaults.value("other"), buckets, least=1)),
         pools=pools,
         probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
@@ -80,27 +80,66 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
 
 def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
     """The prices of one method, oldest first."""
-    if not isinstance(value, list):
-        return [_price(table, method, value, buckets)]
-    rows = table.array(method, ("units", "bucket", "since"))
+    rows = value if isinstance(value, list) else [value]
+    if any(isinstance(row, dict) and "since" in row for row in rows):
+        raise table.error(
+            "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; "
+            "a list is what one call costs in several buckets",
+            method,
+        )
+    if not (isinstance(value, dict) and "prices" in value):
+        return [Price(_parts(table, method, value, buckets))]
+    dated = _alone(table.as_table(value, method, ("units", "bucket", "prices")), "prices")
     prices: list[Price] = []
-    for row in rows:
-        price = _priced(row, buckets)
+    for row in dated.array("prices", ("units", "bucket", "parts", "since")):
+        if "parts" in row:
+            parts = _parts(_alone(row, "parts"), "parts", row.value("parts"), buckets)
+        else:
+            parts = _part(row, buckets)
+        price = Price(parts, row.day("since") if "since" in row else date.min)
         if prices and price.since <= prices[-1].since:
             raise row.error("not later than in the row before; list the oldest price first", "since")
         prices.append(price)
     return prices
 
 
-def _price(table: TomlTable, key: str, value: object, buckets: Mapping[str, Bucket]) -> Price:
+def _alone(row: TomlTable, key: str) -> TomlTable:
+    """The same row. Raises ConfigError if it gives units or a bucket beside a key that has them inside."""
+    for other in ("units", "bucket"):
+        if other in row:
+            raise row.error(f"cannot be combined with {key}; put it into each of these", other)
+    return row
+
+
+MAX_PARTS = 10
+"""The most buckets that one call is charged to."""
+
+
+def _parts(
+    table: TomlTable, key: str, value: object, buckets: Mapping[str, Bucket], least: int = 0
+) -> tuple[Part, ...]:
+    """What one call costs: a number of the first bucket, a table for another one, or a list of tables. 0: it is
+    free."""
     if isinstance(value, dict):
-        return _priced(table.as_table(value, key, ("units", "bucket", "since")), buckets)
-    return Price(table.as_whole(value, key), next(iter(buckets)), date.min)
+        return _part(table.as_table(value, key, ("units", "bucket")), buckets, least)
+    if not isinstance(value, list):
+        units = table.as_whole(value, key, minimum=least)
+        return (Part(next(iter(buckets)), units),) if units else ()
+    rows = table.array(key, ("units", "bucket"))
+    if len(rows) > MAX_PARTS:
+        raise table.error(f"one call is charged to {MAX_PARTS} buckets at most", key)
+    parts: dict[str, Part] = {}
+    for row in rows:
+        (part,) = _part(row, buckets, least=1)
+        if part.bucket in parts:
+            raise row.error(f"bucket {show(part.bucket)} stands here twice; add its units up", "bucket")
+        parts[part.bucket] = part
+    return tuple(parts.values())
 
 
-def _priced(row: TomlTable, buckets: Mapping[str, Bucket]) -> Price:
-    bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
-    return Price(row.whole("units"), bucket, row.day("since") if "since" in row else date.min)
+def _part(row: TomlTable, buckets: Mapping[str, Bucket], least: int = 0) -> tuple[Part, ...]:
+    bucket, units = row.text("bucket", next(iter(buckets)), choices=buckets), row.whole("units", minimum=least)
+    return (Part(bucket, units),) if units else ()
 
 
 def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:

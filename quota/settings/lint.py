@@ -211,12 +211,13 @@ def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     selector = limit.view.selector
     if bucket not in selector.buckets or selector.jobs or limit.per_job:
         return False
-    charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
-    if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
+    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
+    if selector.count == "calls" and any(units > 1 for units in charged.values()):
         return False
     # The book charges an unknown method by its defaults, and no list of methods selects such a call.
     return not selector.methods or (
-        charged <= set(selector.methods) and bucket not in (book.default_get.bucket, book.default_other.bucket)
+        charged.keys() <= set(selector.methods)
+        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
     )
 
 
@@ -298,7 +299,7 @@ def _limits(credential: CredentialSettings) -> Iterator[Finding]:
 
 def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
     selector = limit.view.selector
-    costs = {method: selector.cost(book.price(method).units) for method in selector.methods}
+    costs = {method: book.least_units(replace(selector, methods=(method,))) for method in selector.methods}
     for what, units in (costs or {"the cheapest call": book.least_units(limit.view.selector)}).items():
         if limit.limit_units < units:
             yield Finding(

@@ -467,7 +467,9 @@ def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tupl
                 raise table.error(message, "bucket", None if isinstance(value, str) else index)
         return tuple(sorted(names))
     if methods:
-        return tuple(sorted({price.bucket for method in methods for price in book.methods[method]}))
+        return tuple(
+            sorted({part.bucket for method in methods for price in book.methods[method] for part in price.parts})
+        )
     return (book.main_bucket.name,)
 
 

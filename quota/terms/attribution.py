@@ -54,8 +54,7 @@ def check_name(what: str, name: str, least: int = 0) -> None:
 
 
 class AttemptKeys:
-    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter, then the
-    mark of a reservation where it is one.
+    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter.
 
     All budgets of a process share one instance. A forked child gets a run id of its own.
     """
@@ -69,8 +68,8 @@ class AttemptKeys:
         """Start over in a forked child, with a run id of its own."""
         self.run, self._counter = run_id(), count(1)
 
-    def next(self, *, reserved: bool = False) -> str:
-        return f"{self.run}{next(self._counter)}{RESERVED if reserved else ''}"
+    def next(self) -> str:
+        return f"{self.run}{next(self._counter)}"
 
 
 RESERVED = "~"

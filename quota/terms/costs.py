@@ -31,12 +31,38 @@ class Bucket(NamedTuple):
     window: Window
 
 
-class Price(NamedTuple):
-    """The price of one call of a method: `units` of `bucket`, from `since` (inclusive) on."""
+class Part(NamedTuple):
+    """What one call adds to one bucket."""
 
-    units: int
     bucket: str
-    since: date
+    units: int
+
+
+class Price(NamedTuple):
+    """The price of one call of a method, from `since` (inclusive) on: what it adds to each of its buckets.
+
+    Without parts the call is free. `units` and `bucket` are those of the first part, 0 and "" of a free call: for
+    whoever shows one number. The first part is also the one that a caller's own units, and `settle`, mean.
+    """
+
+    parts: tuple[Part, ...]
+    since: date = date.min
+
+    @property
+    def units(self) -> int:
+        return self.parts[0].units if self.parts else 0
+
+    @property
+    def bucket(self) -> str:
+        return self.parts[0].bucket if self.parts else ""
+
+    def units_in(self, bucket: str) -> int:
+        """What the call adds to one bucket."""
+        return sum(part.units for part in self.parts if part.bucket == bucket)
+
+    def __str__(self) -> str:
+        """For people: `1 core and 5 points`."""
+        return " and ".join(f"{part.units:,} {part.bucket}" for part in self.parts) or "free"
 
 
 @dataclass(frozen=True)
@@ -117,6 +143,12 @@ class CostBook(NamedTuple):
         return next(iter(self.buckets.values()))
 
     @property
+    def most_parts(self) -> int:
+        """To how many buckets one call is charged at most."""
+        prices = [price for of_method in self.methods.values() for price in of_method]
+        return max([1, *(len(price.parts) for price in (*prices, self.default_get, self.default_other))])
+
+    @property
     def version(self) -> str:
         """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
         found = re.search(r"\bv[0-9]\w*", self.name)
@@ -177,10 +209,11 @@ class CostBook(NamedTuple):
         """The price of a method that the book does not have, by its HTTP verb. It is high on purpose."""
         return self.default_get if verb.upper() in ("GET", "HEAD") else self.default_other
 
-    def closed_by(self, method: str, bucket: str) -> tuple[str, ...]:
-        """The bucket and the upstream pools whose exhaustion stops a call of `method` charged to `bucket`, by name."""
+    def closed_by(self, method: str, *buckets: str) -> tuple[str, ...]:
+        """The buckets that a call of `method` is charged to, and the upstream pools whose exhaustion stops it, by
+        name."""
         pools = (pool.name for pool in self.pools if method in pool.methods)
-        return (bucket, *(name for name in pools if name != bucket))
+        return tuple(dict.fromkeys([*buckets, *pools]))
 
     def cheapest_units(self, bucket: str) -> int:
         """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
@@ -188,20 +221,22 @@ class CostBook(NamedTuple):
         if known is None or known.of is not self:
             prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
             units: dict[str, int] = {}
-            for price in prices:
-                units[price.bucket] = min(price.units, units.get(price.bucket, price.units))
+            for bucket_name, cost in (part for price in prices for part in price.parts):
+                units[bucket_name] = min(cost, units.get(bucket_name, cost))
             if len(_cheapest) >= MAX_VALID:
                 _cheapest.clear()
             known = _cheapest[id(self)] = _Cheapest(self, units)
         return known.units.get(bucket, 1)
 
     def least_units(self, selector: Selector) -> int:
-        """The least that a call counted by a selector adds to its limit."""
-        if selector.methods:
-            units = min(self.price(method).units for method in selector.methods)
-        else:
-            units = min(self.cheapest_units(bucket) for bucket in selector.buckets or self.buckets)
-        return selector.cost(units)
+        """The least that a call counted by a selector adds to its limit, once it adds anything; 1 where none does."""
+        if not selector.methods:
+            return selector.cost(min(self.cheapest_units(bucket) for bucket in selector.buckets or self.buckets))
+        counted = (
+            sum(selector.cost(part.units) for part in self.price(method).parts if selector.counts_bucket(part.bucket))
+            for method in selector.methods
+        )
+        return min(filter(None, counted), default=1)
 
     def _unknown(self, method: str) -> str:
         hint = nearest(self.canonical(method), self.methods)

@@ -193,10 +193,14 @@ class Selector:
     def counts(self, bucket: str, method: str, job: str) -> bool:
         """Whether this limit counts a charge of this bucket, method and job (L2 in docs/ledger-rules.md)."""
         return (
-            (not self.buckets or bucket in self.buckets)
+            self.counts_bucket(bucket)
             and (not self.methods or method in self.methods)
             and (not self.jobs or job in self.jobs)
         )
+
+    def counts_bucket(self, bucket: str) -> bool:
+        """Whether it counts calls of a bucket."""
+        return not self.buckets or bucket in self.buckets
 
     def cost(self, units: int) -> int:
         """The amount that a charge of `units` adds: its units, or 1 per call. A refunded charge (0) is not a call."""

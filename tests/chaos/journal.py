@@ -70,8 +70,8 @@ class NotedAttemptKeys(AttemptKeys):
         super().__init__()
         self._journal = journal
 
-    def next(self, *, reserved: bool = False) -> str:
-        token = super().next(reserved=reserved)
+    def next(self) -> str:
+        token = super().next()
         self._journal.note("token", token=token, call=self._journal.call)
         return token
 

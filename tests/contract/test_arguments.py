@@ -22,7 +22,7 @@ from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
 from quota.recovery.allowance import Allowance
 from quota.terms.attribution import labels
-from quota.terms.costs import Price
+from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.claims import claim_of
@@ -123,9 +123,9 @@ VIEW = View(Selector(buckets=("units",)), Sliding(DAY_MS))
 
 
 def priced(setup: Setup, units: Any) -> Budget:
-    price = BOOK.methods["videos.list"][0]._replace(units=units)
+    price = Price((Part("units", units),))
     methods = {**BOOK.methods, "videos.list": (price,)}
-    return setup.budget(book=BOOK._replace(methods=methods, default_get=Price(units, "units", price.since)))
+    return setup.budget(book=BOOK._replace(methods=methods, default_get=price))
 
 
 def settle_unknown(budget: Budget, units: Any) -> None:

@@ -83,11 +83,11 @@ def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -
         buckets.more = {{ quota = 100, resets = "1h" }}
         default = {{ get = 1, other = 1 }}
         [methods]
-        "a.list" = [
+        "a.list" = {{ prices = [
             {{ units = 1 }},
             {{ units = 2, since = 2026-03-08 }},
             {{ units = 3, bucket = "more", since = 2026-03-09 }},
-        ]
+        ] }}
         """,
         "zoned",
     )
@@ -111,7 +111,7 @@ def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
         read_on = 2026-11-01
         buckets.units = { quota = 100, resets = "1m" }
         default = { get = 1, other = 1 }
-        methods."a.list" = [{ units = 1 }, { units = 2, since = 2026-03-08 }]
+        methods."a.list" = { prices = [{ units = 1 }, { units = 2, since = 2026-03-08 }] }
         """,
         "sliding",
     )
@@ -192,7 +192,7 @@ def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
         buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
         buckets.uploads = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
         default = { get = 1, other = 1 }
-        methods."a.add" = [{ units = 1 }, { units = 1, bucket = "uploads", since = 2099-01-01 }]
+        methods."a.add" = { prices = [{ units = 1 }, { units = 1, bucket = "uploads", since = 2099-01-01 }] }
         """,
         "later",
     )
@@ -211,7 +211,7 @@ def test_a_configuration_is_judged_by_the_prices_of_today(state_dir: Path) -> No
         read_on = 2026-11-01
         buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
         default = { get = 1, other = 1 }
-        methods."a.add" = [{ units = 1 }, { units = 700, since = 2099-01-01 }]
+        methods."a.add" = { prices = [{ units = 1 }, { units = 700, since = 2099-01-01 }] }
         """
     )
     (state_dir.parent / "quota.toml").write_text(
@@ -236,11 +236,12 @@ def test_the_cost_book_is_shown_with_the_prices_to_come(state_dir: Path) -> None
         read_on = 2026-11-01
         buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
         default = { get = 1, other = 1 }
-        methods."a.add" = [{ units = 3 }, { units = 700, since = 2099-01-01 }]
+        methods."a.add" = { prices = [{ units = 3 }, { units = 700, since = 2099-01-01 }] }
         """
     )
     shown = CliRunner().invoke(cli, ["costs", "--book", "./book.toml"])
     assert "a.add       3  units; 700 units from 2099-01-01" in shown.output
     (method,) = json.loads(CliRunner().invoke(cli, ["costs", "--book", "./book.toml", "--json"]).output)["methods"]
-    later = {"units": 700, "bucket": "units", "since": "2099-01-01"}
-    assert method == {"method": "a.add", "units": 3, "bucket": "units", "next": later}
+    now, then = ([{"bucket": "units", "units": units}] for units in (3, 700))
+    later = {"units": 700, "bucket": "units", "parts": then, "since": "2099-01-01"}
+    assert method == {"method": "a.add", "units": 3, "bucket": "units", "parts": now, "next": later}

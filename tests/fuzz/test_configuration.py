@@ -90,7 +90,7 @@ get = 1
 other = { units = 50, bucket = "units" }
 [methods]
 "search.list" = 100
-"videos.insert" = [{ units = 1600 }, { units = 100, since = 2025-12-04, bucket = "search" }]
+"videos.insert" = { prices = [{ units = 1600 }, { units = 100, since = 2025-12-04, bucket = "search" }] }
 [pools.search]
 marks = ["SearchList"]
 methods = ["search.list"]

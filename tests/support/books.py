@@ -22,7 +22,7 @@ BOOK: CostBook = parse_book(
     [methods]
     "search.list" = 100
     "videos.list" = 1
-    "videos.insert" = [{ units = 1600 }, { units = 100, since = 2025-12-04 }]
+    "videos.insert" = { prices = [{ units = 1600 }, { units = 100, since = 2025-12-04 }] }
     "captions.list" = 50
     "suggest.list" = { units = 1, bucket = "search" }
     [pools.search]

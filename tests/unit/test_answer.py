@@ -39,8 +39,12 @@ def asked(
     *limits: Limit, cost: int = 100, leave: Mapping[str, int] | None = None, also: int = 0, caller_ms: int = NOW
 ) -> tuple[Checklist, ChargeRequest]:
     """A call of so many units by the job "job", and how the ledger is asked about it."""
-    made = Checklists("main", BOOK, limits, {"job": leave or {}}, lambda: NOW)["videos.list", cost, None, "job"]
-    charge = Charge(cost, made.bucket, made.method, "job", "", "key")
+    checklists = Checklists("main", BOOK, limits, {"job": leave or {}}, lambda: NOW)
+    made = checklists["videos.list", cost, None, "job"]
+    if also:
+        each = [checklists["videos.list", cost // (1 + also), None, "job"]] * (1 + also)
+        made = checklists.sum_of(each, "job")
+    charge = Charge(cost, "units", made.method, "job", "", "key")
     checks = made.checks_at(caller_ms)
     return made, ChargeRequest("project", charge, checks, made.closed_by, caller_ms, also=(charge,) * also)
 

@@ -22,7 +22,7 @@ from quota.deciding.checklist import (
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text
-from quota.terms.costs import Bucket, CostBook, Price
+from quota.terms.costs import Bucket, CostBook, Part, Price
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ BOOK = CostBook(
     retention_ms=None,
     buckets={"units": Bucket("units", 1_000, DAY), "search": Bucket("search", 100, DAY)},
     methods={
-        "items.find": (Price(1, "search", date(2026, 1, 1)),),
-        "items.list": (Price(1, "units", date(2026, 1, 1)),),
-        "items.insert": (Price(50, "units", date(2026, 1, 1)), Price(60, "units", date(2026, 7, 2))),
+        "items.find": (Price((Part("search", 1),), date(2026, 1, 1)),),
+        "items.list": (Price((Part("units", 1),), date(2026, 1, 1)),),
+        "items.insert": (Price((Part("units", 50),), date(2026, 1, 1)), Price((Part("units", 60),), date(2026, 7, 2))),
     },
-    default_get=Price(1, "units", date(2026, 1, 1)),
-    default_other=Price(50, "units", date(2026, 1, 1)),
+    default_get=Price((Part("units", 1),), date(2026, 1, 1)),
+    default_other=Price((Part("units", 50),), date(2026, 1, 1)),
     pools=(),
 )
 
@@ -203,12 +203,11 @@ def test_a_call_is_charged_to_the_bucket_it_is_given_or_priced_in_else_to_the_ma
     for kind, bucket, units in (
         (("items.find", None, None, ""), "search", 1),
         (("items.find", 5, None, ""), "search", 5),
-        (("items.find", 5, "units", ""), "units", 5),
+        (("x", None, (Part("search", 5),), ""), "search", 5),
         (("x", 5, None, ""), "units", 5),
-        (("x", 5, "search", ""), "search", 5),
     ):
         one = made[kind]
-        assert (one.bucket, one.units, one.priced) == (bucket, units, (0, NEVER))
+        assert (one.parts, one.units, one.priced) == ((Part(bucket, units),), units, (0, NEVER))
         assert [x.view.selector.buckets for x in one.limits] == [(bucket,)]
     with pytest.raises(UsageError, match="method"):
         made.make(("", 5, None, ""))
@@ -219,7 +218,7 @@ def test_a_look_asks_for_the_cheapest_call_and_is_kept_for_its_book_and_limits()
     one, same = (Checklists("main", BOOK, limits, {}, lambda: NOON) for _ in range(2))
     other = checklists(limit(2_000))
     look = one.of_a_look()
-    assert (look.units, look.costs, look.bucket) == (1, (1,), "units")
+    assert (look.units, look.costs, look.parts) == (1, (1,), (Part("units", 1),))
     assert same.of_a_look() is look
     assert other.of_a_look() is not look
     assert other.of_a_look().caps == (2_000,)
@@ -260,13 +259,13 @@ def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     known = old.checks_at(now_ms)
     assert old.checks == (0, NEXT_MIDNIGHT, known)
     for at_ms in (0, NEXT_MIDNIGHT - 1):
-        assert made.priced_at(at_ms, old, charges) == (old, charges)
+        assert made.priced_at(at_ms, old, charges, lambda: "anew") == (old, charges)
     now_ms = NEXT_MIDNIGHT
-    new, (charge,) = made.priced_at(now_ms, old, charges)
+    new, (charge,) = made.priced_at(now_ms, old, charges, lambda: "anew")
     assert (new.units, new.priced, new) == (60, (NEXT_MIDNIGHT, NEVER), made["items.insert", None, None, "job"])
-    assert charge == (60, "units", "items.insert", "job", "DE", "key")
+    assert charge == (60, "units", "items.insert", "job", "DE", "anew")
     now_ms = NEXT_MIDNIGHT - 1
-    assert made.priced_at(now_ms, new, (charge,))[1] == charges
+    assert made.priced_at(now_ms, new, (charge,), lambda: "key")[1] == charges
 
 
 def test_calls_together_are_priced_anew_together() -> None:
@@ -275,7 +274,7 @@ def test_calls_together_are_priced_anew_together() -> None:
     each = [made["items.insert", None, None, ""], made["items.list", None, None, ""]]
     charges = tuple(Charge(one.units, "units", one.method, "", "", "key") for one in each)
     now_ms = NEXT_MIDNIGHT
-    together, priced = made.priced_at(now_ms, made.sum_of(each, ""), charges)
+    together, priced = made.priced_at(now_ms, made.sum_of(each, ""), charges, lambda: "anew")
     assert (together.units, together.priced) == (61, (NEXT_MIDNIGHT, NEVER))
     assert [charge.units for charge in priced] == [60, 1]
 

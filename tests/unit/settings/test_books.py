@@ -268,11 +268,17 @@ get = 2
 other = 3
 [methods]
 "items.list" = 2
-"items.add" = [{ units = 9 }, { units = 4, since = 2026-06-01 }]
+"items.add" = { prices = [{ units = 9 }, { units = 4, since = 2026-06-01 }] }
 [pools.adding]
 marks = ["AddsPerMonth"]
 methods = ["items.add"]
 """
+
+
+DATED = (
+    "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; a list is what one call "
+    "costs in several buckets"
+)
 
 
 def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
@@ -294,14 +300,14 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ('zone = "UTC"', 'zon = "UTC"', "buckets.calls.resets.zon: unknown key; did you mean 'zone'?"),
         # Numbers.
         ("quota = 1_000", "quota = 0", f"buckets.calls.quota: 0 is not a whole number from 1 to {10**15}"),
-        ('"items.list" = 2', '"items.list" = -1', f"methods.'items.list': -1 is not a whole number from 1 to {10**15}"),
+        ('"items.list" = 2', '"items.list" = -1', f"methods.'items.list': -1 is not a whole number from 0 to {10**15}"),
         (
             '"items.list" = 2',
             '"items.list" = 1.5',
             "methods.'items.list': a number with a fraction where a whole number is needed",
         ),
         ('"items.list" = 2', '"items.list" = true', "methods.'items.list': a boolean where a whole number is needed"),
-        ("units = 4", "units = 'four'", "methods.'items.add'[1].units: a string where a whole number is needed"),
+        ("units = 4", "units = 'four'", "methods.'items.add'.prices[1].units: a string where a whole number is needed"),
         # Windows.
         (
             'resets = { calendar = "month", zone = "UTC" }',
@@ -345,12 +351,12 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             "since = 2026-06-01",
             "since = 2026-06-01T00:00:00",
-            "methods.'items.add'[1].since: a date or time where a date such as 2026-06-01 is needed",
+            "methods.'items.add'.prices[1].since: a date or time where a date such as 2026-06-01 is needed",
         ),
         (
             "{ units = 9 }",
             "{ units = 9, since = 2027-01-01 }",
-            "methods.'items.add'[1].since: not later than in the row before; list the oldest price first",
+            "methods.'items.add'.prices[1].since: not later than in the row before; list the oldest price first",
         ),
         (
             'methods = ["items.add"]',
@@ -358,10 +364,59 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             "pools.adding.methods[0]: no method 'items.ad' in this book; did you mean 'items.add'?",
         ),
         (
-            "[{ units = 9 }, { units = 4, since = 2026-06-01 }]",
+            "{ prices = [{ units = 9 }, { units = 4, since = 2026-06-01 }] }",
             "[]",
             "methods.'items.add': an empty array where a non-empty array of tables is needed",
         ),
+        # Prices: dated ones in the former spelling; those of several buckets.
+        (
+            "{ prices = [{ units = 9 }, { units = 4, since = 2026-06-01 }] }",
+            "[{ units = 9 }, { units = 4, since = 2026-06-01 }]",
+            f"methods.'items.add': {DATED}",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = { units = 2, since = 2026-06-01 }',
+            f"methods.'items.list': {DATED}",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = { prices = 2 }',
+            "methods.'items.list'.prices: a number where a non-empty array of tables is needed",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = { prices = [], units = 2 }',
+            "methods.'items.list'.units: cannot be combined with prices; put it into each of these",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = [{ units = 1 }, { units = 2, bucket = "calls" }]',
+            "methods.'items.list'[1].bucket: bucket 'calls' stands here twice; add its units up",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = [{ units = 0 }]',
+            f"methods.'items.list'[0].units: 0 is not a whole number from 1 to {10**15}",
+        ),
+        (
+            '"items.list" = 2',
+            '"items.list" = [1, 2]',
+            "methods.'items.list': a number where a table is needed",
+        ),
+        (
+            '"items.list" = 2',
+            f'"items.list" = [{", ".join(["{ units = 1 }"] * 11)}]',
+            "methods.'items.list': one call is charged to 10 buckets at most",
+        ),
+        (
+            "{ units = 9 }",
+            "{ parts = [{ units = 9 }], units = 9 }",
+            "methods.'items.add'.prices[0].units: cannot be combined with parts; put it into each of these",
+        ),
+        ("{ units = 9 }", "{ bucket = 'calls' }", "methods.'items.add'.prices[0].units: missing; the key is required"),
+        ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),
+        ("get = 2", "get = []", "default.get: an empty array where a non-empty array of tables is needed"),
     ],
 )
 def test_a_mistake_in_a_book_is_named(line: str, instead: str, message: str) -> None:

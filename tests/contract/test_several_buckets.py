@@ -1,0 +1,319 @@
+"""One call that is charged to several buckets: two charges of one step, one decision, one id. And calls that are
+free."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.async_budget import AsyncBudget, Awaiter
+from quota.clients.metering import Meter
+from quota.common.clock import NEVER
+from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
+from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
+from quota.ledger.parts import notes_in
+from quota.recovery.allowance import Allowance
+from quota.settings.books import parse_book
+from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from support.setup import limit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.budget import Budget
+    from quota.ledger.entry import Entry
+    from support.loops import Run
+    from support.setup import Setup
+
+FORGE = parse_book(
+    """
+    api = "forge"
+    source = "the tests"
+    read_on = 2026-11-01
+    [buckets.core]
+    quota = 60
+    resets = "1h"
+    [buckets.points]
+    quota = 20
+    resets = "1m"
+    [default]
+    get = [{ bucket = "core", units = 2 }, { bucket = "points", units = 3 }]
+    other = [{ bucket = "core", units = 2 }, { bucket = "points", units = 7 }]
+    [methods]
+    read = [{ bucket = "core", units = 1 }, { bucket = "points", units = 1 }]
+    write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+    search = { units = 4, bucket = "points" }
+    status = 0
+    later = { prices = [
+        { units = 0 },
+        { parts = [{ units = 1 }, { bucket = "points", units = 9 }], since = 2026-12-01 },
+    ] }
+    sooner = { prices = [
+        { parts = [{ units = 1 }, { bucket = "points", units = 9 }] },
+        { units = 0, since = 2026-12-01 },
+    ] }
+    """,
+    "forge",
+)
+CHANGE_MS = round(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)
+CORE = limit(60, HOUR_MS, name="core", buckets=("core",))
+POINTS = limit(20, MINUTE_MS, name="points", buckets=("points",))
+CALLS = Limit("calls", 9, View(Selector(buckets=("core",), count="calls"), Sliding(MINUTE_MS)), 9, 0)
+EVERYTHING = Limit("all", 99, View(Selector(count="calls"), Sliding(MINUTE_MS)), 99, 0)
+
+
+def budget_of(setup: Setup, *limits: Limit, **more: object) -> Budget:
+    return setup.budget(*(limits or (CORE, POINTS)), book=FORGE, **more)
+
+
+def log(setup: Setup) -> list[Entry]:
+    return list(read_entries(setup.ledger, setup.project, 0, NEVER))
+
+
+def used(budget: Budget) -> dict[str, int]:
+    return {state.name: state.used_units for state in budget.usage()}
+
+
+# -- one decision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.topology
+def test_a_call_of_two_buckets_is_one_decision_and_two_charges(setup: Setup) -> None:
+    budget = budget_of(setup)
+    decision = budget.charge("write", job="nightly", region="DE")
+    assert (decision.admitted, decision.method, decision.cost_units) == (True, "write", 1)
+    assert [(one.name, one.cost_units, one.used_units) for one in decision.limits] == [
+        ("core", 1, 1),
+        ("points", 5, 5),
+    ]
+    assert decision.remaining_units == 15, "of the limit with the fewest further calls"
+    first, second = log(setup)
+    assert decision.id == f"{first.id}+{second.id}"
+    assert [(one.bucket, one.units, one.method, one.job, one.region) for one in (first, second)] == [
+        ("core", 1, "write", "nightly", "DE"),
+        ("points", 5, "write", "nightly", "DE"),
+    ]
+    assert second.idempotency_key == f"{first.idempotency_key}+1"
+
+
+def test_either_bucket_refuses_it_and_then_neither_is_charged(setup: Setup) -> None:
+    budget = budget_of(setup)
+    for _ in range(4):
+        assert budget.charge("write").admitted
+    refused = budget.charge("write")
+    assert (refused.admitted, refused.id, refused.refused_by) == (False, None, "points")
+    assert refused.retry_at_ms == setup.now_ms + MINUTE_MS
+    assert used(budget) == {"core": 4, "points": 20}
+    setup.now_ms += MINUTE_MS - 1
+    assert not budget.peek("write").admitted
+    setup.now_ms += 1
+    assert budget.charge("write").admitted
+    only_core = budget_of(setup, limit(5, HOUR_MS, name="core", buckets=("core",)), POINTS)
+    assert only_core.charge("read").refused_by == "core"
+
+
+def test_a_peek_sees_all_buckets_and_changes_nothing(setup: Setup) -> None:
+    budget = budget_of(setup)
+    seen = budget.peek("write")
+    assert (seen.admitted, seen.id, [one.cost_units for one in seen.limits]) == (True, None, [1, 5])
+    assert log(setup) == []
+
+
+@pytest.mark.parametrize("bucket", ["core", "points"])
+def test_a_bucket_that_upstream_closed_closes_it(setup: Setup, bucket: str) -> None:
+    budget = budget_of(setup)
+    closed = Exhaustion(bucket, setup.now_ms, setup.now_ms + 1_000, "said so", "the test")
+    notes_in(setup.ledger).exhaust(setup.project, closed)
+    decision = budget.charge("read")
+    assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("exhausted", bucket, closed.until_ms)
+
+
+def test_a_limit_that_counts_calls_counts_one_for_each_bucket_it_counts(setup: Setup) -> None:
+    budget = budget_of(setup, CALLS, EVERYTHING)
+    assert [(one.name, one.cost_units) for one in budget.charge("write").limits] == [("calls", 1), ("all", 2)]
+    assert used(budget) == {"calls": 1, "all": 2}
+
+
+def test_it_can_never_fit_where_one_part_cannot(setup: Setup) -> None:
+    with pytest.raises(CostExceedsLimit, match=r"write costs 5 units and limit 'points' .* holds 4"):
+        budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
+
+
+def test_units_of_the_caller_are_those_of_the_first_bucket(setup: Setup) -> None:
+    budget = budget_of(setup)
+    assert [one.cost_units for one in budget.charge("write", units=8).limits] == [8, 5]
+    assert [(one.bucket, one.units) for one in log(setup)] == [("core", 8), ("points", 5)]
+
+
+def test_an_unknown_method_costs_the_default_of_its_verb_in_all_buckets(setup: Setup) -> None:
+    budget = budget_of(setup)
+    Meter(budget).attempt("conjure", "POST")
+    assert [(one.bucket, one.units) for one in log(setup)] == [("core", 2), ("points", 7)]
+
+
+# -- together with others ----------------------------------------------------------------------------------------------
+
+
+def test_calls_together_have_an_id_each(setup: Setup) -> None:
+    budget = budget_of(setup, CORE, POINTS, EVERYTHING)
+    decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
+    entries = [one.id for one in log(setup)]
+    assert [one.id for one in decisions] == ["+".join(entries[:2]), None, entries[2], "+".join(entries[3:])]
+    assert [one.cost_units for one in decisions] == [1, 0, 3, 1]
+    assert [one.method for one in decisions] == ["read", "status", "search", "write"]
+    assert used(budget) == {"core": 2, "points": 9, "all": 5}
+    refused = budget.charge_many(["write", "write", "write"])
+    assert [(one.admitted, one.id) for one in refused] == [(False, None)] * 3
+    assert refused[0].detail == "and these 3 calls need 15 together"
+    assert used(budget) == {"core": 2, "points": 9, "all": 5}
+
+
+def test_more_charges_than_fit_into_one_step_are_an_error_of_one_line(setup: Setup) -> None:
+    budget = budget_of(setup, limit(1_000, HOUR_MS, name="core", buckets=("core",)))
+    assert len(budget.charge_many(["read"] * 50)) == 50
+    with pytest.raises(UsageError) as error:
+        budget.charge_many(["read"] * 51)
+    assert str(error.value) == (
+        "these 51 calls are 102 charges, one for each bucket, and at most 100 are made together; "
+        "make fewer calls at once"
+    )
+    assert len(log(setup)) == MAX_CHARGES
+    assert len(Meter(budget).attempts([("read", "GET")] * 51)) == 51
+    assert len(log(setup)) == MAX_CHARGES + 102
+
+
+# -- given back --------------------------------------------------------------------------------------------------------
+
+
+def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None:
+    budget = budget_of(setup)
+    charge_id = budget.charge("write").id or ""
+    budget.charge("read")
+    before = budget.refund(charge_id)
+    assert (before.bucket, before.units) == ("core", 1)
+    assert used(budget) == {"core": 1, "points": 1}
+    assert budget.refund(charge_id).units == 0
+    assert used(budget) == {"core": 1, "points": 1}
+
+
+def test_to_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
+    budget = budget_of(setup)
+    charge_id = budget.charge("write").id or ""
+    assert budget.settle(charge_id, 7).units == 1
+    assert used(budget) == {"core": 7, "points": 5}
+    assert budget.settle(charge_id, 0).units == 7
+    assert used(budget) == {"core": 0, "points": 5}
+
+
+def test_an_attempt_that_never_left_is_refunded_in_all_buckets(setup: Setup) -> None:
+    budget = budget_of(setup)
+    Meter(budget).attempt("write", "POST").never_left()
+    assert used(budget) == {"core": 0, "points": 0}
+
+
+@pytest.mark.parametrize("wrong", ["{}+", "+{}", "{}+x", "{}++{}", "+".join(["{}"] * 102), "{}+1-999", "+", "{} {}"])
+def test_an_id_that_cannot_be_right_changes_nothing(setup: Setup, wrong: str) -> None:
+    budget = budget_of(setup)
+    first, second = (budget.charge("write").id or "").split("+")
+    with pytest.raises(UnknownCharge, match="has no charge"):
+        budget.refund(wrong.replace("{}", second))
+    with pytest.raises(UnknownCharge):
+        budget.settle(wrong.replace("{}", first), 0) if wrong != "{}+1-999" else budget.settle("1-999", 0)
+    assert used(budget)["core"] == 1
+
+
+# -- free --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
+    budget = budget_of(setup, limit(1, HOUR_MS, name="core", buckets=("core",)))
+    budget.charge("read")
+    notes_in(setup.ledger).exhaust(setup.project, Exhaustion("core", setup.now_ms, NEVER, "said so", "the test"))
+    for decision in (budget.charge("status"), budget.peek("status"), *budget.charge_many(["status", "forge.status"])):
+        assert (decision.admitted, decision.id, decision.source, decision.reason) == (True, None, None, "ok")
+        assert (decision.method, decision.cost_units, decision.limits) == ("status", 0, ())
+    assert budget.charge("status").sentence() == "admitted status on main: it is free, and nothing is charged"
+    assert len(log(setup)) == 2
+    with budget.spend("status") as decision:
+        assert decision.id is None
+    attempt = Meter(budget).attempt("status", "GET")
+    attempt.never_left()
+    assert len(log(setup)) == 2
+    assert budget.charge("status", units=1).refused_by == "core", "the caller says that it costs one"
+
+
+def test_a_free_call_needs_no_ledger(setup: Setup) -> None:
+    budget = budget_of(setup)
+    budget._account.ledger = _Away()  # type: ignore[assignment]
+    assert budget.charge("status").admitted
+    assert budget.charge("read").reason == "ledger-unavailable"
+
+
+class _Away:
+    label = "away"
+
+    def decide(self, *_: object, **__: object) -> None:
+        raise LedgerError("away")
+
+
+def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
+    budget = budget_of(setup)
+    for setup.now_ms, later, sooner in ((CHANGE_MS - 1, [], [1, 9]), (CHANGE_MS, [1, 9], [])):
+        for _ in range(2):
+            assert [one.cost_units for one in budget.peek("later").limits] == later
+            assert [one.cost_units for one in budget.peek("sooner").limits] == sooner
+    setup.now_ms = CHANGE_MS - 1
+    assert len(budget.charge_many(["later", "sooner"])) == 2
+    setup.now_ms = CHANGE_MS
+    assert [one.id is None for one in budget.charge_many(["later", "sooner"])] == [False, True]
+    assert [(one.method, one.bucket, one.units) for one in log(setup)] == [
+        ("sooner", "core", 1),
+        ("sooner", "points", 9),
+        ("later", "core", 1),
+        ("later", "points", 9),
+    ]
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_loop_is_told_the_same(setup: Setup, run: Run) -> None:
+    budget = budget_of(setup)
+    awaiter = Awaiter(setup.ledger)
+
+    async def calls() -> None:
+        awaited = AsyncBudget(budget, awaiter)
+        decision = await awaited.charge("write")
+        assert decision.id == "+".join(one.id for one in log(setup))
+        assert (await awaited.charge("status")).id is None
+        await awaited.refund(decision.id or "")
+
+    run(calls())
+    awaiter.close()
+    assert used(budget) == {"core": 0, "points": 0}
+
+
+def test_the_allowance_lets_it_through_and_it_is_repaid_and_refunded_as_one(setup: Setup, tmp_path: Path) -> None:
+    allowance = Allowance(str(tmp_path / "allowance.db"), 5, 20, lambda: setup.now_ms)
+    budget = budget_of(setup, allowance=allowance)
+    ledger, budget._account.ledger = setup.ledger, _Away()  # type: ignore[assignment]
+    first, second, third = (budget.charge("write") for _ in range(3))
+    assert [one.remaining_units for one in (first, second, third)] == [14, 8, 2]
+    assert (first.source, first.cost_units) == ("allowance", 1)
+    assert (first.id or "").count("+allowance-") == 1
+    assert budget.charge("write").reason == "ledger-unavailable"
+    budget.refund(second.id or "")
+    budget._account.ledger = ledger
+    assert budget.charge("read").admitted
+    assert used(budget) == {"core": 3, "points": 11}
+    assert [(one.bucket, one.units) for one in log(setup)][:4] == [
+        ("core", 1),
+        ("points", 5),
+        ("core", 0),
+        ("points", 0),
+    ]
+    budget.refund(third.id or "")
+    assert used(budget) == {"core": 2, "points": 6}
+    allowance.close()
