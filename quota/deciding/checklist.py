@@ -374,7 +374,7 @@ def charges_of(
     """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
 
     The first charge of a call has an idempotency key of its own, the others the same with FURTHER and their number
-    behind it. Without `next_key`, for a peek, none has one. With `reserved`, the first charge of each is an upper bound,
+    behind it. Without `next_key`, for a peek, none has one. With `reserved`, the first of each is an upper bound,
     and its key has RESERVED at its end.
     """
     charges = []
