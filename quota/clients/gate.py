@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.clients.metering import Attempt, Hosts, Meter
+from quota.clients.metering import Attempt, Meter
 from quota.errors import UsageError
 from quota.terms.arguments import text, texts
+from quota.terms.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

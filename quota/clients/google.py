@@ -47,7 +47,7 @@ from quota.clients.answers import (
     digestible,
     no_http,
 )
-from quota.clients.metering import Hosts, Meter
+from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
@@ -55,6 +55,7 @@ from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
+from quota.terms.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

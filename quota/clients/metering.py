@@ -3,7 +3,7 @@
     attempt = meter.attempt("videos.list", "GET")     # charged; if it raises Refused, send nothing
     ...                                               # send it
     attempt.never_left()                              # only if no byte left this machine
-    attempt.answered(response.status, response.body)  # every answer; an error may close a bucket for everybody
+    attempt.answered(status, body, headers)           # every answer; it may close a bucket for everybody
 
 A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
 failed calls too.
@@ -13,17 +13,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import socket
-from contextlib import suppress
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from quota.budget import Budget, account_of
-from quota.clients.upstream_errors import UpstreamError, classify
+from quota.clients.upstream import NOTHING, upstream_of
 from quota.common.clock import NEVER, rfc3339
-from quota.common.hosts import is_loopback
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import charge_units
@@ -31,15 +25,17 @@ from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
-from quota.terms.arguments import text, texts
+from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.costs import Part
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from quota.budget import Call
+    from quota.clients.upstream import Closing, Headers, Reading
+    from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
     from quota.terms.costs import CostBook
 
@@ -140,6 +136,8 @@ class Attempt:
         self._budget = budget
         self._job, region = current_attribution()
         self._closed = False
+        self._clock = account_of(budget).clock
+        self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
             charged = line(
                 "attempt_charged",
@@ -160,31 +158,52 @@ class Attempt:
         if self._closed or self.decision.id is None:
             return
         self._closed = True
+        self._refund(self.decision.id)
+
+    def _refund(self, charge_id: str) -> None:
         try:
-            self._budget.refund(self.decision.id)
+            self._budget.refund(charge_id)
         except QuotaError as error:
-            _log.warning("refund_failed charge=%s method=%s: %s", self.decision.id, self.decision.method, error)
+            _log.warning("refund_failed charge=%s method=%s: %s", charge_id, self.decision.method, error)
 
-    def answered(self, status: int, body: bytes) -> UpstreamError | None:
-        """Handle upstream's answer. Returns the meaning of an error (`status` >= 400), else None.
+    def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Whether `answered` needs the body of this answer; else b"" will do."""
+        return upstream_of(self._budget.book).reads_body(status, headers)
 
-        An exhausted pool is recorded in the ledger for all processes. Never raises a QuotaError: the caller is about to
+    def answered(self, status: int, body: bytes, headers: Headers = ()) -> UpstreamError | None:
+        """Handle upstream's answer. Returns what an error means, else None.
+
+        What it closes is recorded in the ledger for all processes. Never raises a QuotaError: the caller is about to
         report upstream's own error.
         """
+        reading = self.read(status, body, headers)
+        self.follow(reading)
+        return reading.error
+
+    def read(self, status: int, body: bytes, headers: Headers = ()) -> Reading:
+        """What the answer means. Asks nobody; `follow` does what follows from it."""
         if self._closed:
-            return None
+            return NOTHING
         self._closed = True
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
-        if status < 400:
-            return None
-        error = classify(status, body, method=self.decision.method, book=self._book())
-        if error.bucket is not None:
+        # The ledger's clock, as far as this machine's has gone on since the decision.
+        at_ms = self._clock() + self._ahead_ms
+        upstream = upstream_of(self._book())
+        return upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+
+    def follow(self, reading: Reading) -> None:
+        """Tell the ledger what an answer means: which buckets are closed, and what it did not cost. Never raises a
+        QuotaError."""
+        for closing in reading.closes:
             try:
-                self._close(error, error.bucket)
+                self._close(closing)
             except QuotaError as trouble:
-                _log.warning("exhaustion_not_recorded bucket=%s: %s", error.bucket, trouble)
-        elif error.kind == "config":
+                _log.warning("exhaustion_not_recorded bucket=%s: %s", closing.bucket, trouble)
+        if reading.free and self.decision.id is not None:
+            self._refund(self.decision.id)
+        error = reading.error
+        if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
             _log.info(
                 "upstream_config credential=%s method=%s reason=%s: %s; %s",
@@ -194,18 +213,19 @@ class Attempt:
                 error.message,
                 error.remedy,
             )
-        return error
 
-    def _close(self, error: UpstreamError, bucket: str) -> None:
+    def _close(self, closing: Closing) -> None:
+        bucket, until_ms, why = closing
         charged_ms = _charged_at_ms(self.decision)
-        until_ms = NEVER if error.kind == "project_blocked" else self._reset_after(bucket, charged_ms)
+        if until_ms is None:
+            until_ms = self._reset_after(bucket, charged_ms)
         ledger = self._budget.ledger
         if until_ms <= ledger.now_ms():
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         stands = notes_in(ledger).exhaust(
-            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
+            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, why, reporter(self._job))
         )
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
@@ -218,7 +238,7 @@ class Attempt:
             "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms),
             self.decision.method,
             self.decision.id,
-            error.message,
+            why,
         )
 
     def _book(self) -> CostBook:
@@ -241,57 +261,3 @@ def _charged_at_ms(decision: Decision) -> int:
     """The time of the charge, read from its id `ms-seq`; for any other id, the time of the decision."""
     ms = (decision.id or "").partition("-")[0]
     return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
-
-
-class Hosts:
-    """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`.
-
-    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host, and so are `bücher.example` and the
-    `xn--bcher-kva.example` that clients make of it, and the ways to write an address (`10.1`, `0xa.1`, `10.0.0.1`).
-    Raises UsageError for an invalid host name.
-    """
-
-    def __init__(self, names: str | Iterable[str]) -> None:
-        self._known = {_split_host(name) for name in texts(names, "host")}
-
-    def __contains__(self, host_port: tuple[str, int | None]) -> bool:
-        try:
-            host, port = _host(host_port[0]), host_port[1]
-        except ValueError:  # no name that a request could go to, as upstream may redirect to one
-            return False
-        return (host, port) in self._known or (host, None) in self._known
-
-
-def _host(name: str) -> str:
-    name = name.strip("[]").rstrip(".").lower()
-    if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
-        with suppress(OSError, ValueError):
-            name = socket.inet_ntoa(socket.inet_aton(name))
-    if is_loopback(name):
-        return "localhost"
-    if ":" in name:
-        with suppress(ValueError):
-            address = ip_address(name)
-            return str(getattr(address, "ipv4_mapped", None) or address)
-    return name if name.isascii() else _in_ascii(name)
-
-
-def _in_ascii(name: str) -> str:
-    """A name as clients write it into URLs. They encode it with `idna`, which comes with each of them."""
-    try:
-        from idna import encode
-    except ImportError:
-        return name.encode("idna").decode()
-    return encode(name, uts46=True).decode().rstrip(".")
-
-
-def _split_host(name: str) -> tuple[str, int | None]:
-    try:
-        parts = urlsplit(f"//{name}")
-        host, port = _host(parts.hostname or ""), parts.port
-    except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
-        host, port = "", None
-    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
-    if not is_host or parts.path or parts.query or "@" in name or not name.isprintable():
-        raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
-    return host, port

@@ -24,10 +24,9 @@ from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import file_of
 from quota.settings.address import address_of, file_url, path_at, place_of
-from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
-from quota.settings.toml import TomlTable
+from quota.settings.toml import TomlTable, parse_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
-from quota.settings.toml import TomlTable, parse_toml, read_toml
+from quota.settings.api import parse_answers, parse_hosts, parse_routes
+from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe
-from quota.terms.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
+from quota.terms.limits import Calendar, Sliding, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,20 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools", "probe", "monitoring")
+_API_KEYS = ("hosts", "routes", "answers")
+_BOOK_KEYS = (
+    "api",
+    "source",
+    "read_on",
+    "retention",
+    "buckets",
+    "default",
+    "methods",
+    "pools",
+    "probe",
+    "monitoring",
+    *_API_KEYS,
+)
 
 
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
@@ -75,6 +89,9 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         pools=pools,
         probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
+        hosts=parse_hosts(root),
+        routes=parse_routes(root, methods),
+        answers=parse_answers(root, buckets, [pool.name for pool in pools]),
     )
 
 
@@ -200,18 +217,3 @@ def parse_window(table: TomlTable, key: str) -> Window:
         return Calendar(period, zone)  # type: ignore[arg-type]  # one of the choices
     except ValueError:
         raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
-
-
-def parse_span(table: TomlTable, key: str) -> int:
-    """The duration at a key, in ms: at most 10 years."""
-    text = table.text(key)
-    try:
-        duration_ms = parse_duration(text)
-    except ValueError:
-        raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
-    if duration_ms > _MAX_MS:
-        raise table.error(f"{show(text)} is longer than 3650 days", key)
-    return duration_ms
-
-
-_MAX_MS = 3650 * DAY_MS

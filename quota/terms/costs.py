@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
+from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Window
 
@@ -122,6 +123,7 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
+    `hosts`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
     """
 
     name: str
@@ -136,6 +138,9 @@ class CostBook(NamedTuple):
     pools: tuple[Pool, ...]
     probe: Probe | None = None
     monitoring: Monitoring | None = None
+    hosts: tuple[str, ...] = ()
+    routes: tuple[Route, ...] = ()
+    answers: AnswerRules = AnswerRules()
 
     @property
     def main_bucket(self) -> Bucket:
