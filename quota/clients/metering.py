@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quota.budget import Budget, account_of
-from quota.clients.upstream import NOTHING, upstream_of
+from quota.clients.upstream import NOTHING, units_in, upstream_of
+from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
-from quota.deciding.checklist import charge_units
+from quota.deciding.checklist import MAX_CHARGE_UNITS
+from quota.deciding.corrections import charges_in
 from quota.deciding.run_limit import RunLimit
+from quota.deciding.spend import settle_bound
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
-from quota.terms.costs import Part
 from quota.terms.limits import Calendar
+from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
     from quota.terms.costs import CostBook
+    from quota.terms.reserve import RequestBody
 
 _log = logging.getLogger("quota")
 
@@ -54,14 +59,15 @@ class Meter:
         self.budget = budget
         self._run_limit = None if max_units is None else RunLimit(max_units)
 
-    def attempt(self, method: str, verb: str) -> Attempt:
-        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
-        does not know costs the book's default for the verb.
+    def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
+        the book does not know costs the book's default for the verb.
 
         Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self.attempted(self._decide([self.call(method, verb)])[0])
+        call = self.call(method, verb, body)
+        return self.attempted(self._decide([call])[0], call)
 
     def _decide(self, calls: Sequence[Call]) -> list[Decision]:
         run_limit = self._run_limit
@@ -79,24 +85,30 @@ class Meter:
                 run_limit.give_back(checklist.units)
         return decisions
 
-    def call(self, method: str, verb: str) -> Call:
-        """What is charged for an attempt."""
+    def call(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Call:
+        """What is charged for an attempt with this body: where the price is reserved, a bound."""
         book = self.budget.book
         name, verb = book.canonical(text(method, "method")), text(verb, "verb")
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
-        if name in book.methods:
+        known = name in book.methods
+        if not known:
+            price = book.default_price(verb)
+            _warn_default_price(book.name, name, price.units)
+        else:
+            price, _ = book.price_at(name, account_of(self.budget).clock())
+        if known and not any(part.reserve for part in price.parts):
             return name, None, None
-        price = book.default_price(verb)
-        _warn_default_price(book.name, name, price.units)
-        return name, None, tuple([Part(bucket, charge_units(units)) for bucket, units in price.parts])
+        bounds = [part.units if part.reserve is None else part.reserve.bound(body) for part in price.parts]
+        return name, None, tuple([part._replace(units=n) for part, n in zip(price.parts, bounds, strict=True)])
 
-    def attempted(self, decision: Decision) -> Attempt:
+    def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
             raise Refused(decision)
-        return Attempt(self.budget, decision)
+        reserved = [n for n, part in enumerate(call[2] or ()) if part.reserve]
+        return Attempt(self.budget, decision, reserved)
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -111,7 +123,7 @@ class Meter:
         try:
             for first in range(0, len(named), at_once):
                 decisions = self._decide(named[first : first + at_once])
-                charged += map(self.attempted, decisions)
+                charged += map(self.attempted, decisions, named[first : first + at_once])
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
@@ -129,11 +141,15 @@ def _warn_default_price(book: str, method: str, units: int) -> None:
 
 
 class Attempt:
-    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect."""
+    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    def __init__(self, budget: Budget, decision: Decision) -> None:
+    `reserved` are the numbers of those of its charges that are upper bounds.
+    """
+
+    def __init__(self, budget: Budget, decision: Decision, reserved: Sequence[int] = ()) -> None:
         self.decision = decision
         self._budget = budget
+        self._unsettled = [charges_in(decision.id)[n] for n in reserved] if decision.id is not None else []
         self._job, region = current_attribution()
         self._closed = False
         self._clock = account_of(budget).clock
@@ -202,6 +218,8 @@ class Attempt:
                 _log.warning("exhaustion_not_recorded bucket=%s: %s", closing.bucket, trouble)
         if reading.free and self.decision.id is not None:
             self._refund(self.decision.id)
+        elif reading.used_units is not None:
+            self.settle(reading.used_units)
         error = reading.error
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
@@ -213,6 +231,24 @@ class Attempt:
                 error.message,
                 error.remedy,
             )
+
+    def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
+        """What finds in the body of an answer what the call used, where that is known of a reserved charge there."""
+        field = self._budget.book.answers.units
+        if not self._unsettled or status >= 400 or field is None or field.pointer is None:
+            return None
+        events = headers.get("content-type", "").lower().startswith("text/event-stream")
+        return Usage(partial(units_in, field), events=events)
+
+    def settle(self, used_units: int) -> None:
+        """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
+        does for a number that no charge can have."""
+        ids, self._unsettled = self._unsettled, []
+        for charge_id in ids if used_units <= MAX_CHARGE_UNITS else ():
+            try:
+                settle_bound(self._budget.settle, self.decision, charge_id, used_units)
+            except QuotaError as error:
+                _log.warning("settle_failed charge=%s method=%s: %s", charge_id, self.decision.method, error)
 
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing

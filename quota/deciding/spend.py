@@ -2,7 +2,7 @@
 
 Spend        charges on every entry
 SpentCall    what entering yields: the decision, which can be settled
-Settlement   settles one charge, once
+Settlement   settles a call, once; `settle_bound` settles one of its charges
 spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
 """
 
@@ -94,8 +94,7 @@ class Settlement:
         self._used_units: int | None = None
 
     def settle(self, used_units: int) -> None:
-        """See `SpentCall.settle`. A call that cost more than its bound counts in full, and a line in the log says so:
-        one a day for each method."""
+        """See `SpentCall.settle`."""
         known, decision = self._used_units, self._decision
         if known is not None and type(used_units) is int and used_units == known:
             return
@@ -104,10 +103,18 @@ class Settlement:
                 f"this call of {decision.method} was settled with {many(known, 'unit')} already; "
                 "`budget.settle(call.id, units)` corrects that"
             )
-        before = self._settle(decision.id or "", used_units)
+        settle_bound(self._settle, decision, decision.id or "", used_units)
         self._used_units = used_units
-        if used_units > before.units:
-            _say_more(decision, before.units, used_units)
+
+
+def settle_bound(
+    settle: Callable[[str, int], Charge | Entry], decision: Decision, charge_id: str, used_units: int
+) -> None:
+    """Settle one charge of a call by what it used. If that is more than was charged, it counts in full, and a line in
+    the log says so: one a day for each method."""
+    before = settle(charge_id, used_units)
+    if used_units > before.units:
+        _say_more(decision, before.units, used_units)
 
 
 MAX_TOLD = 1_000

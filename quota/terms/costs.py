@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quota.terms.limits import Selector
+    from quota.terms.reserve import Reserve
 
 
 class Bucket(NamedTuple):
@@ -33,10 +34,15 @@ class Bucket(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket."""
+    """What one call adds to one bucket. With `reserve` that is known only after the call: `units` are the bound where
+    nobody knows the request."""
 
     bucket: str
     units: int
+    reserve: Reserve | None = None
+
+    def __str__(self) -> str:
+        return f"{self.units:,} {self.bucket}" + (" reserved" if self.reserve else "")
 
 
 class Price(NamedTuple):
@@ -63,7 +69,7 @@ class Price(NamedTuple):
 
     def __str__(self) -> str:
         """For people: `1 core and 5 points`."""
-        return " and ".join(f"{part.units:,} {part.bucket}" for part in self.parts) or "free"
+        return " and ".join(map(str, self.parts)) or "free"
 
 
 @dataclass(frozen=True)
@@ -226,8 +232,8 @@ class CostBook(NamedTuple):
         if known is None or known.of is not self:
             prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
             units: dict[str, int] = {}
-            for bucket_name, cost in (part for price in prices for part in price.parts):
-                units[bucket_name] = min(cost, units.get(bucket_name, cost))
+            for part in (part for price in prices for part in price.parts):
+                units[part.bucket] = min(part.units, units.get(part.bucket, part.units))
             if len(_cheapest) >= MAX_VALID:
                 _cheapest.clear()
             known = _cheapest[id(self)] = _Cheapest(self, units)
