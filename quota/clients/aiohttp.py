@@ -7,11 +7,9 @@ from asyncio import timeout
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import aiohttp
 
     from quota.async_budget import AsyncBudget
@@ -19,14 +17,15 @@ if TYPE_CHECKING:
 
 
 def aiohttp_middleware(
-    budget: AsyncBudget | Budget, method: MethodOf, *, hosts: str | Iterable[str]
+    budget: AsyncBudget | Budget, method: MethodOf | None = None, *, hosts: HostNames | None = None
 ) -> aiohttp.ClientMiddlewareType:
     """A middleware for `aiohttp.ClientSession(middlewares=[...])`, with a budget of `quota.open_async()`, or
     of `quota.open()`.
 
     It charges every attempt, before it leaves: redirects, and requests that are sent again on a dead connection. Name
     it last, so that what other middlewares send again passes it too. `hosts` are the metered hosts, one or several:
-    `api.example.com` (any port) or `127.0.0.1:8765`.
+    `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name the
+    `method`.
     """
     import aiohttp
 
@@ -46,8 +45,9 @@ def aiohttp_middleware(
             await gate.never_left(attempt)
             raise
         try:
-            body = b"" if response.status < 400 else await _peek(aiohttp.ClientError, response)
-            await gate.answered(attempt, response.status, body)
+            status, headers = response.status, response.headers
+            body = await _peek(aiohttp.ClientError, response) if attempt.reads_body(status, headers) else b""
+            await gate.answered(attempt, status, body, headers)
         except BaseException:  # cancelled: nobody else knows of the response
             response.close()
             raise

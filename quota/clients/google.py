@@ -369,7 +369,7 @@ class _Gate:
         status = int(response.status)
         if status >= 400 or not any(one.content_id for one in sent):
             for one in sent:
-                one.attempt.answered(status, content)
+                one.attempt.answered(status, content, response)
             return
         answers = list(batched_answers(response.get("content-type", ""), content))
         by_id = {content_id: (inner, body) for inner, body, content_id in answers}

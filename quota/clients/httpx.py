@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostGate, MethodOf, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     import httpx
 
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 
 def httpx_transport(
-    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.BaseTransport | None = None
+    budget: Budget,
+    method: MethodOf | None = None,
+    *,
+    hosts: HostNames | None = None,
+    inner: httpx.BaseTransport | None = None,
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
     What a client is told of `http2`, `verify` and `cert` concerns transports that it makes itself: tell `inner`. So is
     a proxy: with a `proxy` or `mounts` of its own, a client passes this transport by, and nothing is charged.
-    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
+    of the cost book, whose `routes` name the `method`.
     """
     import httpx
 
@@ -75,12 +80,13 @@ def httpx_transport(
             except _unsent(httpx):
                 attempt.never_left()
                 raise
-            if response.status_code < 400:
-                attempt.answered(response.status_code, b"")
+            status, headers = response.status_code, response.headers
+            if not attempt.reads_body(status, headers):
+                attempt.answered(status, b"", headers)
                 return response
             stream = Peeked(cast("httpx.SyncByteStream", response.stream))
             try:
-                attempt.answered(response.status_code, _decoded(httpx, response, stream.peek()))
+                attempt.answered(status, _decoded(httpx, response, stream.peek()), headers)
             except BaseException:  # interrupted: nobody else knows of the response
                 stream.close()
                 raise
@@ -94,9 +100,9 @@ def httpx_transport(
 
 def httpx_async_transport(
     budget: AsyncBudget | Budget,
-    method: MethodOf,
+    method: MethodOf | None = None,
     *,
-    hosts: str | Iterable[str],
+    hosts: HostNames | None = None,
     inner: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncBaseTransport:
     """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
@@ -147,12 +153,13 @@ def httpx_async_transport(
             except _unsent(httpx):
                 await gate.never_left(attempt)
                 raise
-            if response.status_code < 400:
-                await gate.answered(attempt, response.status_code, b"")
+            status, headers = response.status_code, response.headers
+            if not attempt.reads_body(status, headers):
+                await gate.answered(attempt, status, b"", headers)
                 return response
             stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
             try:
-                await gate.answered(attempt, response.status_code, _decoded(httpx, response, await stream.peek()))
+                await gate.answered(attempt, status, _decoded(httpx, response, await stream.peek()), headers)
             except BaseException:  # cancelled: nobody else knows of the response
                 await stream.aclose()
                 raise

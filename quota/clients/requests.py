@@ -1,13 +1,14 @@
 """Metered transports for HTTP clients other than Google's: they charge every attempt before it is sent.
 
     session = requests.Session()
-    session.mount("https://", requests_adapter(budget, "messages.list", hosts=["api.example.com"]))
+    session.mount("https://", requests_adapter(budget))
 
     client = httpx.Client(transport=httpx_transport(budget, name_of, hosts=["api.example.com"]))
 
-The second argument is the API method: one name for all requests, or a function of verb and URL. Requests to hosts that
-are not listed are not charged, so a redirect is charged if it stays on a listed host. Both clients call their transport
-once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
+The cost book says which hosts are metered and which method a request is. Where it has no `hosts` or no `routes`, or for
+others, give them: the second argument is the API method, one name for all requests, or a function of verb and URL.
+Requests to other hosts are not charged, so a redirect is charged if it stays on a metered host. Both clients call their
+transport once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
 
 A refusal raises quota.Refused from the client's call. Neither library is imported before its function is called.
 """
@@ -19,11 +20,11 @@ import ssl
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, MethodOf, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import requests
     from requests.adapters import HTTPAdapter
@@ -35,10 +36,13 @@ if TYPE_CHECKING:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], **options: Any) -> HTTPAdapter:
+def requests_adapter(
+    budget: Budget, method: MethodOf | None = None, *, hosts: HostNames | None = None, **options: Any
+) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
-    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
+    of the cost book, whose `routes` name the `method`.
     """
     from requests.adapters import HTTPAdapter
 
@@ -96,8 +100,8 @@ def _was_sending(error: Exception) -> bool:
 
 def _note_response(attempt: Attempt, response: requests.Response) -> None:
     """Report the answer to the attempt, and leave the response unread."""
-    if response.status_code < 400:
-        attempt.answered(response.status_code, b"")
+    if not attempt.reads_body(response.status_code, response.headers):
+        attempt.answered(response.status_code, b"", response.headers)
         return
     from urllib3 import HTTPResponse
 
@@ -113,7 +117,8 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
             MAX_PEEK_BYTES
         )
 
-    attempt.answered(response.status_code, unpacked(raw.headers.get("content-encoding", ""), body.head, unpack))
+    said = unpacked(raw.headers.get("content-encoding", ""), body.head, unpack)
+    attempt.answered(response.status_code, said, response.headers)
     response.raw = HTTPResponse(
         body=body,
         preload_content=False,

@@ -137,7 +137,11 @@ class Described:
         return next((route.method for route in self.book.routes if route.matches(verb, path)), None)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
-        return status >= 400 or self.book.answers.reads_body(status)
+        if status >= 400:
+            return True
+        # Events come as they happen, and their reader waits for each.
+        as_it_comes = headers.get("content-type", "").lower().startswith("text/event-stream")
+        return not as_it_comes and self.book.answers.reads_body(status)
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
         answer, rules = _Answer(status, headers, body, at_ms), self.book.answers
@@ -181,7 +185,7 @@ class Described:
         reason, message = words_of(answer.body)
         if rule is not None and isinstance(rule.when.value, str):
             reason = reason or rule.when.value
-        message = message or f"HTTP {answer.status}"
+        message = message or reason or f"HTTP {answer.status}"
         until_ms = self._until_ms(answer, rule, bucket, said)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 

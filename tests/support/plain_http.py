@@ -62,9 +62,10 @@ class PlainServer:
                 outer.arrived.append(request)
                 reply = answer(request)
                 outer._stopping.wait(reply.wait_s)
-                self.send_response(reply.status)
+                self.send_response_only(reply.status)
                 length = {} if "Transfer-Encoding" in reply.headers else {"Content-Length": str(len(reply.body))}
-                for name, value in {"Content-Type": "application/json", **length, **reply.headers}.items():
+                usual = {"Date": self.date_time_string(), "Content-Type": "application/json", **length}
+                for name, value in (usual | dict(reply.headers)).items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)
