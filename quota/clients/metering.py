@@ -218,7 +218,7 @@ class Attempt:
                 _log.warning("exhaustion_not_recorded bucket=%s: %s", closing.bucket, trouble)
         if reading.free and self.decision.id is not None:
             self._refund(self.decision.id)
-        elif reading.used_units is not None:
+        else:
             self.settle(reading.used_units)
         error = reading.error
         if error is not None and error.kind == "config":
@@ -240,11 +240,13 @@ class Attempt:
         events = headers.get("content-type", "").lower().startswith("text/event-stream")
         return Usage(partial(units_in, field), events=events)
 
-    def settle(self, used_units: int) -> None:
+    def settle(self, used_units: int | None) -> None:
         """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
-        does for a number that no charge can have."""
+        does for a number that no charge can have. None: nobody said."""
+        if used_units is None or used_units > MAX_CHARGE_UNITS:
+            return
         ids, self._unsettled = self._unsettled, []
-        for charge_id in ids if used_units <= MAX_CHARGE_UNITS else ():
+        for charge_id in ids:
             try:
                 settle_bound(self._budget.settle, self.decision, charge_id, used_units)
             except QuotaError as error:

@@ -7,6 +7,7 @@ RequestBody    what is known of a request's body
 from __future__ import annotations
 
 import json
+import re
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,17 @@ class RequestBody(NamedTuple):
 
     content: bytes | None = b""
     length: int = 0
+
+    @classmethod
+    def of(cls, body: object, content_length: object = None) -> RequestBody:
+        """Of what a client is about to send: bytes, a text, nothing, or what it reads as it sends it. `content_length`
+        is what the request's header says, if it does."""
+        if isinstance(body, str):
+            body = body.encode()
+        if body is None or isinstance(body, bytes | bytearray):
+            return cls(bytes(body or b""))
+        digits = str(content_length or "")
+        return cls(None, int(digits) if re.fullmatch("[0-9]{1,15}", digits, re.ASCII) else 0)
 
 
 NO_BODY = RequestBody()

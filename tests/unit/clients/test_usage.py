@@ -26,7 +26,7 @@ def said(*pieces: bytes, events: bool = True, end: bool = True) -> int | None:
         found.feed(piece)
     if end:
         found.end()
-    return found.used_units
+    return found.take()
 
 
 def event(units: object) -> bytes:
@@ -42,12 +42,25 @@ def test_of_events_the_last_one_that_says_it_counts() -> None:
     assert said(event(3)[:-2]) == 3, "the last event has no end"
 
 
+def test_what_was_said_is_taken_once() -> None:
+    found = usage()
+    found.feed(event(3))
+    assert found.take() is None
+    found.feed(b"data: [DONE]\n\n")
+    assert (found.take(), found.take()) == (3, None)
+    found.feed(event(9))
+    found.end()
+    assert found.take() is None
+
+
 def test_who_stops_early_is_told_nothing_unless_upstream_said_that_it_is_done() -> None:
     assert said(event(3), event(7), end=False) is None
-    assert said(event(7), b"data: [DONE]\n\n", end=False) == 7
+    assert said(event(7), b"data: [DONE]\n", end=False) == 7
     assert said(event(7), b"data: [DONE]\r\n\r\n", end=False) == 7
-    assert said(event(7), b"data: [DONE]\r\r", end=False) is None, "an LF may follow"
-    assert said(event(7), b"data: [DONE]\r\r", b"\n", end=False) == 7
+    assert said(event(7), b"data: [DONE]\r\r", end=False) == 7
+    assert said(event(7), b"data: [DONE]\r", end=False) is None, "an LF may follow"
+    assert said(event(7), b"data: [DONE]", end=False) is None
+    assert said(event(7), b"data: [DONE]ish\n\n", end=False) is None
     assert said(event(7), b"data: [DONE]\n\n", event(9)) == 7
 
 
@@ -83,7 +96,7 @@ def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
     assert sum(map(len, found._data)) <= MAX_EVENT_BYTES
     found.feed(b"\n\n" + event(6))
     found.end()
-    assert found.used_units == 6
+    assert found.take() == 6
 
 
 def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() -> None:
@@ -98,4 +111,4 @@ def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() ->
         assert len(found._kept) <= MAX_BODY_BYTES + 1_000_000
     found.feed(whole)
     found.end()
-    assert found.used_units is None
+    assert found.take() is None
