@@ -61,7 +61,7 @@ CONFIG = """
 url = "{url}"
 [credentials.main]
 api = "model.toml"
-project = "p"
+project = "model"
 [[credentials.main.limits]]
 name = "tokens"
 bucket = "tokens"
@@ -94,7 +94,7 @@ class World:
         return self.session.budget()
 
     def tokens(self) -> list[Entry]:
-        log = self.session.ledger.read("p", (0, 0), NEVER, 1_000)
+        log = self.session.ledger.read("model", (0, 0), NEVER, 1_000)
         assert [entry.units for entry in log if entry.bucket == "requests"] == [1] * (len(log) // 2)
         return [entry for entry in log if entry.bucket == "tokens"]
 
