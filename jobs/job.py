@@ -28,7 +28,7 @@ import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.reports.runs import Run
-from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES, check_table
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Page:
     """What one step fetched. `videos` and `channels` are the API's own resources, as it sent them.
 
+    `rows` are JSON objects of any other kind, by the name of their table: `rows={"comments": [{"id": ...}, ...]}`. A
+    row is known by its `id`, or by what `tables` of the job says is its key.
+
     `ranked`: the order of the videos matters (a chart). Their ranks continue those of the page before.
     `cursor`: what the next step needs, any JSON object; None when the region has no more pages. If a step returns the
     cursor of an earlier step of the same pass, the region fails: following it would never end.
@@ -67,10 +70,11 @@ class Page:
     channels: Sequence[Mapping[str, Any]] = ()
     cursor: Cursor | None = None
     complete: bool = True
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def items(self) -> int:
-        return len(self.videos) + len(self.channels)
+        return len(self.videos) + len(self.channels) + sum(map(len, self.rows.values()))
 
     def __post_init__(self) -> None:
         for what, resources in (("videos", self.videos), ("channels", self.channels)):
@@ -81,6 +85,12 @@ class Page:
                     raise ValueError(
                         f'each of a page\'s {what} must be an object with a text "id", not {show(resource)}'
                     )
+        if not isinstance(self.rows, dict):
+            raise ValueError(f"a page's rows must be lists by the name of their table, not {show(self.rows)}")
+        for table, objects in self.rows.items():
+            check_table(table)
+            if not isinstance(objects, (list, tuple)):
+                raise ValueError(f"a page's rows of table {table!r} must be a list, not {type(objects).__name__}")
         if self.cursor is not None and not isinstance(self.cursor, dict):
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if self.cursor is None and not self.complete:

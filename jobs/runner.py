@@ -42,6 +42,7 @@ from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
+from quota.jobs.store.tables import rows_of
 from quota.reports.runs import RegionOfRun
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS
@@ -302,6 +303,7 @@ class _Run:
             started_at_ms = self.clock()
             try:
                 page = self.attempts.step(checkpoint)
+                rows = rows_of(self.job.name, self.job.tables, page.rows)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
@@ -327,7 +329,7 @@ class _Run:
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE, answered=True)
-            self.here = self.store.save_page(checkpoint, page, started_at_ms=started_at_ms, finished=finished)
+            self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
             self.watcher.page(self.here)

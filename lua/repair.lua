@@ -118,12 +118,12 @@ end
 
 -- How long a view's window is at most, by its name (L2).
 local UNITS_MS = { ms = 1, s = 1000, m = 60000, h = 3600000 }
-local PERIODS_MS = { hour = 3600000, day = 90000000, month = MONTH_MS }
+local PERIODS_MS = { ['quarter-hour'] = 900000, hour = 3600000, day = 90000000, week = 608400000 }
 local function window_ms(view)
   local window = string.match(view, '^[^|]*|[^|]*|[^|]*|([^|]+)') or ''
   local number, unit = string.match(window, '^(%d+)(%a+)$')
   if number and UNITS_MS[unit] then return tonumber(number) * UNITS_MS[unit] end
-  return PERIODS_MS[string.match(window, '^(%a+)@') or ''] or MONTH_MS
+  return PERIODS_MS[string.match(window, '^(week)%-%a+@') or string.match(window, '^([%a-]+)@') or ''] or MONTH_MS
 end
 
 local trim_ms = math.min(trimmed_through_ms, now_ms - 1)

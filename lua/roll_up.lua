@@ -11,8 +11,9 @@
 --                   gap              "FROM_MS TO_MS": charges after the first and up to the second may be missing
 --                   hour:N           the hour that begins at N hours since 1970: a line for each method, job, region and
 --                                    bucket, "METHOD|JOB|REGION|BUCKET CHARGES UNITS", with units after corrections
---                   sums             since the history began: "METHOD|JOB CHARGES UNITS CORRECTED", with the units as they
---                                    were charged, and the units by which corrections changed them. Never lowered
+--                   sums             since the history began: "METHOD|JOB CHARGES UNITS CORRECTED", with one charge for each
+--                                    call, the units as they were charged, and the units by which corrections changed
+--                                    them. Never lowered
 --                   sums_after       charges up to this id were in the sums of a history that was lost
 --                   refused:N, refusals, refusal:N   see add_refusals.lua
 --                   swept_hour       what is older than the history was removed up to this hour
@@ -104,7 +105,8 @@ if hour then
     charged = tonumber(charged) or 0
     local counted = corrected[at] and tonumber(corrected[at]) or charged
     add_to_cell(cells, cell_name(f[4], f[6], f[8], bucket), 1, counted)
-    if before(sums_after, id) then add_to_cell(sums, cell_name(f[4], f[6]), 1, charged, 0) end
+    local first = not string.find(f[10], '%+[1-9]$') -- of a call that was charged to several buckets
+    if before(sums_after, id) then add_to_cell(sums, cell_name(f[4], f[6]), first and 1 or 0, charged, 0) end
   end
   rolled = ids[#ids]
   set('hour:' .. int(hour), text_of(cells))

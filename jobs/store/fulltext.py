@@ -7,7 +7,7 @@
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
 This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
 東京 finds 東京タワー. Forms that Unicode calls compatible are treated as the same: full width and half width,
-ligatures, a letter with its accent in one code point or in two.
+ligatures, a letter with its accent in one code point or in two. So are Strasse and Straße.
 """
 
 from __future__ import annotations
@@ -93,4 +93,5 @@ def _phrase(term: str) -> str:
 def _compatible(text: str) -> str:
     """The text in normal form NFKC. NFKC sorts the marks of one letter in quadratic time, and upstream may send a
     million of them. Unicode's stream-safe form therefore splits them with a mark that counts as an accent here."""
-    return unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))
+    whole = unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))
+    return whole.replace("\u00df", "ss").replace("\u1e9e", "SS")

@@ -67,6 +67,30 @@ CREATE TABLE channels (
 );
 CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
+-- Rows of tables that jobs name themselves (`tables.py`). `quota tables --views` makes a view of each.
+CREATE TABLE rows (
+    id            INTEGER PRIMARY KEY,
+    name          TEXT    NOT NULL,           -- of the table
+    key           TEXT    NOT NULL,           -- of the row; if several fields are the key: a JSON array
+    job           TEXT    NOT NULL,           -- that fetched it last
+    region        TEXT    NOT NULL,
+    data          TEXT    NOT NULL,           -- JSON: the row as it came
+    first_seen_ms INTEGER NOT NULL,
+    refreshed_ms  INTEGER NOT NULL,
+    UNIQUE (name, key)
+);
+CREATE INDEX rows_by_age ON rows (refreshed_ms);
+
+-- What changes over time, of videos and of tables that keep a history: a reading that differs from the one before.
+CREATE TABLE history (
+    name        TEXT    NOT NULL,             -- videos, or the name of a table of rows
+    key         TEXT    NOT NULL,             -- the video_id, or the row's key
+    taken_at_ms INTEGER NOT NULL,
+    data        TEXT    NOT NULL,             -- JSON: the fields that are kept
+    PRIMARY KEY (name, key, taken_at_ms)
+) WITHOUT ROWID;
+CREATE INDEX history_by_age ON history (taken_at_ms);
+
 -- The store's own id: by it the ledger knows whose the regions of a job are. A copy of the file has the same id.
 CREATE TABLE store (
     id         TEXT    NOT NULL,

@@ -16,7 +16,7 @@ import sqlite3
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
@@ -52,12 +52,22 @@ from quota.jobs.store.rows import (
     video_row,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
+from quota.jobs.store.tables import (
+    MAX_COLUMNS,
+    VIDEO_HISTORY,
+    fields_of,
+    keep_reading,
+    save_rows,
+    tables_of,
+    write_views,
+)
 from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.jobs.job import Cursor, Page
+    from quota.jobs.store.tables import Row
 
 T = TypeVar("T")
 
@@ -138,6 +148,17 @@ class Found:
                 for r in self.rankings
             ],
         }
+
+
+class TableOfRows(NamedTuple):
+    """A table of rows that a job has named: how many there are, when the oldest and the newest were refreshed, and the
+    fields that they have."""
+
+    name: str
+    rows: int
+    oldest_ms: int
+    newest_ms: int
+    fields: tuple[str, ...]
 
 
 class Store:
@@ -295,9 +316,12 @@ class Store:
         if known and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
             raise StoreError(f"store {self.path}: {NO_SPACE}; nothing was fetched")
 
-    def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:
+    def save_page(
+        self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row] = (), *, started_at_ms: int, finished: bool
+    ) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
+        `rows` are the page's own, as `quota.jobs.store.tables.rows_of` has checked them.
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass. Raises StoreError if the
         store no longer has this checkpoint: somebody deleted the file, put another in its place, or changed it.
         """
@@ -311,9 +335,13 @@ class Store:
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                upsert(db, "videos", video_row(video, now_ms))
+                row = video_row(video, now_ms)
+                upsert(db, "videos", row)
+                reading = {name: row[name] for name in VIDEO_HISTORY}
+                keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
             for channel in page.channels:
                 upsert(db, "channels", channel_row(channel, now_ms))
+            save_rows(db, checkpoint.job, checkpoint.region, rows, now_ms)
             if page.ranked:
                 db.executemany(
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -357,6 +385,17 @@ class Store:
         sql = "SELECT 1 FROM cursors WHERE job = ? AND work = ? AND region = ? AND digest = ?"
         key = (*key_of(checkpoint), digest_of(cursor))
         return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
+
+    def reset(self, checkpoint: Checkpoint) -> None:
+        """Make the region's next page its first, in the round that is under way or in the next one."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute(RESTART, key_of(checkpoint))
+            db.execute(
+                "UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?", key_of(checkpoint)
+            )
+
+        self._write(work)
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
@@ -452,6 +491,21 @@ class Store:
         rows = self._read(lambda db: db.execute(sql, values).fetchall())
         return [row[0] for row in rows if isinstance(row[0], str)]
 
+    def tables(self) -> list[TableOfRows]:
+        """The tables of rows that jobs have named, by name."""
+
+        def work(db: sqlite3.Connection) -> list[TableOfRows]:
+            return [
+                TableOfRows(name, count, oldest_ms, newest_ms, tuple(fields_of(db, name, MAX_COLUMNS)))
+                for name, count, oldest_ms, newest_ms in list(tables_of(db))
+            ]
+
+        return self._read(work)
+
+    def write_views(self) -> dict[str, list[str]]:
+        """Make a view of each table of rows anew, with a column for each of its fields. Returns the fields by table."""
+        return self._write(write_views)
+
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def delete_expired(self) -> int:
@@ -514,6 +568,9 @@ _DELETE_OLD = (
     " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
     "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM history WHERE (name, key, taken_at_ms) IN"
+    " (SELECT name, key, taken_at_ms FROM history WHERE taken_at_ms < ? LIMIT ?)",
 )
 
 _DELETE_GIVEN_UP = (

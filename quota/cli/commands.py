@@ -27,12 +27,13 @@ OURS = {
         name: f"quota.jobs.commands:{name}"
         for name in ("demo", "emulate", "plan", "runs", "schedule", "search", "serve")
     },
+    **{name: f"quota.jobs.data:{name}" for name in ("export", "place", "tables")},
 }
 """Our commands and groups, and where each stands. To look for entry points takes as long as to refuse a tick."""
 
 SECTIONS = {
     "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
-    "Jobs": ("run", "runs", "schedule", "plan", "search", "emulate"),
+    "Jobs": ("run", "runs", "schedule", "plan", "place", "search", "export", "tables", "emulate"),
     "What happens": ("status", "dashboard", "spend", "log", "explain"),
     "For scripts": ("charge", "peek", "exec", "refund", "settle"),
     "Upstream and the ledger": ("reconcile", "reopen", "ledger"),

@@ -113,7 +113,7 @@ def _charge_together(
 @credential_option
 @config_option
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
-    """Give back a charge whose request never left this machine.
+    """Give back a charge whose request never left this machine, in all of its buckets.
 
     An unknown ID exits with 1.
 
@@ -121,7 +121,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
     Example:
       quota refund 1795233255077-0
     """
-    _settle(charge_id, 0, credential, config)
+    _correct(charge_id, None, credential, config)
 
 
 @click.command()
@@ -130,7 +130,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @credential_option
 @config_option
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set what a charge really cost, in units. May be repeated.
+    """Set what a charge really cost, in units. May be repeated. Of a call of several buckets: in the first.
 
     An unknown ID exits with 1.
 
@@ -138,14 +138,15 @@ def settle(charge_id: str, units: int, credential: str | None, config: str | Non
     Example:
       quota settle 1795233255077-0 35
     """
-    _settle(charge_id, units, credential, config)
+    _correct(charge_id, units, credential, config)
 
 
-def _settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+def _correct(charge_id: str, units: int | None, credential: str | None, config: str | None) -> None:
     with quota.open(config) as session:
         say_built_in(session, err=False)
-        before = session.budget(credential).settle(charge_id, units)
-    say(f"{before.method} {charge_id}: now {many(units, 'unit')}, before {before.units:,}")
+        budget = session.budget(credential)
+        before = budget.refund(charge_id) if units is None else budget.settle(charge_id, units)
+    say(f"{before.method} {charge_id}: now {many(units or 0, 'unit')}, before {before.units:,}")
 
 
 class BeforeCommand(click.Command):
@@ -188,10 +189,12 @@ def exec_(method: str, command: list[str], credential: str | None, config: str |
     try:
         _become(command)
     except OSError as error:
+        refunded = ""
         if decision.id is not None:
             with quota.open(config) as session:  # the command did not start, so no call left
                 session.budget(credential).refund(decision.id)
-        fail(f"{command[0]}: {error.strerror}; the charge was refunded")
+            refunded = "; the charge was refunded"
+        fail(f"{command[0]}: {error.strerror}{refunded}")
         return 127 if isinstance(error, FileNotFoundError) else 126
     raise AssertionError("another program has taken the place of this one")
 

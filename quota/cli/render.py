@@ -105,6 +105,9 @@ def spending_notes(spending: Spending) -> list[str]:
         calls = sum(one.calls for one in spending.refused)
         named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.refused).items())
         notes.append(f"{calls:,} call{'' if calls == 1 else 's'} refused: {named}; see `quota log --refused`")
+    if spending.adds_buckets_up:
+        apart = ",".join([*spending.by, "bucket"])
+        notes.append(f"units of several buckets are added up; `quota spend --by {apart}` tells them apart")
     if any(OTHER in values for values, _, _ in spending.rows):
         notes.append(f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows")
     if spending.gap_ms is not None:

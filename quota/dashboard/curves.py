@@ -48,7 +48,7 @@ class Curve(NamedTuple):
 def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
     """The span of time that is shown: the period of a calendar limit; of any other the last day, and what comes until
     `until_ms`, or for a day."""
-    if isinstance(window, Calendar) and window.period != "hour":
+    if isinstance(window, Calendar) and window.longest_ms > HOUR_MS:
         return window.edges(now_ms)[:2]
     latest_ms = now_ms + DAY_MS
     return now_ms - DAY_MS, latest_ms if until_ms is None else min(max(until_ms, now_ms + LEAST_AHEAD_MS), latest_ms)

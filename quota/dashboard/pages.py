@@ -314,7 +314,7 @@ def _window(row: LimitRow) -> str:
     if isinstance(window, Sliding):
         said = f"in any {words.spelled_out(window.window_ms)}"
     else:
-        said = f"in each {window.period} of {window.zone}"
+        said = f"in each {window.spelled_out()}"
     only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
     return ", ".join([said, *only])
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
-from quota.errors import CostExceedsLimit
+from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.contract import LimitCheck
 from quota.ledger.entry import FURTHER, Charge
 from quota.ledger.grants import read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
 from quota.terms.attribution import RESERVED, check_name, is_reservation
-from quota.terms.costs import Part
+from quota.terms.costs import MAX_PARTS, Part
 from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
 
 if TYPE_CHECKING:
@@ -232,6 +232,8 @@ class Checklists(dict[Key, Checklist]):
             first, *others = parts or (Part(book.main_bucket.name, units),)
             parts = (first._replace(units=units), *others)
         parts = tuple([part._replace(units=charge_units(part.units)) for part in parts or ()])
+        if len(parts) > MAX_PARTS:
+            raise UsageError(f"{method} is charged to {len(parts)} buckets, and a call to {MAX_PARTS} at most")
         method = book.canonical(method)
         check_name("method", method, least=1)
         limits, costs = [], []

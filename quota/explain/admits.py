@@ -123,10 +123,11 @@ def _granted(book: CostBook, limit: Limit) -> int:
     """What upstream grants of what a limit counts, where both count units, and upstream no shorter window."""
     names = limit.view.selector.buckets or tuple(book.buckets)
     buckets = [book.buckets[name] for name in names if name in book.buckets]
-    shorter = [one for one in buckets if one.window.longest_ms < limit.view.window.longest_ms]
-    if not buckets or shorter or limit.view.selector.count == "calls":
+    longest_ms = limit.view.window.longest_ms
+    granted = [[one.units for one in bucket.quotas if one.window.longest_ms >= longest_ms] for bucket in buckets]
+    if not all(granted) or limit.view.selector.count == "calls":
         return 0
-    return sum(one.quota_units for one in buckets)
+    return sum(map(min, granted))
 
 
 def _less_left(full: Sequence[_Counted], at_ms: int) -> Change:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
-from quota.deciding.corrections import draw_of
+from quota.deciding.corrections import charges_in, draw_of
 from quota.deciding.retry_at import counted
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import RETENTION_SLACK_MS, entries_between, just_before, read_entries
@@ -42,7 +42,7 @@ class LimitAroundCharge(NamedTuple):
 class ChargeExplained:
     """What a charge was, asked at `asked_ms` by the ledger's clock. `entry` is None while a charge that was `drawn` on
     this machine's allowance is owed, or if the log has let go of it. `not_counted_by` names limits that do not count
-    it."""
+    it. Of a call of several buckets it is the first charge, and `also` has the others."""
 
     charge_id: str
     credential: str
@@ -52,6 +52,7 @@ class ChargeExplained:
     drawn: Draw | None
     limits: tuple[LimitAroundCharge, ...]
     not_counted_by: tuple[str, ...]
+    also: tuple[ChargeExplained, ...] = ()
 
     @property
     def charge(self) -> Entry | Charge:
@@ -111,15 +112,23 @@ class ChargeExplained:
                 for one in self.limits
             ],
             "not_counted_by": list(self.not_counted_by),
+            **({"also": [one.as_json() for one in self.also]} if self.also else {}),
         }
 
 
 def explain_charge(session: Session, charge_id: str, credential: str | None = None) -> ChargeExplained:
-    """The charge of this id, of whichever project has it.
+    """The charge of this id, or the charges of a call of several buckets, of whichever project has it.
 
     Raises UnknownCharge for an id that no charge has, or whose charge has left the log; UsageError if several projects
     have one of that id; LedgerError.
     """
+    first_id, *others = charges_in(charge_id)
+    first = _explained(session, first_id, credential)
+    also = tuple([_explained(session, one, first.credential) for one in others])
+    return replace(first, charge_id=charge_id, also=also)
+
+
+def _explained(session: Session, charge_id: str, credential: str | None) -> ChargeExplained:
     credentials = session.settings.credentials.values() if credential is None else [session.credential(credential)]
     names = {one.project: one.name for one in reversed(list(credentials))}
     found = [one for name in names.values() if (one := _find(session, session.budget(name), charge_id)) is not None]

@@ -24,12 +24,12 @@ class Charge(NamedTuple):
 
 FURTHER = "+"
 """Stands in the idempotency key of a call's further charges, where one call is charged to several buckets: the first
-one's key, this, and a number."""
+one's key, this, and a digit from 1 to 9."""
 
 
 def is_first(idempotency_key: str) -> bool:
-    """Whether a charge is the first of its call, or the only one: by these, calls are counted."""
-    return FURTHER not in idempotency_key
+    """Whether a charge is the first of its call, or the only one: by these, calls are counted (L29)."""
+    return not (idempotency_key[-2:-1] == FURTHER and idempotency_key[-1] in "123456789")
 
 
 Id = tuple[int, int]

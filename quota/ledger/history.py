@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.ledger.entry import is_first
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class HourOfSpending(NamedTuple):
 
 
 class RunningSum(NamedTuple):
-    """All that a job ever charged for a method, since the history began: charges, their units as they were charged, and
-    the units by which corrections changed them, up or down. None of the three ever falls."""
+    """All that a job ever charged for a method, since the history began: charges, one for each call, their units as
+    they were charged, and the units by which corrections changed them, up or down. None of the three ever falls."""
 
     method: str
     job: str
@@ -120,7 +121,8 @@ class History(NamedTuple):
             if key not in sums and len(sums) >= MAX_CELLS:
                 key = OTHER, OTHER
             _, _, charges, units, corrected_units = sums.get(key, (*key, 0, 0, 0))
-            sums[key] = RunningSum(*key, charges + 1, units + entry.charged_units, corrected_units)
+            calls = charges + is_first(entry.idempotency_key)
+            sums[key] = RunningSum(*key, calls, units + entry.charged_units, corrected_units)
         return tuple(sums.values())
 
 

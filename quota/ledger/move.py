@@ -26,7 +26,7 @@ from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entrie
 from quota.ledger.fence import OvertakenError
 from quota.ledger.state_fields import read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
-from quota.terms.limits import Calendar, parse_duration, selector_of
+from quota.terms.limits import calendar_of, parse_duration, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -389,10 +389,7 @@ def _lost_units(
 def _counts_until(view: str, at_ms: int) -> int:
     """When a charge made at `at_ms` has left the view's window."""
     window = view.split("|")[3]
-    period, at, zone = window.partition("@")
-    if at:
-        return Calendar(period, zone).edges(at_ms)[1]  # type: ignore[arg-type]  # raises ValueError for another
-    return at_ms + parse_duration(window)
+    return calendar_of(window).edges(at_ms)[1] if "@" in window else at_ms + parse_duration(window)
 
 
 def _fields_with_lost_units(old: Movable, project: str, survey: _Survey) -> Iterator[list[Field]]:

@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
+from quota.ledger.entry import is_first
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_CELLS,
@@ -98,7 +99,7 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
         old = head.gap[1] < now_ms - HISTORY_MS
         head = head._replace(gap=(seen_ms if old else min(head.gap[0], seen_ms), max(head.gap[1], trimmed_through_ms)))
     rows = db.execute(
-        "SELECT ms, seq, method, job, region, bucket, units, charged_units FROM charges"
+        "SELECT ms, seq, method, job, region, bucket, units, charged_units, idempotency_key FROM charges"
         " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
         (project, rolled[0], through_ms, *rolled, ROLL_UP_AT_ONCE),
     ).fetchall()
@@ -106,10 +107,10 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
     if of_hour:
         cells = _hour(db, project, of_hour[0][0])
         sums = _Cells(db, project, "history:sums", _SUMS)
-        for ms, seq, method, job, region, bucket, units, charged_units in of_hour:
+        for ms, seq, method, job, region, bucket, units, charged_units, key in of_hour:
             cells.add((method, job, region, bucket), 1, units)
             if (ms, seq) > head.sums_after:
-                sums.add((method, job), 1, charged_units, 0)
+                sums.add((method, job), is_first(key), charged_units, 0)
         cells.save()
         sums.save()
         head = head._replace(rolled_up=of_hour[-1][:2])
@@ -192,7 +193,7 @@ def take_back(db: sqlite3.Connection, project: str, now_ms: int) -> bool:
     if rolled is None or rolled[0] <= now_ms:
         return False
     sql = (
-        "SELECT method, job, COUNT(*), SUM(charged_units) FROM charges"
+        "SELECT method, job, SUM(idempotency_key NOT GLOB '*+[1-9]'), SUM(charged_units) FROM charges"
         " WHERE project = ? AND (ms, seq) > (?, ?) GROUP BY method, job"
     )
     sums = _Cells(db, project, "history:sums", _SUMS)

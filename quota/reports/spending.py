@@ -63,8 +63,9 @@ class Spending:
     It covers all charges since `since_ms`, which is later than requested where the history does not reach back so far,
     and up to an hour earlier where the log does not. Within `gap_ms` charges may be missing that the ledger lost. The
     rows lack all that the ledger has lost, and what only upstream counted: its limits count `unlogged_units` for both
-    now, of which `upstream_units` only upstream counted.
-    `refused`, most calls first, covers whole hours.
+    now, of which `upstream_units` only upstream counted. In a row of several buckets a call of all of them is one
+    charge: what a job charged for a method and region in one hour is as many as in the bucket that has most.
+    `refused`, most calls first, covers whole hours. `adds_buckets_up`: some row has the units of several buckets.
     """
 
     since_ms: int
@@ -75,6 +76,7 @@ class Spending:
     unlogged_units: int = 0
     upstream_units: int = 0
     refused: tuple[Refusals, ...] = ()
+    adds_buckets_up: bool = False
 
     @property
     def total_units(self) -> int:
@@ -116,17 +118,26 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
         since_ms = after_ms + 1 if after_ms else since_ms
     if "run" not in by and any(0 < part.log_after_ms >= since_ms for part in parts):
         since_ms = max(since_ms // HOUR_MS * HOUR_MS, after_ms + 1)
-    sums: dict[tuple[str, ...], tuple[int, int]] = {}
+    units, calls = Counter[tuple[str, ...]](), dict[tuple[Any, ...], Counter[str]]()
     for part in parts:
         logged = part.logged(ledger, just_before(since_ms), (NEVER, NEVER))
         for row in logged if "run" in by else part.rows(ledger, since_ms):
             key = tuple(_FIELD_OF[field](row) for field in by)
-            charges, units = sums.get(key, (0, 0))
-            sums[key] = (charges + row.charges, units + row.units)
-    ranked = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
+            units[key] += row.units
+            alike = key, part.project, row.hour_ms, row.method, row.job, row.region
+            calls.setdefault(alike, Counter())[row.bucket] += row.charges
+    # A call of several buckets is a charge in each of them, and counts once.
+    charges, buckets = Counter[tuple[str, ...]](), dict[tuple[str, ...], set[str]]()
+    for (key, *_), of_buckets in calls.items():
+        charges[key] += max(of_buckets.values())
+        buckets.setdefault(key, set()).update(of_buckets)
+    mixed = any(len(names) > 1 for names in buckets.values())
+    ranked = sorted(((key, charges[key], n) for key, n in units.items()), key=lambda row: (-row[2], row[0]))
     gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
     gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
-    return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms))
+    return Spending(
+        since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms), adds_buckets_up=mixed
+    )
 
 
 def refused_by(refused: Iterable[Refusals]) -> dict[str, int]:

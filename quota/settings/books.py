@@ -13,8 +13,8 @@ from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
 from quota.settings.api import parse_answers, parse_hosts, parse_pointer, parse_routes
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
-from quota.terms.costs import Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe
-from quota.terms.limits import Calendar, Sliding, Window
+from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
+from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window
 from quota.terms.reserve import Reserve
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ _BOOK_KEYS = (
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     root = TomlTable(data, source, keys=_BOOK_KEYS)
     buckets = {
-        row.check_name(bucket): Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
-        for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
+        row.check_name(bucket): Bucket(bucket, _quotas(row))
+        for bucket, row in root.table("buckets").tables(("quota", "resets", "windows")).items()
     }
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
@@ -95,6 +95,28 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         routes=parse_routes(root, methods),
         answers=parse_answers(root, buckets, [pool.name for pool in pools]),
     )
+
+
+MAX_WINDOWS = 10
+"""The most windows in which upstream counts one bucket."""
+
+
+def _quotas(row: TomlTable) -> tuple[Quota, ...]:
+    """What upstream grants of a bucket: `quota` and `resets`, or several of them in `windows`."""
+    if "windows" not in row:
+        return (Quota(row.whole("quota"), parse_window(row, "resets")),)
+    for other in ("quota", "resets"):
+        if other in row:
+            raise row.error("cannot be combined with windows; put it into each of these", other)
+    rows, quotas = row.array("windows", ("quota", "resets")), list[Quota]()
+    if len(rows) > MAX_WINDOWS:
+        raise row.error(f"a bucket has {MAX_WINDOWS} windows at most", "windows")
+    for one in rows:
+        quota = Quota(one.whole("quota"), parse_window(one, "resets"))
+        if any(quota.window == earlier.window for earlier in quotas):
+            raise one.error("this window stands here twice; keep the smaller quota", "resets")
+        quotas.append(quota)
+    return tuple(quotas)
 
 
 def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
@@ -131,9 +153,6 @@ def _alone(row: TomlTable, key: str) -> TomlTable:
 
 
 _PART_KEYS = ("units", "bucket", "reserve")
-
-MAX_PARTS = 10
-"""The most buckets that one call is charged to."""
 
 
 def _parts(
@@ -222,16 +241,21 @@ def _word(row: TomlTable, key: str) -> str:
 
 
 def parse_window(table: TomlTable, key: str) -> Window:
-    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`."""
+    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`; of a
+    month also the `day` on which it begins, of a week the weekday on which it `starts`."""
     value = table.value(key)
     if isinstance(value, str):
         return Sliding(parse_span(table, key))
     if not isinstance(value, dict):
         raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
-    row = table.as_table(value, key, ("calendar", "zone"))
-    period = row.text("calendar", choices=("hour", "day", "month"))
-    zone = row.text("zone")
+    row = table.as_table(value, key, ("calendar", "zone", "day", "starts"))
+    period = row.text("calendar", choices=PERIODS)
+    for name, of in (("day", "month"), ("starts", "week")):
+        if name in row and period != of:
+            raise row.error(f'only calendar = "{of}" has it; remove this key', name)
+    zone, day = row.text("zone"), row.whole("day", 1, maximum=LAST_DAY)
+    starts = row.text("starts", "monday", choices=WEEKDAYS)
     try:
-        return Calendar(period, zone)  # type: ignore[arg-type]  # one of the choices
+        return Calendar(period, zone, day, starts)  # type: ignore[arg-type]  # of the choices
     except ValueError:
         raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None

@@ -28,14 +28,14 @@ from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.toml import TomlTable
-from quota.terms.limits import DAY_MS, Calendar
+from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from quota.settings.model import CredentialSettings, JobSettings, Settings
-    from quota.terms.costs import Bucket, CostBook
-    from quota.terms.limits import Limit
+    from quota.terms.costs import Bucket, CostBook, Quota
+    from quota.terms.limits import Limit, Window
 
 
 def lint(settings: Settings) -> list[Finding]:
@@ -317,12 +317,14 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
     if selector.count == "calls" or limit.narrow or len(buckets) != 1:
         return
     bucket = buckets[0]
-    if limit.limit_units > bucket.quota_units and limit.view.window.longest_ms <= bucket.window.longest_ms:
+    longest_ms = limit.view.window.longest_ms
+    quota_units = min([one.units for one in bucket.quotas if longest_ms <= one.window.longest_ms], default=MAX_UNITS)
+    if limit.limit_units > quota_units:
         yield Finding(
             "warning",
             location,
             f"limit {limit.name!r} lets {many(limit.limit_units, 'unit')} through and cost book {book.name!r} says "
-            f"that upstream grants {bucket.quota_units:,}",
+            f"that upstream grants {quota_units:,}",
             "check the project's quota page; ignore this if upstream granted more",
         )
 
@@ -341,8 +343,14 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
             f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units}',
         )
         return
-    window = bucket.window
-    if not isinstance(window, Calendar) or any(limit.view.window == window for limit in whole):
+    for quota in bucket.quotas:
+        yield from _uncounted(bucket, quota, whole, location)
+
+
+def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: str) -> Iterator[Finding]:
+    """A finding if the limits that cover a bucket allow too much inside one of upstream's windows."""
+    window = quota.window
+    if any(limit.view.window == window for limit in whole):
         return
     # One of upstream's periods can overlap this many windows of the limit, and each of them can be full.
     most = min(
@@ -350,14 +358,27 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
         * (-(-window.longest_ms // limit.view.window.longest_ms) + isinstance(limit.view.window, Calendar))
         for limit in whole
     )
-    if most > bucket.quota_units:
+    if most > quota.units:
+        by, such = f"in any {window.name}", "time"
+        if isinstance(window, Calendar):
+            by, such = f"by the {window.spelled_out()}", window.period
         yield Finding(
             "warning",
             location,
-            f"no limit counts bucket {bucket.name!r} as upstream does, by the {window.period} in {window.zone}: up to "
-            f"{many(most, 'unit')} fit into one such {window.period}, and it grants {bucket.quota_units:,}",
-            f'add a limit with window = {{ calendar = "{window.period}", zone = "{window.zone}" }}',
+            f"no limit counts bucket {bucket.name!r} as upstream does, {by}: up to {many(most, 'unit')} fit into one "
+            f"such {such}, and it grants {quota.units:,}",
+            f"add a limit with window = {_as_written(window)}",
         )
+
+
+def _as_written(window: Window) -> str:
+    """A window as a configuration has it."""
+    if not isinstance(window, Calendar):
+        return f'"{window.name}"'
+    keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
+    keys += [f"day = {window.day}"] if window.day != 1 else []
+    keys += [f'starts = "{window.starts}"'] if window.starts != "monday" else []
+    return f"{{ {', '.join(keys)} }}"
 
 
 def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> Iterator[Finding]:

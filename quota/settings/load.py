@@ -50,7 +50,9 @@ from quota.settings.model import (
     NotifySettings,
     Settings,
     StoreSettings,
+    TableSettings,
     Unavailable,
+    check_table,
 )
 from quota.settings.schedules import Every, load_zone, parse_schedule
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
@@ -58,6 +60,7 @@ from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    PERIOD_MS,
     Calendar,
     Limit,
     Selector,
@@ -351,29 +354,36 @@ def _is_address(endpoint: str) -> bool:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 _LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
-_PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def default_limits(book: CostBook) -> tuple[Limit, ...]:
-    """Two limits for each bucket, each with 5% of its quota as headroom: a sliding window as long as upstream's period,
-    and upstream's own calendar window (`day` and `pacific-day`). A bucket whose upstream window slides needs only one.
+    """Two limits for each window in which upstream counts a bucket, each with 5% of its quota as headroom: a sliding
+    window as long as upstream's period, and upstream's own calendar window (`day` and `pacific-day`). One that slides
+    needs no other. Of two quotas for the same window the smaller holds.
     """
     limits = []
     for bucket in book.buckets.values():
         prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
-        windows: list[tuple[str, Window]] = []
-        if isinstance(bucket.window, Calendar):
-            period = bucket.window.period
-            windows.append((period, Sliding(_PERIOD_MS[period])))
-            windows.append((f"{_zone_name(bucket.window.zone)}-{period}", bucket.window))
-        else:
-            windows.append((_SPAN_NAMES.get(bucket.window.window_ms, bucket.window.name), bucket.window))
-        headroom = bucket.quota_units * DEFAULT_HEADROOM_PERCENT // 100
-        for name, window in windows:
+        names: dict[Window, str] = {}
+        quotas: dict[Window, int] = {}
+        for quota in bucket.quotas:
+            for name, window in _windows_of(quota.window):
+                names.setdefault(window, name)
+                quotas[window] = min(quota.units, quotas.get(window, quota.units))
+        for window, quota_units in quotas.items():
+            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
             view = View(Selector(buckets=(bucket.name,)), window)
-            limits.append(Limit(prefix + name, bucket.quota_units - headroom, view, bucket.quota_units, headroom))
+            limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
     return tuple(limits)
+
+
+def _windows_of(window: Window) -> list[tuple[str, Window]]:
+    """The windows, with the names of their limits, that hold one of upstream's."""
+    if isinstance(window, Sliding):
+        return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
+    sliding = Sliding(PERIOD_MS[window.period])
+    return [(window.period, sliding), (f"{_zone_name(window.zone)}-{window.kind}", window)]
 
 
 def _zone_name(zone: str) -> str:
@@ -486,6 +496,7 @@ _JOB_KEYS = (
     *_SCHEDULE_KEYS,
     "leave",
     "max_units",
+    "tables",
     "options",
     *_ANSWER_KEYS,
     "machines",
@@ -511,8 +522,17 @@ _PLACES = {
 
 def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
     left: dict[tuple[str, int], dict[str, int]] = {}
-    rows = table.tables(_JOB_KEYS).items()
-    return {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows}
+    rows = table.tables(_JOB_KEYS)
+    jobs = {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows.items()}
+    first: dict[str, JobSettings] = {}
+    for job in jobs.values():
+        for name, its in job.tables.items():
+            other = first.setdefault(name, job)
+            if other.tables[name] != its:
+                raise (
+                    rows[job.name].table("tables").error(f"job {other.name!r} has another key or history for it", name)
+                )
+    return jobs
 
 
 def _job(
@@ -548,8 +568,20 @@ def _job(
         ping_ref=reference(row, folder, "ping") if "ping" in row else None,
         insecure_endpoint=row.flag("insecure_endpoint", False),
         max_units=row.whole("max_units", None),
+        tables=_tables(row.table("tables", default={})),
     )
     return _scheduled(job, row)
+
+
+def _tables(table: TomlTable) -> dict[str, TableSettings]:
+    tables = {}
+    for name, row in table.tables(("key", "history")).items():
+        try:
+            check_table(name)
+        except ValueError as error:
+            raise table.error(str(error)) from None
+        tables[name] = TableSettings(row.texts("key") or ("id",), row.texts("history"))
+    return tables
 
 
 def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:

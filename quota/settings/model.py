@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.common.text import one_line
+from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
 from quota.ledger.file_url import path_of
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
@@ -87,6 +88,30 @@ class CredentialSettings:
     insecure_endpoint: bool = False
 
 
+TABLES_OF_THE_STORE = frozenset(
+    ("videos", "rankings", "channels", "history", "rows", "store", "runs", "past_runs", "checkpoints", "cursors",
+     "videos_words", "videos_text", "bought")
+)  # fmt: skip
+"""Names that a job's own tables cannot have."""
+
+
+def check_table(name: object) -> str:
+    """The name of a job's own table. Raises ValueError."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
+        raise ValueError(f"{show(name)}: a table's name has 1 to 64 characters out of A-Z a-z 0-9 _, a letter first")
+    if name.lower() in TABLES_OF_THE_STORE or name.lower().startswith(("sqlite_", "videos_text")):
+        raise ValueError(f"{name!r} is a table of the store itself; choose another name")
+    return name
+
+
+class TableSettings(NamedTuple):
+    """A table of a job's own: the fields that are a row's key, and those of which a reading is kept when one differs
+    from the last."""
+
+    key: tuple[str, ...] = ("id",)
+    history: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class JobSettings:
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
@@ -98,7 +123,8 @@ class JobSettings:
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
     a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
-    every machine runs the whole job into its own store; otherwise they share its regions.
+    every machine runs the whole job into its own store; otherwise they share its regions. `tables` has the tables of
+    its own rows that are not known by an `id`, or keep a history.
     """
 
     name: str
@@ -120,6 +146,7 @@ class JobSettings:
     ping_ref: str | None = None
     insecure_endpoint: bool = False
     max_units: int | None = None
+    tables: Mapping[str, TableSettings] = field(default_factory=dict)
 
 
 class StoreSettings(NamedTuple):

@@ -22,15 +22,40 @@ if TYPE_CHECKING:
     from quota.terms.reserve import Reserve
 
 
-class Bucket(NamedTuple):
-    """A pool that upstream itself counts. It grants `quota_units` in each `window`.
+class Quota(NamedTuple):
+    """What upstream grants: so many `units` in each `window`.
 
     Most upstreams count by calendar period and reset at its end; one that counts "per minute" has a sliding window.
     """
 
-    name: str
-    quota_units: int
+    units: int
     window: Window
+
+
+class Bucket(NamedTuple):
+    """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
+
+    `quota_units` and `window` are those of the longest one, whose end is what people call the bucket's reset.
+    """
+
+    name: str
+    quotas: tuple[Quota, ...]
+
+    @property
+    def longest(self) -> Quota:
+        return max(self.quotas, key=lambda quota: quota.window.longest_ms)
+
+    @property
+    def quota_units(self) -> int:
+        return self.longest.units
+
+    @property
+    def window(self) -> Window:
+        return self.longest.window
+
+
+MAX_PARTS = 10
+"""The most buckets that one call is charged to."""
 
 
 class Part(NamedTuple):

@@ -7,10 +7,11 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
@@ -31,10 +32,28 @@ DAY_MS = 24 * HOUR_MS
 _UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
 
-Period = Literal["hour", "day", "month"]
+Period = Literal["quarter-hour", "hour", "day", "week", "month"]
+Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 Count = Literal["units", "calls"]
 
-_LONGEST_MS = {"hour": HOUR_MS, "day": 25 * HOUR_MS, "month": 31 * DAY_MS + HOUR_MS}
+PERIODS: tuple[Period, ...] = get_args(Period)
+WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
+LAST_DAY = 31
+
+PERIOD_MS = {
+    "quarter-hour": 15 * MINUTE_MS,
+    "hour": HOUR_MS,
+    "day": DAY_MS,
+    "week": 7 * DAY_MS,
+    "month": 31 * DAY_MS,
+}
+"""How long a period is where no clock changes; the longest month."""
+
+
+def _longest_ms(period: Period) -> int:
+    """With the hour by which a clock change lengthens a day, and what is made of days."""
+    return PERIOD_MS[period] + (HOUR_MS if PERIOD_MS[period] >= DAY_MS else 0)
+
 
 Edges = tuple[int, int, int]
 """Three consecutive calendar edges in ms: the latest, the next, and the one after that."""
@@ -79,26 +98,50 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Calendar:
-    """The current hour, day or month in a named zone. Upstream itself counts by such periods.
+    """The current quarter of an hour, hour, day, week or month in a named zone. Upstream itself counts by such periods.
 
-    Days have 23, 24 or 25 hours; the edges come from the time zone database.
+    Days have 23, 24 or 25 hours; the edges come from the time zone database. A week begins on the weekday `starts`. A
+    month begins on its `day`, as a billing period does; where it has no such day, on its last. Raises ValueError.
     """
 
     period: Period
     zone: str
+    day: int = 1
+    starts: Weekday = "monday"
 
     def __post_init__(self) -> None:
-        if self.period not in ("hour", "day", "month"):
-            raise ValueError(f"{self.period!r} is not a calendar period; use hour, day or month")
+        if self.period not in PERIODS:
+            raise ValueError(f"{self.period!r} is not a calendar period; use {', '.join(PERIODS)}")
         _zone(self.zone)
+        object.__setattr__(self, "day", whole(self.day, "as the day of a month: that", 1, LAST_DAY))
+        if self.starts not in WEEKDAYS:
+            raise ValueError(f"{self.starts!r} is not a weekday; use {', '.join(WEEKDAYS)}")
+        if self.day != 1 and self.period != "month":
+            raise ValueError(f"a {self.period} has no `day` to begin on; only a month has")
+        if self.starts != "monday" and self.period != "week":
+            raise ValueError(f"a {self.period} has no weekday on which it `starts`; only a week has")
 
     @property
     def name(self) -> str:
-        return f"{self.period}@{self.zone}"
+        """As view names have it: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`. `calendar_of` reads it."""
+        return f"{self.kind}@{self.zone}"
+
+    @property
+    def kind(self) -> str:
+        """The period, and where it begins if that is not on the first day."""
+        if self.starts != "monday":
+            return f"{self.period}-{self.starts}"
+        return self.period if self.day == 1 else f"{self.period}-{self.day}"
 
     @property
     def longest_ms(self) -> int:
-        return _LONGEST_MS[self.period]
+        return _longest_ms(self.period)
+
+    def spelled_out(self) -> str:
+        """For people, behind "each" or "the": `month from day 15 on in UTC`."""
+        begins = f" from {self.starts.title()} on" if self.starts != "monday" else ""
+        begins = f" from day {self.day} on" if self.day != 1 else begins
+        return f"{self.period}{begins} in {self.zone}"
 
     def edges(self, now_ms: int) -> Edges:
         """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]."""
@@ -114,6 +157,23 @@ class Calendar:
 
 
 Window = Sliding | Calendar
+
+
+def calendar_of(name: str) -> Calendar:
+    """The calendar window of this name. Raises ValueError for any other text."""
+    kind, _, zone = name.partition("@")
+    if kind not in _KINDS:
+        raise ValueError(f"{name!r} is not the name of a calendar window")
+    period, day, starts = _KINDS[kind]
+    return Calendar(period, zone, day, starts)
+
+
+_KINDS: dict[str, tuple[Period, int, Weekday]] = {
+    **{period: (period, 1, "monday") for period in PERIODS},
+    **{f"week-{weekday}": ("week", 1, weekday) for weekday in WEEKDAYS[1:]},
+    **{f"month-{day}": ("month", day, "monday") for day in range(2, LAST_DAY + 1)},
+}
+"""What each `Calendar.kind` means."""
 
 
 def cutoff(window: Window, at_ms: int) -> int:
@@ -159,20 +219,29 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
     zone = _zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
-    if calendar.period == "hour":
+    period_ms = PERIOD_MS[calendar.period]
+    if period_ms < DAY_MS:
         # Count elapsed time: at a clock change the same wall hour comes twice, and each is an hour of its own. Use the
         # standard offset: Lord Howe's summer time is half an hour, and edges must not move during an hour.
         standard = (local.utcoffset() or timedelta()) - (local.dst() or timedelta())
         offset_ms = round(standard.total_seconds() * 1000)
-        return (at_ms + offset_ms) // HOUR_MS * HOUR_MS - offset_ms + later * HOUR_MS
+        return (at_ms + offset_ms) // period_ms * period_ms - offset_ms + later * period_ms
     day = local.date()
     if calendar.period == "day":
         day += timedelta(days=later)
+    elif calendar.period == "week":
+        day += timedelta(days=7 * later - (day.weekday() - WEEKDAYS.index(calendar.starts)) % 7)
     else:
-        months = day.year * 12 + day.month - 1 + later
-        day = day.replace(year=months // 12, month=months % 12 + 1, day=1)
+        before = day < _in_month(day.year * 12 + day.month - 1, calendar.day)
+        day = _in_month(day.year * 12 + day.month - 1 - before + later, calendar.day)
     # Where a clock change skips midnight, fold=0 reads it with the old offset, which gives the moment of the change.
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
+
+
+def _in_month(months: int, day: int) -> date:
+    """That day of the month that is so many months after the year 0; its last day where it has no such day."""
+    year, month = months // 12, months % 12 + 1
+    return date(year, month, min(day, monthrange(year, month)[1]))
 
 
 @dataclass(frozen=True)
@@ -232,11 +301,12 @@ class View:
 def longest_ms_of(view: str) -> int:
     """How long a charge counts at most in the view with this name; a month for a window that no `Window` has."""
     window = view.split("|")[3] if view.count("|") >= 3 else ""
-    longest_ms = _LONGEST_MS.get(window.partition("@")[0], _LONGEST_MS["month"])
+    kind, at, _ = window.partition("@")
+    period = _KINDS[kind][0] if at and kind in _KINDS else "month"
     try:
-        return longest_ms if "@" in window else parse_duration(window)
+        return _longest_ms(period) if at else parse_duration(window)
     except ValueError:
-        return longest_ms
+        return _longest_ms(period)
 
 
 @lru_cache(maxsize=1_000)

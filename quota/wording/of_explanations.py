@@ -322,6 +322,9 @@ def charge_told(x: ChargeExplained) -> Iterator[Part]:
         yield Line("at least: the log no longer has all that counted before it", "note")
     if x.not_counted_by:
         yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
+    for one in x.also:
+        yield Line("")
+        yield from charge_told(one)
 
 
 def _drawn(x: ChargeExplained) -> str:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.async_budget import AsyncBudget, Awaiter
+from quota.budget import account_of
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
+from quota.deciding.outlook import ask
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
-from quota.ledger.parts import notes_in
+from quota.ledger.parts import notes_in, repairable
 from quota.recovery.allowance import Allowance
+from quota.reports.spending import read_spending, read_sums
 from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.setup import limit
@@ -317,3 +320,46 @@ def test_the_allowance_lets_it_through_and_it_is_repaid_and_refunded_as_one(setu
     budget.refund(third.id or "")
     assert used(budget) == {"core": 2, "points": 6}
     allowance.close()
+
+
+# -- what people are told ----------------------------------------------------------------------------------------------
+
+
+def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:
+    """From the log as from the history, and after a repair, which dates charges anew."""
+    budget = budget_of(setup, limit(10**6, buckets=()))
+    budget.charge_many(["write", "write", "read", "search", "status"], job="nightly", region="DE")
+    budget.refund(budget.charge("write", job="nightly", region="DE").id or "")
+    setup.now_ms += 400 * HOUR_MS
+    budget.charge_many(["write"], job="nightly")
+    setup.now_ms -= 399 * HOUR_MS
+    for turn in range(3):
+        spending = read_spending(setup.ledger, setup.project, ("method",), 0)
+        assert spending.rows == ((("write",), 4, 18), (("search",), 1, 4), (("read",), 1, 2))
+        by_bucket = read_spending(setup.ledger, setup.project, ("bucket", "method"), 0)
+        assert sorted(by_bucket.rows) == [
+            (("core", "read"), 1, 1),
+            (("core", "write"), 4, 3),
+            (("points", "read"), 1, 1),
+            (("points", "search"), 1, 4),
+            (("points", "write"), 4, 15),
+        ]
+        by_run = read_spending(setup.ledger, setup.project, ("run",), 0)
+        assert [(charges, units) for _, charges, units in by_run.rows] == [(6, 24)]
+        sums, _ = read_sums(setup.ledger, setup.project)
+        assert sorted((one.method, one.charges, one.units, one.corrected_units) for one in sums) == [
+            ("read", 1, 2, 0),
+            ("search", 1, 4, 0),
+            ("write", 4, 24, 6),
+        ]
+        if turn == 0:
+            repairable(setup.ledger).repair(setup.project, "repaired", setup.now_ms)
+        setup.now_ms += 2 * HOUR_MS
+
+
+def test_a_refusal_is_explained_with_what_each_limit_counts(setup: Setup) -> None:
+    budget = budget_of(setup)
+    for _ in range(4):
+        budget.charge("write")
+    answer = ask(account_of(budget), "write", 1, "")
+    assert (answer.decision.refused_by, [one.cost_units for one in answer.occupancies]) == ("points", [1, 5])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.settings.model import JobSettings, Settings
+    from quota.terms.costs import Part
 
 
 class Region:
@@ -99,9 +100,10 @@ class PlainSimulation:
         most = len(tick.regions) or len(regions)
         self.totals[job.name].ticks += 1
         prices = [self.price(job, step) for step in steps]
-        for method, price_units, _, bucket in prices:
-            row = self.row(self.wanted, job, method, bucket)
-            row.add((tick.at_ms - self.start_ms) // DAY_MS, price_units * most, most)
+        for method, parts, _ in prices:
+            for bucket, units in parts:
+                row = self.row(self.wanted, job, method, bucket)
+                row.add((tick.at_ms - self.start_ms) // DAY_MS, units * most, most)
         if not any(region.pending for region in regions):
             for region in regions:
                 region.pending = True
@@ -111,10 +113,11 @@ class PlainSimulation:
         started, of_run = False, 0
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(steps)):
-                method, price_units, units, bucket = prices[index]
+                method, parts, default_units = prices[index]
+                first_units = parts[0].units if parts else 0
                 key = (
                     method,
-                    price_units,
+                    parts,
                     job.credential,
                     tuple(sorted(job.leave.items())),
                     job.name if selected else "",
@@ -122,28 +125,29 @@ class PlainSimulation:
                 until_ms, by = self.refused_until.get(key, (0, None))
                 if tick.at_ms < until_ms:
                     return Refusal(tick.at_ms, job.name, by, len(todo) - done, started)
-                if job.max_units is not None and of_run + price_units > job.max_units:
+                if job.max_units is not None and of_run + first_units > job.max_units:
                     return Refusal(tick.at_ms, job.name, "max_units", len(todo) - done, started)
-                decision = budget.charge(method, units=units, job=job.name, region=region.name)
+                decision = budget.charge(method, units=default_units, job=job.name, region=region.name)
                 if not decision.admitted:
                     again_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
                     self.refused_until[key] = (again_ms, decision.refused_by)
                     return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done, started)
-                started, of_run = True, of_run + price_units
-                self.row(self.spent, job, method, bucket).add(tick.at_ms // SLOT_MS, decision.cost_units)
+                started, of_run = True, of_run + first_units
+                for bucket, units in parts:
+                    self.row(self.spent, job, method, bucket).add(tick.at_ms // SLOT_MS, units)
                 region.cursor = index + 1
             region.pending, region.cursor, region.completed_at_ms = False, None, tick.at_ms
             self.totals[job.name].passes[region.name] += 1
         return None
 
-    def price(self, job: JobSettings, step: Step) -> tuple[str, int, int | None, str]:
-        """Method, price, units where the book does not know it, bucket."""
+    def price(self, job: JobSettings, step: Step) -> tuple[str, tuple[Part, ...], int | None]:
+        """Method, what it costs, and its units where the book does not know it."""
         book = self.settings.credentials[job.credential].book
         method = book.canonical(step.method or "unknown")
         if method in book.methods:
             price, _ = book.price_at(method, self.now_ms)
-            return method, price.units, None, price.bucket
-        return method, book.default_get.units, book.default_get.units, book.default_get.bucket
+            return method, price.parts, None
+        return method, book.default_get.parts, book.default_get.units
 
     def row(self, rows: dict[tuple[str, str, str], Spent], job: JobSettings, method: str, bucket: str) -> Spent:
         project = self.settings.credentials[job.credential].project

@@ -5,7 +5,7 @@
 Three callers, each with a configuration of 1 to 20 limits that changes and a clock that is off by its own amount,
 charge, several at once too, peek, refund and settle on one project, and draw on one allowance while the ledger is
 away, which the next to reach it repays; the ledger's clock walks, jumps and steps back around both of the year's clock
-changes.
+changes. Some calls are charged to two buckets, and some are free.
 
 What a ledger has let go of, it says (`whole_after_ms`), and that is held against the windows named until then: from
 there on the oracle counts what is left.
@@ -36,6 +36,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.factory import open_ledger
 from quota.recovery.allowance import Allowance
+from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.oracle import Answer, Journal, Oracle, Spent, cost, counts, cutoff, paced
@@ -59,12 +60,24 @@ class Pace:
 
 
 FAST = Pace(
-    (Sliding(50), Sliding(300), Sliding(2_000), Calendar("hour", LOS_ANGELES)),
+    (
+        Sliding(50),
+        Sliding(300),
+        Sliding(2_000),
+        Calendar("quarter-hour", "Asia/Kathmandu"),
+        Calendar("hour", LOS_ANGELES),
+    ),
     (0, 0, 0, 1, 1, 2, 5, 30),
     (400, 2_500, -1, -5, -60, -2_400, HOUR_MS, -HOUR_MS, 60 * HOUR_MS),
 )
 DAILY = Pace(
-    (Sliding(HOUR_MS), Calendar("hour", "Australia/Lord_Howe"), Sliding(DAY_MS), Calendar("day", LOS_ANGELES)),
+    (
+        Calendar("quarter-hour", LOS_ANGELES),
+        Sliding(HOUR_MS),
+        Calendar("hour", "Australia/Lord_Howe"),
+        Sliding(DAY_MS),
+        Calendar("day", LOS_ANGELES),
+    ),
     (0, 1, 1_000, 20_000, 60_000, 120_000),
     (DAY_MS, 3 * HOUR_MS, -1, -4_000, -60_000, -HOUR_MS, -5 * HOUR_MS, 26 * HOUR_MS, -20 * HOUR_MS),
 )
@@ -73,8 +86,12 @@ MONTHLY = Pace(
         Sliding(DAY_MS),
         Calendar("day", "Europe/Berlin"),
         Sliding(7 * DAY_MS),
+        Calendar("week", LOS_ANGELES),
+        Calendar("week", "Europe/Berlin", starts="sunday"),
         Sliding(30 * DAY_MS),
         Calendar("month", LOS_ANGELES),
+        Calendar("month", LOS_ANGELES, 31),
+        Calendar("month", "Europe/Berlin", 8),
     ),
     (0, 60_000, HOUR_MS, 3 * HOUR_MS),
     (20 * DAY_MS, -HOUR_MS, -20 * HOUR_MS, 3 * DAY_MS, 70 * DAY_MS),
@@ -82,6 +99,24 @@ MONTHLY = Pace(
 NUMBERS_OF_LIMITS = (1, 1, 2, 2, 3, 4, 5, 8, 9, 11, 20)
 ALLOWANCE_UNITS, ALLOWANCE_MOST = 60, 7
 CLOCK_CHANGES = (datetime(2026, 3, 7, 20, tzinfo=UTC), datetime(2026, 10, 31, 20, tzinfo=UTC))
+
+
+PAIR, STATUS = "pair.list", "status.get"
+OF_TWO_BUCKETS = Price((Part("units", 7), Part("search", 2)))
+PRICES = BOOK._replace(methods={**BOOK.methods, PAIR: (OF_TWO_BUCKETS,), STATUS: (Price(()),)})
+"""The book of the tests, with a call of two buckets and one that is free."""
+
+
+@dataclass
+class Call:
+    """A call, and what it is charged."""
+
+    method: str
+    spends: list[Spent]
+
+    @property
+    def units(self) -> int:
+        return self.spends[0].units if self.spends else 0
 
 
 @dataclass
@@ -130,6 +165,7 @@ class RandomOperations:
         self.trimmable_ms = 0  # up to here the ledger may have let go of charges,
         self.whole_after_ms = 0  # and up to here it has
         self.gone: list[Spent] = []
+        self.pairs: list[list[Spent]] = []
         self.callers = [self._new_caller() for _ in range(3)]
 
     def close(self) -> None:
@@ -241,7 +277,7 @@ class RandomOperations:
             Budget(
                 credential="main",
                 project=self.project,
-                book=BOOK,
+                book=PRICES,
                 limits=caller.limits,
                 ledger=ledger,
                 leave=caller.leave,
@@ -320,6 +356,9 @@ class RandomOperations:
                 self._count("left the log")
                 return
             raise DisagreementError(f"{gone}, which is gone, was settled")
+        if self.pairs and self.random.random() < 0.2:
+            self._correct_a_pair(caller, self.random.choice(self.pairs[-20:]))
+            return
         spent = self.random.choice(self.oracle.log[-200:])
         units = self.random.choice((0, 0, spent.units + self.random.randrange(5), spent.units // 2))
         if self.random.random() < 0.05:
@@ -336,25 +375,52 @@ class RandomOperations:
         spent.known.clear()
         self._count("settled")
 
+    def _correct_a_pair(self, caller: Caller, pair: list[Spent]) -> None:
+        """A call of two buckets is given back in both, and settled in the first."""
+        charge_id = "+".join(spent.id for spent in pair)
+        units = self.random.choice((None, 3))
+        there = all(any(spent is one for one in self.oracle.log) for spent in pair)
+        try:
+            before = caller.budget.refund(charge_id) if units is None else caller.budget.settle(charge_id, units)
+        except UnknownCharge:
+            if there:
+                raise
+            self._count("pair left the log")
+            return
+        if before.units != pair[0].units or not there:
+            raise DisagreementError(f"a correction of {charge_id} saw {before}, the oracle {pair}")
+        for spent in pair if units is None else pair[:1]:
+            spent.units = units or 0
+            spent.known.clear()
+        self._count("pair refunded" if units is None else "pair settled")
+
     def _decide(self, number: int, caller: Caller, *, commit: bool) -> None:
         r = self.random
         job = r.choice(("", "trending", "backfill", "odd|job,%*"))
-        spends = [self._new_call(job) for _ in range(r.choice((1, 1, 1, 2, 3, 10)) if commit else 1)]
+        calls = [self._new_call(job) for _ in range(r.choice((1, 1, 1, 2, 3, 10)) if commit else 1)]
+        spends = [spend for call in calls for spend in call.spends]
         leave = caller.leave.get(job, {})
         limits = [(limit, max(0, limit.limit_units - leave.get(limit.name, 0))) for limit in caller.limits]
         applying = [(x, cap) for x, cap in limits if any(counts(x, spend) for spend in spends)]
-        first = spends[0]
+        first = calls[0]
         try:
-            if len(spends) > 1:
-                calls = [(spend.method, spend.units) for spend in spends]
-                several = caller.budget.charge_many(calls, job=job, region="US")
+            if len(calls) > 1:
+                named = [(call.method, call.units) if call.spends else call.method for call in calls]
+                several = caller.budget.charge_many(named, job=job, region="US")
             else:
                 check = caller.budget.charge if commit else caller.budget.peek
-                several = [check(first.method, units=first.units, job=job, region="US")]
+                several = [check(first.method, units=first.units or None, job=job, region="US")]
         except CostExceedsLimit:
             if all(cost(limit, spends) <= cap for limit, cap in applying):
                 raise
             self._count("never fits")
+            return
+        if [(got.method, got.cost_units) for got in several] != [(call.method, call.units) for call in calls]:
+            raise DisagreementError(f"operation {number} at {self.clock_ms}: got {several} for {calls}")
+        if not spends:
+            self._count("free")
+            if not all(got.admitted and got.id is None and got.limits == () for got in several):
+                raise DisagreementError(f"operation {number} at {self.clock_ms}: got {several} for {calls}")
             return
         self._repay(caller)
         now_ms = min(self.clock_ms, self.clock_ms + caller.skew_ms + CLOCK_SLACK_MS)
@@ -371,21 +437,27 @@ class RandomOperations:
         if commit and want.outcome == "admitted":
             self.retention_of = max(self.retention_of, retention_of(caller.windows))
         self.trimmable_ms = max(self.trimmable_ms, now_ms - self.retention_of)
-        self._count(want.outcome if len(spends) == 1 else f"several {want.outcome}")
+        self._count(want.outcome if len(calls) == 1 else f"several {want.outcome}")
+        if any(len(call.spends) > 1 for call in calls):
+            self._count(f"pair {want.outcome}")
         self._count(f"paced {want.outcome}" if any(limit.paced for limit, _ in applying) else "unpaced")
         caller_ms = self.clock_ms + caller.skew_ms
         caps = [paced(limit, cap, cost(limit, spends), caller_ms) if limit.paced else cap for limit, cap in applying]
-        for got, charge_id in zip(several, want.ids or [None] * len(spends), strict=True):
-            self._compare(number, got, want, charge_id, caps)
-        if [(got.method, got.cost_units) for got in several] != [(spend.method, spend.units) for spend in spends]:
-            raise DisagreementError(f"operation {number} at {self.clock_ms}: got {several} for {spends}")
+        for got, call in zip(several, calls, strict=True):
+            charged = want.ids and call.spends
+            self._compare(number, got, want, "+".join(spend.id for spend in call.spends) if charged else None, caps)
+        if want.ids:
+            self.pairs += [call.spends for call in calls if len(call.spends) > 1]
 
-    def _new_call(self, job: str) -> Spent:
+    def _new_call(self, job: str) -> Call:
         r = self.random
-        method = r.choice(("search.list", "videos.list", "captions.list", "suggest.list", "odd,na|me*%"))
-        known = method in BOOK.methods
-        units = r.choice((1, 7, 100)) if not known or r.random() < 0.5 else BOOK.price(method).units
-        return Spent(0, 0, units, BOOK.price(method).bucket if known else "units", method, job)
+        odd = "odd,na|me*%"
+        method = r.choice(("search.list", "videos.list", "captions.list", "suggest.list", odd, PAIR, PAIR, STATUS))
+        parts = PRICES.price(method).parts if method != odd else (Part("units", 1),)
+        spends = [Spent(0, 0, part.units, part.bucket, method, job) for part in parts]
+        if spends and (method == odd or r.random() < 0.5):
+            spends[0].units = r.choice((1, 7, 100))
+        return Call(method, spends)
 
     def _compare(self, number: int, got: Decision, want: Answer, charge_id: str | None, caps: list[int]) -> None:
         right = (

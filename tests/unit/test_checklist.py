@@ -22,7 +22,7 @@ from quota.deciding.checklist import (
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text
-from quota.terms.costs import Bucket, CostBook, Part, Price
+from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ BOOK = CostBook(
     source="https://test.example",
     read_on=date(2026, 6, 1),
     retention_ms=None,
-    buckets={"units": Bucket("units", 1_000, DAY), "search": Bucket("search", 100, DAY)},
+    buckets={"units": Bucket("units", (Quota(1_000, DAY),)), "search": Bucket("search", (Quota(100, DAY),))},
     methods={
         "items.find": (Price((Part("search", 1),), date(2026, 1, 1)),),
         "items.list": (Price((Part("units", 1),), date(2026, 1, 1)),),

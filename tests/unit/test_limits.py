@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,6 +16,8 @@ from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    PERIODS,
+    WEEKDAYS,
     Calendar,
     Count,
     Limit,
@@ -22,7 +25,10 @@ from quota.terms.limits import (
     Selector,
     Sliding,
     View,
+    Weekday,
+    calendar_of,
     format_duration,
+    longest_ms_of,
     parse_duration,
 )
 
@@ -178,10 +184,11 @@ def test_hours_begin_where_the_wall_shows_a_full_one(zone: str, minute: int) -> 
 
 
 @pytest.mark.parametrize("zone", [PACIFIC, "Africa/Cairo", "America/Havana", "Europe/Dublin", "Antarctica/Troll"])
-@pytest.mark.parametrize("period", ["hour", "day", "month"])
+@pytest.mark.parametrize("period", ["quarter-hour", "hour", "day", "week", "month"])
 def test_periods_follow_each_other_without_gap_or_overlap(zone: str, period: Period) -> None:
-    check_chain(Calendar(period, zone), "2026-01-01", days=366 if period != "hour" else 0)
-    if period == "hour":
+    short = period in ("hour", "quarter-hour")
+    check_chain(Calendar(period, zone), "2026-01-01", days=0 if short else 366)
+    if short:
         for day in ("2026-03-07", "2026-03-28", "2026-04-23", "2026-10-24", "2026-10-29", "2026-10-31"):
             check_chain(Calendar(period, zone), day, days=3)
 
@@ -203,7 +210,7 @@ def check_chain(calendar: Calendar, first_day: str, days: int) -> None:
 
 
 @given(
-    st.sampled_from(["hour", "day", "month"]),
+    st.sampled_from(PERIODS),
     st.sampled_from([PACIFIC, "UTC", "Africa/Cairo", "Asia/Kathmandu", "America/Havana"]),
     st.integers(ms("2000-01-01"), ms("2099-12-31")),
 )
@@ -229,9 +236,179 @@ def test_a_zone_that_is_none_is_refused_where_it_is_given(zone: str) -> None:
         Calendar("day", zone)
 
 
-def test_a_calendar_period_is_one_of_three() -> None:
-    with pytest.raises(ValueError, match="'week' is not a calendar period; use hour, day or month"):
-        Calendar("week", "UTC")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("year", "UTC"), "'year' is not a calendar period; use quarter-hour, hour, day, week, month"),
+        (("month", "UTC", 0), "0 as the day of a month: that is a whole number from 1 to 31"),
+        (("month", "UTC", 32), "32 as the day of a month: that is a whole number from 1 to 31"),
+        (("month", "UTC", True), "True as the day of a month: that is a whole number from 1 to 31"),
+        (("day", "UTC", 2), "a day has no `day` to begin on; only a month has"),
+        (("week", "UTC", 1, "Sunday"), "'Sunday' is not a weekday; use monday, tuesday, .*"),
+        (("month", "UTC", 2, "sunday"), "a month has no weekday on which it `starts`; only a week has"),
+    ],
+)
+def test_a_calendar_that_is_none_is_refused_where_it_is_given(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises((ValueError, UsageError), match=f"^{message}$"):
+        Calendar(*arguments)
+
+
+# -- weeks, billing periods, quarter hours -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("calendar", "at", "edges"),
+    [
+        # 2026-11-25 is a Wednesday.
+        (Calendar("week", "UTC"), "2026-11-25T12:00", ("2026-11-23T00:00", "2026-11-30T00:00", "2026-12-07T00:00")),
+        (Calendar("week", "UTC"), "2026-11-29T23:59", ("2026-11-23T00:00", "2026-11-30T00:00", "2026-12-07T00:00")),
+        (Calendar("week", "UTC"), "2026-11-30T00:00", ("2026-11-30T00:00", "2026-12-07T00:00", "2026-12-14T00:00")),
+        (
+            Calendar("week", "UTC", starts="sunday"),
+            "2026-11-28T23:59",
+            ("2026-11-22T00:00", "2026-11-29T00:00", "2026-12-06T00:00"),
+        ),
+        # The clocks go back on the Sunday, forward on the Sunday.
+        (Calendar("week", PACIFIC), "2026-10-28T00:00", ("2026-10-26T07:00", "2026-11-02T08:00", "2026-11-09T08:00")),
+        (
+            Calendar("week", PACIFIC, starts="sunday"),
+            "2026-03-10T00:00",
+            ("2026-03-08T08:00", "2026-03-15T07:00", "2026-03-22T07:00"),
+        ),
+        # A week that begins on a day without midnight, and one that begins on a date that was left out.
+        (
+            Calendar("week", "America/Sao_Paulo", starts="sunday"),
+            "2018-11-05T00:00",
+            ("2018-11-04T03:00", "2018-11-11T02:00", "2018-11-18T02:00"),
+        ),
+        (
+            Calendar("week", "Pacific/Apia", starts="friday"),
+            "2012-01-01T00:00",
+            ("2011-12-30T10:00", "2012-01-05T10:00", "2012-01-12T10:00"),
+        ),
+        # A billing period from the 15th on.
+        (
+            Calendar("month", "UTC", 15),
+            "2026-11-14T23:59",
+            ("2026-10-15T00:00", "2026-11-15T00:00", "2026-12-15T00:00"),
+        ),
+        (
+            Calendar("month", "UTC", 15),
+            "2026-12-15T00:00",
+            ("2026-12-15T00:00", "2027-01-15T00:00", "2027-02-15T00:00"),
+        ),
+        # A month that has no such day begins on its last one.
+        (
+            Calendar("month", "UTC", 31),
+            "2027-02-27T23:59",
+            ("2027-01-31T00:00", "2027-02-28T00:00", "2027-03-31T00:00"),
+        ),
+        (
+            Calendar("month", "UTC", 31),
+            "2027-02-28T00:00",
+            ("2027-02-28T00:00", "2027-03-31T00:00", "2027-04-30T00:00"),
+        ),
+        (
+            Calendar("month", "UTC", 30),
+            "2028-02-29T00:00",
+            ("2028-02-29T00:00", "2028-03-30T00:00", "2028-04-30T00:00"),
+        ),
+        (
+            Calendar("month", PACIFIC, 8),
+            "2026-03-08T07:59",
+            ("2026-02-08T08:00", "2026-03-08T08:00", "2026-04-08T07:00"),
+        ),
+        # Quarters of an hour, also where a zone is three quarters off, and in the hour that comes twice.
+        (
+            Calendar("quarter-hour", "Asia/Kathmandu"),
+            "2026-01-10T12:44",
+            ("2026-01-10T12:30", "2026-01-10T12:45", "2026-01-10T13:00"),
+        ),
+        (
+            Calendar("quarter-hour", PACIFIC),
+            "2026-11-01T09:14",
+            ("2026-11-01T09:00", "2026-11-01T09:15", "2026-11-01T09:30"),
+        ),
+    ],
+    ids=str,
+)
+def test_edges_of_other_periods(calendar: Calendar, at: str, edges: tuple[str, ...]) -> None:
+    assert tuple(map(utc, calendar.edges(ms(at)))) == edges
+
+
+def begins(calendar: Calendar, day: date) -> bool:
+    """Whether a period begins on this date."""
+    if calendar.period == "week":
+        return f"{day:%A}".lower() == calendar.starts
+    last = (day + timedelta(days=1)).day == 1
+    return day.day == calendar.day or (last and day.day < calendar.day)
+
+
+@pytest.mark.parametrize("zone", [PACIFIC, "Africa/Cairo", "America/Havana", "Asia/Beirut", "Australia/Lord_Howe"])
+@pytest.mark.parametrize(
+    ("period", "day", "starts"),
+    [
+        ("week", 1, "monday"),
+        ("week", 1, "sunday"),
+        ("week", 1, "thursday"),
+        ("month", 1, "monday"),
+        ("month", 15, "monday"),
+        ("month", 29, "monday"),
+        ("month", 31, "monday"),
+    ],
+)
+def test_they_agree_with_watching_a_clock_on_the_wall(zone: str, period: Period, day: int, starts: Weekday) -> None:
+    """Every quarter of an hour of 14 months: a period begins where its date is first shown."""
+    calendar, wall = Calendar(period, zone, day, starts), ZoneInfo(zone)
+    changes, latest = [], None
+    for at_ms in range(ms("2027-12-01"), ms("2029-02-01"), 15 * MINUTE_MS):
+        shown = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(wall).date()
+        if latest is None or shown > latest:
+            if latest is not None and begins(calendar, shown):
+                changes.append(at_ms)
+            latest = shown
+    assert len(changes) >= 13
+    for (start_ms, next_ms), (_, after_ms) in pairwise(pairwise(changes)):
+        for at_ms in (start_ms, start_ms + 1, (start_ms + next_ms) // 2, next_ms - 1):
+            assert calendar.edges(at_ms) == (start_ms, next_ms, after_ms)
+
+
+EVERY_KIND = [
+    *(Calendar(period, PACIFIC) for period in PERIODS),
+    *(Calendar("week", "UTC", starts=weekday) for weekday in WEEKDAYS),
+    *(Calendar("month", "UTC", day) for day in range(1, 32)),
+]
+
+
+@pytest.mark.parametrize("calendar", EVERY_KIND, ids=str)
+def test_a_calendar_is_found_by_its_name(calendar: Calendar) -> None:
+    assert calendar_of(calendar.name) == calendar
+    assert longest_ms_of(f"*|*|*|{calendar.name}|calls") == calendar.longest_ms
+    check_chain(calendar, "2027-12-20", days=1 if calendar.longest_ms < DAY_MS else 500)
+
+
+def test_the_names_of_windows() -> None:
+    """They are parts of names in the ledger: another name would be another view, which begins from the log."""
+    names = {
+        Calendar("hour", "UTC"): "hour@UTC",
+        Calendar("day", PACIFIC): "day@America/Los_Angeles",
+        Calendar("month", "UTC"): "month@UTC",
+        Calendar("month", "UTC", 15): "month-15@UTC",
+        Calendar("week", "UTC"): "week@UTC",
+        Calendar("week", "UTC", starts="sunday"): "week-sunday@UTC",
+        Calendar("quarter-hour", "UTC"): "quarter-hour@UTC",
+    }
+    assert {window: window.name for window in names} == names
+
+
+@pytest.mark.parametrize(
+    "name", ["", "24h", "month-1@UTC", "month-0@UTC", "month-32@UTC", "week-monday@UTC", "day-2@UTC"]
+)
+def test_what_no_calendar_is_called_is_none_and_counts_for_a_month(name: str) -> None:
+    with pytest.raises(ValueError, match="is not the name of a calendar window"):
+        calendar_of(name)
+    if "@" in name:
+        assert longest_ms_of(f"units|*|*|{name}") == Calendar("month", "UTC").longest_ms
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

@@ -51,5 +51,11 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
         "trimmed",
         "left the log",
         "joined later",
+        "free",
+        "pair admitted",
+        "pair refused",
+        "pair exhausted",
+        "pair refunded",
+        "pair settled",
     ):
         assert expected[outcome] > OPERATIONS // 1000, expected

@@ -12,7 +12,7 @@ from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_SLACK_MS, MAX_REPAIRS, Exhaustion, Repair, read_entries, repaired_ms_of, root_of
 from quota.ledger.entry import Entry
 from quota.ledger.unlogged import UnloggedUsage
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.proxy import Proxy
 from support.servers import immortal
 from support.setup import NOW_MS, Setup, limit
@@ -20,6 +20,7 @@ from support.setup import NOW_MS, Setup, limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quota.terms.limits import Window
     from support.servers import RedisServer
 
 YEAR_MS = 365 * DAY_MS
@@ -118,6 +119,31 @@ def test_what_is_not_in_the_log_and_lies_ahead_is_mended_too(setup: Setup) -> No
     assert used(setup, DAY, PACIFIC) == [4, 0]
     setup.now_ms = NOW_MS + DAY_MS
     assert used(setup, DAY, PACIFIC) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Calendar("quarter-hour", "UTC"),
+        Calendar("hour", "UTC"),
+        Calendar("week", "UTC"),
+        Calendar("week", "Asia/Tokyo", starts="sunday"),
+        Calendar("month", "UTC"),
+        Calendar("month", "UTC", 15),
+        Sliding(90_000),
+    ],
+    ids=lambda window: window.name,
+)
+def test_unlogged_usage_of_any_window_then_counts_for_its_length_at_most(setup: Setup, window: Window) -> None:
+    one = Limit("one", 9, View(Selector(buckets=("units",)), window), 9, 0)
+    expiries = ((3, NOW_MS + YEAR_MS),)
+    spend(setup, 1)
+    usage = UnloggedUsage(one.view.name, "e1", expiries, (NOW_MS + YEAR_MS, 0))
+    setup.ledger.add_unlogged(setup.project, "e2", [usage])
+    repair(setup)
+    for setup.now_ms, units in ((NOW_MS + window.longest_ms - 1, 3), (NOW_MS + window.longest_ms, 0)):
+        (state,) = setup.budget(one).usage()
+        assert state.unlogged_units == units
 
 
 @pytest.mark.parametrize("apart_ms", [CLOCK_SLACK_MS + 1, -CLOCK_SLACK_MS - 1, YEAR_MS, -YEAR_MS])

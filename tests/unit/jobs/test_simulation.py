@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from quota.common.clock import NEVER
+from quota.common.resources import read_text
 from quota.errors import UsageError
 from quota.jobs.plan.simulation import State, simulate
 from quota.jobs.schedule.ticks import ticks
@@ -53,7 +55,8 @@ WINDOWS = [
     '{ calendar = "hour", zone = "Australia/Lord_Howe" }',
     '{ calendar = "day", zone = "America/Los_Angeles" }',
     '{ calendar = "day", zone = "Europe/Berlin" }',
-    '{ calendar = "month", zone = "UTC" }',
+    '{ calendar = "month", zone = "UTC" }', '{ calendar = "month", zone = "America/Los_Angeles", day = 31 }',
+    '{ calendar = "week", zone = "Europe/Berlin" }', '{ calendar = "quarter-hour", zone = "UTC" }',
 ]  # fmt: skip
 FETCHES = ["trending", "search", "channels", "own:upload", "own:search", "own:silent"]
 NARROW = [
@@ -61,6 +64,22 @@ NARROW = [
     'count = "calls"', 'methods = ["videos.insert", "search.list"]', 'per = "job"',
 ]  # fmt: skip
 OTHER = '[[credentials.other.limits]]\nname = "o"\nunits = 900\nwindow = "24h"\n'
+
+
+def several_buckets() -> str:
+    """A book in which some calls are charged to several buckets, from a day on, and one is free."""
+    text = read_text("quota.config", "costs/youtube-v3-buckets.toml")
+    for method, price in (
+        ("videos.list", '[{ units = 1 }, { units = 3, bucket = "batch-stats" }]'),
+        (
+            "search.list",
+            '{ prices = [{ units = 1, bucket = "search" }, { parts = [{ units = 2 }, { units = 1, bucket = '
+            '"search" }], since = 2026-11-02 }] }',
+        ),
+        ("channels.list", "0"),
+    ):
+        text = re.sub(f'"{method}" = .*', f'"{method}" = {price}', text)
+    return text
 
 
 def configuration(rng: random.Random) -> str:
@@ -74,7 +93,7 @@ def configuration(rng: random.Random) -> str:
         )
         text += f"window = {window}\n" + ("" if number == 0 else rng.choice(["", "", *NARROW]) + "\n")
         text += "pacing = true\n" if "calendar" in window and rng.random() < 0.4 else ""
-    api = rng.choice(("youtube-v3", "youtube-v3", "youtube-v3-buckets"))
+    api = rng.choice(("youtube-v3", "youtube-v3-buckets", "./several.toml"))
     text = text.replace("[[", f'[credentials.main]\napi = "{api}"\n[[', 1)
     if rng.random() < 0.3:
         text += f'[credentials.other]\napi = "{api}"\n' + rng.choice(('project = "main"\n', OTHER))
@@ -162,6 +181,7 @@ def test_a_simulation_finds_what_the_budget_says_call_by_call(seed: int, tmp_pat
     (tmp_path / "own.py").write_text(OWN_PY)
     path = tmp_path / "quota.toml"
     path.write_text(configuration(rng))
+    (tmp_path / "several.toml").write_text(several_buckets())
     settings = load_settings(path)
     start_ms = int(datetime(*rng.choice(DAYS), tzinfo=UTC).timestamp()) * 1000 + rng.choice(
         (0, 0, 7 * HOUR_MS + 12_345)

@@ -275,6 +275,9 @@ methods = ["items.add"]
 """
 
 
+RESETS = 'resets = { calendar = "month", zone = "UTC" }'
+ELEVEN = ", ".join(f'{{ quota = 1, resets = "{n}h" }}' for n in range(1, 12))
+
 DATED = (
     "write dated prices as { prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }; a list is what one call "
     "costs in several buckets"
@@ -319,7 +322,52 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             'resets = "soon"',
             'buckets.calls.resets: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
         ),
-        ('"month"', '"week"', "buckets.calls.resets.calendar: 'week' is not allowed here; known: hour, day, month"),
+        (
+            '"month"',
+            '"weak"',
+            "buckets.calls.resets.calendar: 'weak' is not allowed here; did you mean 'week'?",
+        ),
+        (
+            'calendar = "month"',
+            'calendar = "day", day = 3',
+            'buckets.calls.resets.day: only calendar = "month" has it; remove this key',
+        ),
+        (
+            'calendar = "month"',
+            'calendar = "month", starts = "sunday"',
+            'buckets.calls.resets.starts: only calendar = "week" has it; remove this key',
+        ),
+        (
+            'calendar = "month"',
+            'calendar = "week", starts = "sundae"',
+            "buckets.calls.resets.starts: 'sundae' is not allowed here; did you mean 'sunday'?",
+        ),
+        (
+            'calendar = "month"',
+            'calendar = "month", day = 32',
+            "buckets.calls.resets.day: 32 is not a whole number from 1 to 31",
+        ),
+        (
+            RESETS,
+            f"windows = [{{ quota = 1, {RESETS} }}]",
+            "buckets.calls.quota: cannot be combined with windows; put it into each of these",
+        ),
+        (
+            f"quota = 1_000\n{RESETS}",
+            "windows = []",
+            "buckets.calls.windows: an empty array where a non-empty array of tables is needed",
+        ),
+        (
+            f"quota = 1_000\n{RESETS}",
+            "windows = [{ quota = 1 }]",
+            "buckets.calls.windows[0].resets: missing; the key is required",
+        ),
+        (
+            f"quota = 1_000\n{RESETS}",
+            'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]',
+            "buckets.calls.windows[1].resets: this window stands here twice; keep the smaller quota",
+        ),
+        (f"quota = 1_000\n{RESETS}", f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has 10 windows at most"),
         (
             '"UTC"',
             '"Mars/Base"',

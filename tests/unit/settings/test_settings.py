@@ -386,7 +386,7 @@ MISTAKES = [
         "leave = 500",
         "quux = true",
         "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, "
-        "jitter, misfire_grace, leave, max_units, options, ...",
+        "jitter, misfire_grace, leave, max_units, tables, ...",
     ),
     # Keys of another table.
     (
@@ -544,8 +544,9 @@ MISTAKES = [
     ),
     (
         'headroom = 500\nwindow = "24h"',
-        'headroom = 500\nwindow = { calendar = "week", zone = "UTC" }',
-        "credentials.main.limits[0].window.calendar: 'week' is not allowed here; known: hour, day, month",
+        'headroom = 500\nwindow = { calendar = "year", zone = "UTC" }',
+        "credentials.main.limits[0].window.calendar: 'year' is not allowed here; known: quarter-hour, hour, day, week, "
+        "month",
     ),
     (
         'headroom = 500\nwindow = "24h"',

@@ -1,0 +1,275 @@
+"""The commands of `quota` about what the jobs keep: tables, export, place."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing, contextmanager
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from quota.cli.options import Group, config_option, duration_ms, json_option
+from quota.cli.output import print_json, say
+from quota.common.text import many, nearest, one_line, printable, show
+from quota.jobs.tick import configured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota import Session
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Store
+    from quota.settings.model import JobSettings
+
+
+@click.command("tables", short_help="List the tables of your jobs' own rows.")
+@click.option("--views", is_flag=True, help="Make a view of each in the store, with a column for each field.")
+@json_option
+@config_option
+def tables(views: bool, as_json: bool, config: str | None) -> None:
+    """List the tables that jobs have named: how many rows each has, and which fields.
+
+    With --views each becomes a view in the store's file, with a column for each field (at most 200), for SQL. Run it
+    again when rows have new fields.
+
+    \b
+    Example:
+      quota tables --views
+      sqlite3 ~/.local/state/quota/videos.db 'SELECT author, text FROM comments LIMIT 10'
+    """
+    from quota.common.clock import rfc3339
+
+    with configured(config) as session, _store(session) as store:
+        if views:
+            store.write_views()
+        found = store.tables()
+    if as_json:
+        times = [(rfc3339(one.oldest_ms), rfc3339(one.newest_ms)) for one in found]
+        rows = [
+            {"name": one.name, "rows": one.rows, "oldest_at": old, "newest_at": new, "fields": list(one.fields)}
+            for one, (old, new) in zip(found, times, strict=True)
+        ]
+        print_json({"tables": rows, "views": views})
+        return
+    for one in found:
+        say(
+            printable(f"{one.name}: {many(one.rows, 'row')}, {many(len(one.fields), 'field')}: {', '.join(one.fields)}")
+        )
+    if not found:
+        say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
+
+
+@click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
+@click.argument("table")
+@click.option("--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d.")
+@click.option("--region", metavar="R", help="Only what is of this region.")
+@click.option("--format", "kind", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
+@click.option("--output", metavar="FILE", help="Write here instead of to stdout: the whole file, or none.")
+@config_option
+def export(
+    table: str, since: str | None, region: str | None, kind: str, output: str | None, config: str | None
+) -> None:
+    """Write a table of the store: videos, rankings, channels, history, or one that a job has named.
+
+    It is streamed, whatever its size. Times are RFC 3339 in UTC.
+
+    \b
+    Example:
+      quota export videos --since 7d --region DE --format csv --output videos.csv
+      quota export comments | jq .text
+    """
+    from quota.common.clock import host_clock
+    from quota.jobs.store.export import Export, write_csv, write_jsonl
+
+    since_ms = 0 if since is None else max(0, host_clock() - duration_ms("--since", since))
+    with configured(config) as session:
+        with _store(session):
+            pass  # one that cannot be read is told in its own words
+        path = session.settings.store.file
+        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
+            wanted = Export(db, table, since_ms, region)
+            with _written(output) as file:
+                if kind == "csv":
+                    count = write_csv(wanted.records(), wanted.columns(), file)
+                else:
+                    count = write_jsonl(wanted.records(), file)
+    if output is not None:
+        say(f"{one_line(output)}: {many(count, 'record')}", err=True)
+
+
+@contextmanager
+def _written(output: str | None) -> Iterator[IO[str]]:
+    """Where an export goes: stdout, or a file that appears when it is whole."""
+    import quota
+
+    if output is None:
+        yield sys.stdout
+        return
+    folder = os.path.dirname(os.path.abspath(output))
+    try:
+        file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - it is renamed, not deleted
+            "w", encoding="utf-8", newline="", dir=folder, prefix=".quota-export-", delete=False
+        )
+    except OSError as error:
+        raise quota.UsageError(f"--output {show(output)}: {error.strerror or error}") from None
+    try:
+        with file:
+            yield file.file
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(file.name, 0o666 & ~umask)
+        os.replace(file.name, output)
+    except OSError as error:
+        os.unlink(file.name)
+        raise quota.QuotaError(f"--output {show(output)}: {error.strerror or error}") from None
+    except BaseException:
+        os.unlink(file.name)
+        raise
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+@click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
+def place() -> None:
+    """Where each region of a job stands in this machine's store: the page that comes next."""
+
+
+@place.command("list")
+@json_option
+@config_option
+def list_(as_json: bool, config: str | None) -> None:
+    """List the regions of all jobs: what is stored of the pass, and when the last one was complete.
+
+    \b
+    Example:
+      quota place list
+    """
+    with configured(config) as session, _store(session) as store:
+        found = [one for job in session.settings.jobs.values() for one in _checkpoints(session, store, job)]
+    _print(found, as_json)
+
+
+@place.command("show")
+@click.argument("job")
+@click.argument("region", required=False)
+@json_option
+@config_option
+def show_(job: str, region: str | None, as_json: bool, config: str | None) -> None:
+    """Show where one job stands, with the cursor of the page that comes next.
+
+    \b
+    Example:
+      quota place show trending DE --json | jq .places[0].cursor
+    """
+    with configured(config) as session, _store(session) as store:
+        found = _chosen(_checkpoints(session, store, _job(session, job)), job, region)
+    _print(found, as_json, cursors=True)
+
+
+@place.command("reset")
+@click.argument("job")
+@click.argument("region", required=False)
+@config_option
+def reset(job: str, region: str | None, config: str | None) -> None:
+    """Begin a job, or one of its regions, anew: the next run fetches its first page. What is stored stays.
+
+    \b
+    Example:
+      quota place reset trending DE
+    """
+    import quota
+    from quota.jobs.lock import only_one
+
+    with configured(config) as session, _store(session) as store:
+        chosen = _job(session, job)
+        found = _chosen(_checkpoints(session, store, chosen), job, region)
+        with only_one(session.settings.store.url, job) as lock:
+            if lock is None:
+                raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
+            for one in found:
+                store.reset(one)
+    say(f"{printable(job)}: {', '.join(one.region or 'its one pass' for one in found)} begins anew with the next run")
+
+
+@contextmanager
+def _store(session: Session) -> Iterator[Store]:
+    from quota.jobs.store.store import Store
+
+    settings = session.settings.store
+    with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
+        yield store
+
+
+def _job(session: Session, name: str) -> JobSettings:
+    import quota
+
+    jobs = session.settings.jobs
+    if name not in jobs:
+        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
+    return jobs[name]
+
+
+def _checkpoints(session: Session, store: Store, job: JobSettings) -> list[Checkpoint]:
+    from quota.jobs.runner import work_of
+
+    return store.checkpoints(job.name, job.regions, work_of(session, job))
+
+
+def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:
+    import quota
+
+    known = [one.region for one in found]
+    if region is not None and region not in known:
+        raise quota.UsageError(f"job {job!r} has no region {show(region)}; {nearest(region, known)}")
+    return [one for one in found if region in (None, one.region)]
+
+
+def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> None:
+    from quota.common.clock import host_clock, moment
+
+    if as_json:
+        print_json({"places": [_as_json(one) for one in found]})
+        return
+    now_ms = host_clock()
+    for one in found:
+        name = f"{one.job} {one.region}".rstrip()
+        stored = f"{many(one.pages, 'page')} and {many(one.items, 'item')} stored" if one.begun else "nothing stored"
+        stands = f"page {one.pages + 1} comes next, {stored}" if one.pending or one.cursor else "this round is done"
+        complete = (
+            "never complete" if one.completed_at_ms is None else f"complete {moment(one.completed_at_ms, now_ms)}"
+        )
+        failed = "" if one.failed_at_ms is None else f", failed {moment(one.failed_at_ms, now_ms)}"
+        say(printable(f"{name}: {stands}; {complete}{failed}"))
+        if cursors and one.cursor is not None:
+            import json
+
+            say(printable(f"  cursor {json.dumps(one.cursor)[:2_000]}"))
+    if not found:
+        say("no job is configured", err=True)
+
+
+def _as_json(one: Checkpoint) -> dict[str, Any]:
+    from quota.common.clock import rfc3339
+
+    times = {
+        name: None if at_ms is None else rfc3339(at_ms)
+        for name, at_ms in (
+            ("started_at", one.started_at_ms),
+            ("completed_at", one.completed_at_ms),
+            ("failed_at", one.failed_at_ms),
+        )
+    }
+    return {
+        "job": one.job,
+        "region": one.region,
+        "pending": one.pending,
+        "pages": one.pages,
+        "items": one.items,
+        "cursor": one.cursor,
+        **times,
+    }

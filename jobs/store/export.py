@@ -1,0 +1,127 @@
+"""What the store has, out of it again: row by row, so that its size does not matter.
+
+records       the records of one table, each a dict
+write_csv     as CSV
+write_jsonl   as JSON, one record a line
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from typing import IO, TYPE_CHECKING, Any
+
+from quota.common.clock import rfc3339
+from quota.common.text import nearest, show
+from quota.errors import UsageError
+from quota.jobs.store.file import is_time
+from quota.jobs.store.tables import fields_of, tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+BUILT_IN = {
+    "videos": (
+        "video_id, title, description, channel_id, channel_title, category_id, published_at, tags, default_language,"
+        " audio_language, live_broadcast, thumbnail_url, view_count, like_count, comment_count, duration, definition,"
+        " has_caption, is_licensed, first_seen_ms, refreshed_ms",
+        "refreshed_ms >= :since_ms AND (:region IS NULL OR EXISTS"
+        " (SELECT 1 FROM rankings r WHERE r.video_id = videos.video_id AND r.region = :region)) ORDER BY id",
+    ),
+    "rankings": (
+        "job, region, taken_at_ms, rank, video_id, view_count",
+        "taken_at_ms >= :since_ms AND (:region IS NULL OR region = :region) ORDER BY job, region, taken_at_ms, rank",
+    ),
+    "channels": (
+        "channel_id, title, description, custom_url, country, published_at, thumbnail_url, view_count,"
+        " subscriber_count, video_count, first_seen_ms, refreshed_ms",
+        "refreshed_ms >= :since_ms AND :region IS NULL ORDER BY channel_id",
+    ),
+    "history": (
+        "name, key, taken_at_ms, data",
+        "taken_at_ms >= :since_ms AND :region IS NULL ORDER BY name, key, taken_at_ms",
+    ),
+}
+"""The store's own tables: their columns, and which rows in which order."""
+
+WITHOUT_REGION = ("channels", "history")
+
+_ROWS = (
+    "SELECT key, job, region, first_seen_ms, refreshed_ms, data FROM rows"
+    " WHERE name = :table AND refreshed_ms >= :since_ms AND (:region IS NULL OR region = :region) ORDER BY id"
+)
+
+
+class Export:
+    """One table of a store, to be read once. Raises UsageError for a table that is not there."""
+
+    def __init__(self, db: sqlite3.Connection, table: str, since_ms: int, region: str | None) -> None:
+        self._db = db
+        self._table = table
+        self._values = {"table": table, "since_ms": since_ms, "region": region}
+        self._own = table not in BUILT_IN
+        if self._own and table not in (known := [name for name, *_ in tables_of(db)]):
+            raise UsageError(f"the store has no table {show(table)}; {nearest(table, [*BUILT_IN, *known])}")
+        if region is not None and table in WITHOUT_REGION:
+            raise UsageError(f"{table} belong to no region; leave out --region")
+
+    def columns(self) -> list[str]:
+        """The names of a record's fields, in order."""
+        if not self._own:
+            return [_shown(name) for name in BUILT_IN[self._table][0].replace(" ", "").split(",")]
+        ours = ["key", "job", "region", "first_seen_at", "refreshed_at"]
+        return [*ours, *(name for name in fields_of(self._db, self._table, -1) if name not in ours)]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Each record, times in RFC 3339. What a row of one's own calls like one of our columns is left out."""
+        if self._own:
+            names = ["key", "job", "region", "first_seen_ms", "refreshed_ms", "data"]
+            sql = _ROWS
+        else:
+            columns, where = BUILT_IN[self._table]
+            names = columns.replace(" ", "").split(",")
+            sql = f"SELECT {columns} FROM {self._table} WHERE {where}"  # noqa: S608 - ours
+        for row in self._db.execute(sql, self._values):
+            record = {_shown(name): _value(name, value) for name, value in zip(names, row, strict=True)}
+            if self._own:
+                record = {**record.pop("data"), **record}
+            yield record
+
+
+def _shown(name: str) -> str:
+    return f"{name.removesuffix('_ms')}_at".replace("_at_at", "_at") if name.endswith("_ms") else name
+
+
+def _value(name: str, value: Any) -> Any:
+    if name.endswith("_ms"):
+        return rfc3339(value) if is_time(value) else None
+    if name in ("data", "tags"):
+        return None if value is None else json.loads(value)
+    return value
+
+
+def write_jsonl(records: Iterable[Mapping[str, Any]], file: IO[str]) -> int:
+    """Write the records as JSON, one a line; returns how many."""
+    count = 0
+    for count, record in enumerate(records, 1):  # noqa: B007 - it counts
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return count
+
+
+def write_csv(records: Iterable[Mapping[str, Any]], columns: list[str], file: IO[str]) -> int:
+    """Write the records as CSV with a header; a list or an object becomes JSON. Returns how many."""
+    writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    count = 0
+    for count, record in enumerate(records, 1):  # noqa: B007 - it counts
+        writer.writerow({name: _cell(value) for name, value in record.items()})
+    return count
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value

@@ -1,0 +1,182 @@
+"""Rows of a table that a job names itself: what a fetch function returns beside videos and channels, as JSON.
+
+Row             one checked row
+rows_of         the rows of a page, all of them usable
+save_rows       refresh them in the store
+keep_reading    keep what changes over time
+write_views     a view of each table with a column for each field
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.common.text import show
+from quota.errors import BadAnswer
+from quota.jobs.store.rows import as_text
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from quota.settings.model import TableSettings
+
+MAX_ROW_BYTES = 1_000_000
+"""The largest row, as JSON."""
+
+MAX_FIELDS = 1_000
+"""The most fields of a row, those inside other fields not counted."""
+
+MAX_KEY_CHARACTERS = 1_000
+MAX_COLUMNS = 200
+"""The most columns of a view. Fields that more rows have come first."""
+
+VIDEO_HISTORY = ("view_count", "like_count", "comment_count", "title")
+"""What is kept of a video when one of it differs from the last reading."""
+
+
+class Row(NamedTuple):
+    """One row: its table, its key as text, and the object as JSON. `reading` is what its history keeps; "" for none."""
+
+    table: str
+    key: str
+    data: str
+    reading: str
+
+
+def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """The rows of a page. Raises BadAnswer, which names job, table and row, if one of them cannot be stored."""
+    found: list[Row] = []
+    for table, objects in rows.items():
+        wanted = tables.get(table)
+        keys: set[str] = set()
+        for number, one in enumerate(objects, 1):
+            try:
+                row = _row(
+                    table, one, ("id",) if wanted is None else wanted.key, () if wanted is None else wanted.history
+                )
+                if row.key in keys:
+                    raise ValueError(f"its key {show(row.key)} stands twice in this page")
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadAnswer(
+                    f"job {job!r}: table {table!r}, row {number}: {error or 'it is nested too deep'}"
+                ) from None
+            keys.add(row.key)
+            found.append(row)
+    return found
+
+
+def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Row:
+    if not isinstance(row, dict) or not all(isinstance(field, str) for field in row):
+        raise TypeError(f"it is no object with text names, but {show(row)}")
+    if len(row) > MAX_FIELDS:
+        raise ValueError(f"it has {len(row):,} fields, over {MAX_FIELDS:,}")
+    _check_numbers(row)
+    data = as_text(json.dumps(row, ensure_ascii=False, allow_nan=False))
+    if len(data.encode()) > MAX_ROW_BYTES:
+        raise ValueError(f"it has {len(data.encode()):,} bytes, over {MAX_ROW_BYTES:,}")
+    parts = [_key_part(row, field) for field in key]
+    name = parts[0] if len(parts) == 1 else json.dumps(parts, ensure_ascii=False)
+    if len(name) > MAX_KEY_CHARACTERS:
+        raise ValueError(f"its key has {len(name):,} characters, over {MAX_KEY_CHARACTERS:,}")
+    reading = json.dumps({field: row.get(field) for field in history}, ensure_ascii=False) if history else ""
+    return Row(table, name, data, as_text(reading))
+
+
+def _key_part(row: Mapping[str, Any], field: str) -> str:
+    if field not in row:
+        raise ValueError(f"it has no {field!r}, which is its key")
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ValueError(f"its key {field!r} is {show(value)}, and must be text or a whole number")
+    return as_text(str(value))
+
+
+def _check_numbers(value: object) -> None:
+    """SQLite reads a whole number of more than 64 bits as another number."""
+    if isinstance(value, dict):
+        for one in value.values():
+            _check_numbers(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _check_numbers(one)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("it holds a whole number of more than 64 bits; send it as text")
+
+
+def save_rows(db: sqlite3.Connection, job: str, region: str, rows: Sequence[Row], now_ms: int) -> None:
+    db.executemany(
+        "INSERT INTO rows (name, key, job, region, data, first_seen_ms, refreshed_ms)"
+        " VALUES (:table, :key, :job, :region, :data, :now_ms, :now_ms) ON CONFLICT (name, key) DO UPDATE SET"
+        " job = excluded.job, region = excluded.region, data = excluded.data, refreshed_ms = excluded.refreshed_ms",
+        [
+            {"table": r.table, "key": r.key, "job": job, "region": region, "data": r.data, "now_ms": now_ms}
+            for r in rows
+        ],
+    )
+    for row in rows:
+        if row.reading:
+            keep_reading(db, row.table, row.key, row.reading, now_ms)
+
+
+def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:
+    """Keep a reading if it differs from the last one."""
+    last = db.execute(
+        "SELECT data FROM history WHERE name = ? AND key = ? ORDER BY taken_at_ms DESC LIMIT 1", (table, key)
+    ).fetchone()
+    if last is None or last[0] != reading:
+        db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", (table, key, now_ms, reading))
+
+
+def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
+    """The names of the fields that rows of a table have, those that most rows have first."""
+    sql = (
+        "SELECT j.key FROM rows, json_each(rows.data) j WHERE rows.name = ? GROUP BY j.key"
+        " ORDER BY count(*) DESC, min(rows.id), min(j.id) LIMIT ?"
+    )
+    return [str(name) for (name,) in db.execute(sql, (table, most))]
+
+
+def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
+    """Each table of rows: its name, how many rows it has, and when the oldest and the newest were refreshed."""
+    sql = "SELECT name, count(*), min(refreshed_ms), max(refreshed_ms) FROM rows GROUP BY name ORDER BY name"
+    yield from db.execute(sql)
+
+
+def write_views(db: sqlite3.Connection) -> dict[str, list[str]]:
+    """Make the view of each table anew, with a column for each of its fields. Returns the fields by table."""
+    written: dict[str, list[str]] = {}
+    for table, *_ in list(tables_of(db)):
+        written[table] = fields_of(db, table, MAX_COLUMNS)
+        taken = {"key", "job", "region", "first_seen_ms", "refreshed_ms"}
+        columns = ["key", "job", "region"]
+        for field in written[table]:
+            column = field if field.lower() not in taken else f"{field}_"
+            while column.lower() in taken:  # SQLite's names of columns do not know case
+                column += "_"
+            taken.add(column.lower())
+            columns.append(f"{_value_of(field)} AS {quoted(column)}")
+        columns += ["first_seen_ms", "refreshed_ms"]
+        db.execute(f"DROP VIEW IF EXISTS {quoted(table)}")
+        db.execute(
+            f"CREATE VIEW {quoted(table)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
+        )
+    return written
+
+
+def _value_of(field: str) -> str:
+    """The value of a field in SQL. The paths of SQLite's JSON functions cannot say every name."""
+    if re.fullmatch(r'[^"\\\x00-\x1f]+', field):
+        return f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
+    return f"(SELECT value FROM json_each(data) WHERE json_each.key = {_literal(field)})"  # noqa: S608 - quoted
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

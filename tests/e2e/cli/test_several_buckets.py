@@ -1,0 +1,108 @@
+"""A call that is charged to several buckets, and a free one, as users of the command line have them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.commands import Quota, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOOK = """
+api = "forge"
+source = "the tests"
+read_on = 2026-11-01
+[buckets.core]
+quota = 5_000
+resets = "1h"
+[buckets.points]
+windows = [{ quota = 900, resets = "1m" }, { quota = 9_000, resets = { calendar = "quarter-hour", zone = "UTC" } }]
+[default]
+get = 1
+other = 1
+[methods]
+read = [{ bucket = "core", units = 1 }, { bucket = "points", units = 1 }]
+write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+status = 0
+later = { prices = [{ units = 0 }, { parts = [{ units = 1 }, { bucket = "points", units = 9 }], since = 2099-12-01 }] }
+"""
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    quota = Quota(tmp_path)
+    (tmp_path / "forge.toml").write_text(BOOK)
+    quota.configure('[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "./forge.toml"\n')
+    return quota
+
+
+def used(quota: Quota) -> dict[str, int]:
+    (credential,) = quota.json("status")["credentials"]
+    return {limit["name"]: limit["used_units"] for limit in credential["limits"]}
+
+
+def test_the_book_is_shown_with_all_buckets(quota: Quota) -> None:
+    shown = [line.split() for line in quota("costs").stdout.splitlines()[:4]]
+    assert [" ".join(words) for words in shown] == [
+        "later free; 1 core and 9 points from 2099-12-01",
+        "read 1 core, 1 points",
+        "status free",
+        "write 1 core, 5 points",
+    ]
+    (later,) = quota.json("costs", "later")["methods"]
+    assert (later["units"], later["bucket"], later["parts"]) == (0, None, [])
+    assert later["next"]["parts"] == [{"bucket": "core", "units": 1}, {"bucket": "points", "units": 9}]
+
+
+def test_it_is_charged_explained_settled_and_refunded_by_one_id(quota: Quota) -> None:
+    decision = quota.json("charge", "write")
+    charge_id = decision["id"]
+    assert [limit["cost_units"] for limit in decision["limits"]] == [1, 5, 5, 5]
+    explained = quota.json("explain", charge_id)
+    assert (explained["id"], explained["bucket"], explained["units"]) == (charge_id, "core", 1)
+    assert [(one["bucket"], one["units"]) for one in explained["also"]] == [("points", 5)]
+    told = quota("explain", charge_id).stdout
+    assert "CHARGED 1 unit for write" in told
+    assert "CHARGED 5 units for write" in told
+    assert quota("settle", charge_id, "3").stdout == f"write {charge_id}: now 3 units, before 1\n"
+    limits = {"points-minute": 5, "points-quarter-hour": 5, "points-utc-quarter-hour": 5}
+    assert used(quota) == {"hour": 3, **limits}
+    assert quota("refund", charge_id).stdout == f"write {charge_id}: now 0 units, before 3\n"
+    assert set(used(quota).values()) == {0}
+    first = charge_id.partition("+")[0]
+    assert one_line(quota("refund", f"{first}+"), 1).startswith(f"project 'main' has no charge '{first}+'")
+
+
+def test_what_was_spent_counts_the_call_once(quota: Quota) -> None:
+    for method in ("write", "read", "status"):
+        quota("charge", method)
+    shown = quota("spend").stdout
+    assert [line.split() for line in shown.splitlines() if "write" in line] == [["write", "1", "6"]]
+    assert "units of several buckets are added up; `quota spend --by method,bucket` tells them apart" in shown
+    by_bucket = quota("spend", "--by", "bucket").stdout
+    assert [line.split() for line in by_bucket.splitlines()[2:4]] == [["points", "2", "6"], ["core", "2", "2"]]
+    assert "added up" not in by_bucket
+
+
+def test_a_free_call_is_admitted_and_leaves_nothing(quota: Quota) -> None:
+    free = "admitted status on main: it is free, and nothing is charged"
+    assert quota("charge", "status").stdout == f"{free}\n"
+    assert quota.json("peek", "status")["admitted"]
+    assert quota("exec", "status", "--", "echo", "ran").stdout == "ran\n"
+    assert one_line(quota("exec", "status", "--", "/nonexistent"), 127) == "/nonexistent: No such file or directory"
+    assert quota("log").stdout == "nothing was charged in the last 24h\n"
+    (quota.folder / "calls").write_text("read\nstatus\nwrite\n")
+    decisions = quota.json("charge", "--file", "calls")
+    assert [(one["admitted"], (one["id"] or "").count("+")) for one in decisions] == [(True, 1), (True, 0), (True, 1)]
+    assert len(quota("log", "--json").stdout.splitlines()) == 4
+
+
+def test_a_command_that_cannot_be_run_is_refunded_in_all_buckets(quota: Quota) -> None:
+    assert "the charge was refunded" in one_line(quota("exec", "write", "--", "/nonexistent"), 127)
+    assert set(used(quota).values()) == {0}
+    charges = [json.loads(line) for line in quota("log", "--json").stdout.splitlines()]
+    assert [(one["units"], one["charged_units"]) for one in charges] == [(0, 1), (0, 5)]

@@ -1,0 +1,359 @@
+"""Rows of a job's own: stored with their page, read by SQL, exported; and the places from which runs go on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+from contextlib import closing
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tenacity import wait_none
+
+import quota
+from quota.jobs.emulator import Emulator
+from quota.jobs.runner import run_job
+from quota.jobs.store.tables import MAX_COLUMNS, MAX_FIELDS
+from support.commands import ROOT, Quota, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.jobs.job import RunReport
+
+FETCH = '''
+import json, pathlib
+
+from quota.jobs.job import Page, first_attempt
+
+PAGES = pathlib.Path(__file__).with_name("pages.json")
+
+@first_attempt("videos.list")
+def fetch(client, region, cursor):
+    """One call a page; what it "found" stands in a file."""
+    client.videos().list(part="id", id="x").execute()
+    pages = eval(PAGES.read_text())[region]
+    at = cursor["at"] if cursor else 0
+    return Page(rows=pages[at], cursor={"at": at + 1} if at + 1 < len(pages) else None)
+'''
+
+
+_numbers = count()
+
+
+class Site:
+    def __init__(self, folder: Path, upstream: Emulator) -> None:
+        self.folder, self.upstream = folder, upstream
+        self.quota = Quota(folder)
+        (folder / "key").write_text("a-key-for-tests")
+        self.module = ""
+        self.fetch_with(FETCH)
+
+    def fetch_with(self, source: str) -> None:
+        """A module of a name that this process has not imported yet."""
+        self.module = f"own_rows_{next(_numbers)}"
+        (self.folder / f"{self.module}.py").write_text(source)
+        self.configure()
+
+    def configure(self, more: str = "", units: int = 9_000) -> Path:
+        return self.quota.configure(
+            f"""
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{self.upstream.address}"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.own]
+fetch = "{self.module}:fetch"
+regions = ["US", "DE"]
+pages = 10
+{more}
+"""
+        )
+
+    def pages(self, us: list[dict[str, Any]], de: list[dict[str, Any]] | None = None) -> None:
+        (self.folder / "pages.json").write_text(repr({"US": us, "DE": de or [{}]}).replace("nan", "float('nan')"))
+
+    def run(self, job: str = "own") -> RunReport:
+        with quota.open(self.folder / "quota.toml") as session:
+            return run_job(session, job, wait=wait_none())
+
+    def rows(self, sql: str) -> list[Any]:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
+            return db.execute(sql).fetchall()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Emulator() as upstream:
+        yield Site(tmp_path, upstream)
+
+
+def comment(number: int, **more: Any) -> dict[str, Any]:
+    return {"id": f"c{number}", "text": f"text {number}", "likes": number, **more}
+
+
+# -- stored ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_stored_with_their_page_and_refreshed_by_key(site: Site) -> None:
+    site.pages([{"comments": [comment(1), comment(2)]}, {"comments": [comment(2, likes=9)], "threads": [{"id": 7}]}])
+    report = site.run()
+    assert (report.outcome, [one.items for one in report.regions]) == ("done", [4, 0])
+    assert site.rows("SELECT name, key, job, region, json_extract(data, '$.likes') FROM rows ORDER BY id") == [
+        ("comments", "c1", "own", "US", 1),
+        ("comments", "c2", "own", "US", 9),
+        ("threads", "7", "own", "US", None),
+    ]
+
+
+def test_a_run_that_is_refused_keeps_rows_and_place_and_the_next_goes_on(site: Site) -> None:
+    site.configure("max_units = 2")
+    site.pages([{"comments": [comment(n)]} for n in range(5)], [{"comments": [comment(9)]}])
+    assert [site.run().outcome for _ in range(3)] == ["stopped", "stopped", "done"]
+    assert [key for (key,) in site.rows("SELECT key FROM rows ORDER BY id")] == ["c0", "c1", "c2", "c3", "c4", "c9"]
+    assert site.upstream.usage()["requests"] == 6, "no page twice"
+
+
+def test_a_key_of_several_fields_and_a_history_of_what_changes(site: Site) -> None:
+    site.configure('tables = { comments = { key = ["thread", "id"], history = ["likes"] } }')
+    for likes in (1, 1, 2, 1):
+        site.pages([{"comments": [comment(1, thread=4, likes=likes), comment(1, thread=5, likes=0)]}])
+        site.run()
+    assert site.rows("SELECT key FROM rows ORDER BY id") == [('["4", "c1"]',), ('["5", "c1"]',)]
+    readings = site.rows("SELECT key, data FROM history ORDER BY key, taken_at_ms")
+    assert [(key[:5], json.loads(data)["likes"]) for key, data in readings] == [
+        ('["4",', 1),
+        ('["4",', 2),
+        ('["4",', 1),
+        ('["5",', 0),
+    ]
+
+
+BAD = [
+    ("no_key", [{"text": "x"}], "row 1: it has no 'id', which is its key"),
+    ("null_key", [comment(1), {"id": None}], "row 2: its key 'id' is None, and must be text or a whole number"),
+    ("float_key", [{"id": 1.5}], "row 1: its key 'id' is 1.5, and must be text or a whole number"),
+    ("true_key", [{"id": True}], "row 1: its key 'id' is True, and must be text or a whole number"),
+    ("twice", [comment(1), comment(2), comment(1)], "row 3: its key 'c1' stands twice in this page"),
+    ("nan", [comment(1, likes=float("nan"))], "row 1: Out of range float values are not JSON compliant"),
+    (
+        "large",
+        [comment(1, likes=[{"n": 2**63}])],
+        "row 1: it holds a whole number of more than 64 bits; send it as text",
+    ),
+    ("long", [comment(1, text="x" * 2_000_000)], "row 1: it has 2,000,"),
+    ("wide", [{"id": 1, **{f"f{n}": n for n in range(10_000)}}], f"row 1: it has 10,001 fields, over {MAX_FIELDS:,}"),
+    ("no_object", ["c1"], "row 1: it is no object with text names, but 'c1'"),
+    ("numbers", [{"id": 1, 2: 3}], "row 1: it is no object with text names"),
+    ("set", [{"id": 1, "tags": {1}}], "row 1: Object of type set is not JSON serializable"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), [(rows, said) for _, rows, said in BAD], ids=[name for name, *_ in BAD])
+def test_a_row_that_cannot_be_stored_fails_its_region_and_its_page_is_fetched_again(
+    site: Site, rows: list[Any], said: str
+) -> None:
+    site.pages([{"comments": [comment(7)]}, {"threads": [{"id": 1}], "comments": rows}])
+    report = site.run()
+    failed = report.regions[0]
+    assert (report.exit_status, failed.outcome, failed.pages, failed.cursor) == (1, "failed", 1, {"at": 1})
+    assert f"job 'own': table 'comments', {said}" in (failed.error or "")
+    assert "\n" not in (failed.error or "")
+    assert site.rows("SELECT name, key FROM rows") == [("comments", "c7")], "the page is stored whole or not at all"
+    site.pages([{"comments": [comment(7)]}, {"comments": [comment(8)]}])
+    assert site.run().outcome == "done"
+    assert len(site.rows("SELECT 1 FROM rows")) == 2
+
+
+@pytest.mark.parametrize("name", ["videos", "Rankings", "sqlite_x", "with space", "", "1st", 'a"b'])
+def test_a_table_must_have_a_name_that_is_free(site: Site, name: str) -> None:
+    site.pages([{name: [comment(1)]}])
+    assert "table" in (site.run().regions[0].error or "")
+
+
+def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
+    site.configure(
+        'tables = { comments = { key = ["id", "thread"] } }\n[jobs.other]\nfetch = "trending"\n'
+        "tables = { comments = {} }"
+    )
+    said = "jobs.other.tables.comments: job 'own' has another key or history for it"
+    assert said in one_line(site.quota("check"), 78)
+
+
+def test_a_video_keeps_each_reading_that_differs(site: Site) -> None:
+    site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True"))
+    for views, title in ((1, "a"), (1, "a"), (2, "a"), (2, "b")):
+        site.pages(
+            [{"v": [{"id": "x", "snippet": {"title": title}, "statistics": {"viewCount": str(views)}}]}], [{"v": []}]
+        )
+        site.run()
+    found = [json.loads(data) for (data,) in site.rows("SELECT data FROM history ORDER BY taken_at_ms")]
+    assert [(one["view_count"], one["title"]) for one in found] == [(1, "a"), (2, "a"), (2, "b")]
+
+
+# -- read --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_has_a_column_for_each_field_whatever_it_is_called(site: Site) -> None:
+    odd = {'say "hi"': 1, "it's": 2, "a.b": 3, "back\\slash": 4, "new\nline": 5, "KEY": 6, "job": 7, "ü": [1, 2]}
+    site.pages([{"odd": [{"id": 1, **odd}], "wide": [{"id": 1, **{f"f{n}": n for n in range(300)}}]}])
+    site.run()
+    shown = site.quota.json("tables", "--views", "--json")
+    assert [(one["name"], one["rows"], len(one["fields"])) for one in shown["tables"]] == [
+        ("odd", 1, 9),
+        ("wide", 1, 200),
+    ]
+    with closing(sqlite3.connect(site.folder / "videos.db")) as db:
+        db.row_factory = sqlite3.Row
+        row = dict(db.execute("SELECT * FROM odd").fetchone())
+        assert len(db.execute("SELECT * FROM wide").fetchone()) == MAX_COLUMNS + 5
+    assert {name: row[name] for name in odd if name not in ("KEY", "job", "ü")} == {
+        name: value for name, value in odd.items() if name not in ("KEY", "job", "ü")
+    }
+    assert (row["key"], row["KEY_"], row["job"], row["job_"], row["ü"]) == ("1", 6, "own", 7, "[1,2]")
+    site.pages([{"odd": [{"id": 2, "later": True}]}])
+    site.run()
+    assert "9 fields" not in site.quota("tables", "--views").stdout.splitlines()[0]
+    assert site.rows("SELECT later FROM odd ORDER BY key") == [(None,), (1,)]
+
+
+def test_rows_are_exported_as_they_came(site: Site) -> None:
+    site.pages(
+        [{"comments": [comment(1, tags=["a", "b"]), comment(2, text='say "hi",\nyes')]}], [{"comments": [comment(3)]}]
+    )
+    site.run()
+    lines = [json.loads(line) for line in site.quota("export", "comments").stdout.splitlines()]
+    assert [(one["id"], one["region"], one["likes"]) for one in lines] == [
+        ("c1", "US", 1),
+        ("c2", "US", 2),
+        ("c3", "DE", 3),
+    ]
+    assert lines[0]["tags"] == ["a", "b"]
+    assert lines[0]["refreshed_at"].endswith("Z")
+    done = site.quota("export", "comments", "--format", "csv", "--region", "US", "--output", "out.csv")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "out.csv: 2 records\n")
+    rows = list(csv.DictReader(io.StringIO((site.folder / "out.csv").read_text())))
+    assert [row["text"] for row in rows] == ["text 1", 'say "hi",\nyes']
+    assert [row["tags"] for row in rows] == ['["a", "b"]', ""]
+    assert list(rows[0])[:5] == ["key", "job", "region", "first_seen_at", "refreshed_at"]
+
+
+def test_the_stores_own_tables_are_exported(site: Site) -> None:
+    site.configure('[jobs.trending]\nfetch = "trending"\nregions = ["DE"]\npages = 1')
+    site.run("trending")
+    for table, rows in (("videos", 50), ("rankings", 50), ("history", 50), ("channels", 0)):
+        lines = [json.loads(line) for line in site.quota("export", table, "--since", "1h").stdout.splitlines()]
+        assert len(lines) == rows, table
+        assert not [name for line in lines for name in line if name.endswith(("_ms", "_words"))]
+        head = site.quota("export", table, "--format", "csv").stdout.splitlines()[0]
+        assert not lines or head.split(",") == list(lines[0])
+    assert site.quota("export", "videos", "--region", "US").stdout == ""
+    assert len(site.quota("export", "rankings", "--region", "DE").stdout.splitlines()) == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["video"], "the store has no table 'video'; did you mean 'videos'?"),
+        (["channels", "--region", "DE"], "channels belong to no region; leave out --region"),
+        (["videos", "--output", "none/x"], "--output 'none/x': No such file or directory"),
+        (["videos", "--since", "week"], "--since 'week' is not a duration"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(site: Site, arguments: list[str], said: str) -> None:
+    site.pages([{}])
+    site.run()
+    assert said in one_line(site.quota("export", *arguments), 2)
+    assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
+
+
+def test_an_export_that_fails_leaves_the_file_that_was_there(site: Site) -> None:
+    site.pages([{"comments": [comment(1)]}])
+    site.run()
+    (site.folder / "out").write_text("before")
+    done = site.quota.shell("ulimit -f 0; quota export comments --output out")
+    assert done.returncode != 0
+    assert (site.folder / "out").read_text() == "before"
+    assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def test_places_say_which_page_comes_next_and_are_reset_one_by_one(site: Site) -> None:
+    site.configure("max_units = 3")
+    site.pages([{"comments": [comment(n)]} for n in range(2)], [{"comments": [comment(n)]} for n in range(5, 8)])
+    site.run()
+    listed = site.quota("place", "list").stdout.splitlines()
+    assert listed[0].startswith("own US: this round is done; complete ")
+    assert listed[1] == "own DE: page 2 comes next, 1 page and 1 item stored; never complete"
+    [shown] = site.quota.json("place", "show", "own", "DE", "--json")["places"]
+    assert (shown["pages"], shown["cursor"], shown["pending"]) == (1, {"at": 1}, True)
+    assert '  cursor {"at": 1}' in site.quota("place", "show", "own").stdout
+    assert site.quota("place", "reset", "own", "DE").stdout == "own: DE begins anew with the next run\n"
+    assert [one["pages"] for one in site.quota.json("place", "list", "--json")["places"]] == [2, 0]
+    assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
+    assert site.run().outcome == "done"
+    assert site.upstream.usage()["requests"] == 3 + 3
+    assert site.quota("place", "reset", "own").stdout == "own: US, DE begins anew with the next run\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "owm"], "has no job 'owm'; did you mean 'own'?"),
+        (["reset", "own", "FR"], "job 'own' has no region 'FR'; known: US, DE"),
+    ],
+)
+def test_a_place_that_is_not_there_is_one_line(site: Site, arguments: list[str], said: str) -> None:
+    site.pages([{}])
+    site.run()
+    assert said in one_line(site.quota("place", *arguments), 2)
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sharp_s_and_two_of_them_find_each_other(site: Site) -> None:
+    site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v']"))
+    titles = ["Die Straße", "Die Strasse", "STRAẞE", "Strase"]
+    site.pages([{"v": [{"id": f"v{n}", "snippet": {"title": title}} for n, title in enumerate(titles)]}], [{"v": []}])
+    site.run()
+    for words in ("strasse", "straße", "STRASSE", "STRAẞE", "stras*"):
+        found = {one["title"] for one in site.quota.json("search", words, "--json")["videos"]}
+        assert found == set(titles if words == "stras*" else titles[:3]), words
+
+
+# -- documented --------------------------------------------------------------------------------------------------------
+
+
+def test_each_documented_query_finds_something_in_a_store_with_two_passes(site: Site) -> None:
+    site.fetch_with(
+        FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True, rows={'comments': [{'id': 1}]}")
+    )
+    site.configure()
+    for views, ids, title in ((1, "ab", "t"), (5, "abc", "u")):
+        videos = [
+            {
+                "id": one if one != "a" else "VIDEO",
+                "snippet": {"title": title, "channelId": "c", "tags": ["x"], "publishedAt": "2026-11-01T10:00:00Z"},
+                "statistics": {"viewCount": str(views)},
+            }
+            for one in ids
+        ]
+        site.pages([{"v": videos}], [{"v": videos}])
+        site.run()
+    queries = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
+    assert len(queries) == 10
+    for query in queries:
+        assert site.rows(query.replace("'trending'", "'own'")), query

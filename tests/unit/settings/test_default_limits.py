@@ -1,0 +1,143 @@
+"""The limits of a credential that names none: those of its cost book, for each window in which upstream counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.settings.books import parse_book
+from quota.settings.lint import lint
+from quota.settings.load import default_limits, load_settings
+from quota.terms.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = 'api = "shop"\nsource = "the tests"\nread_on = 2026-01-02\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
+EXAMPLE = [
+    '{ quota = 40_000, resets = "1h" }',
+    '{ quota = 200_000, resets = { calendar = "day", zone = "America/Los_Angeles" } }',
+]
+
+
+def book_text(*windows: str) -> str:
+    return f"{HEAD}[buckets.tokens]\nwindows = [{', '.join(windows)}]\n"
+
+
+@pytest.mark.parametrize(
+    ("windows", "limits"),
+    [
+        (
+            EXAMPLE,
+            {
+                "hour": ("1h", 38_000),
+                "day": ("24h", 190_000),
+                "pacific-day": ("day@America/Los_Angeles", 190_000),
+            },
+        ),
+        (
+            ['{ quota = 100, resets = { calendar = "week", starts = "sunday", zone = "Europe/Berlin" } }'],
+            {"week": ("168h", 95), "berlin-week-sunday": ("week-sunday@Europe/Berlin", 95)},
+        ),
+        (
+            ['{ quota = 100, resets = { calendar = "quarter-hour", zone = "UTC" } }', '{ quota = 9, resets = "1s" }'],
+            {"quarter-hour": ("15m", 95), "utc-quarter-hour": ("quarter-hour@UTC", 95), "1s": ("1s", 9)},
+        ),
+        # Two billing days: any stretch of 31 days holds the smaller number.
+        (
+            [
+                '{ quota = 200, resets = { calendar = "month", day = 15, zone = "UTC" } }',
+                '{ quota = 100, resets = { calendar = "month", zone = "UTC" } }',
+            ],
+            {
+                "month": ("744h", 95),
+                "utc-month-15": ("month-15@UTC", 190),
+                "utc-month": ("month@UTC", 95),
+            },
+        ),
+        # A sliding day beside a calendar day is one limit, not two of one name.
+        (
+            ['{ quota = 50, resets = "24h" }', '{ quota = 100, resets = { calendar = "day", zone = "UTC" } }'],
+            {"day": ("24h", 48), "utc-day": ("day@UTC", 95)},
+        ),
+    ],
+)
+def test_each_window_of_a_bucket_has_its_limits(windows: list[str], limits: dict[str, tuple[str, int]]) -> None:
+    made = default_limits(parse_book(book_text(*windows), "shop"))
+    assert {limit.name: (limit.view.window.name, limit.limit_units) for limit in made} == limits
+    assert all(limit.view.selector.buckets == ("tokens",) for limit in made)
+    assert len({limit.name for limit in made}) == len(made)
+
+
+def test_the_longest_window_is_the_one_whose_end_people_mean() -> None:
+    bucket = parse_book(book_text(*EXAMPLE), "shop").main_bucket
+    assert (bucket.quota_units, bucket.window.name) == (200_000, "day@America/Los_Angeles")
+    assert [(quota.units, quota.window.longest_ms) for quota in bucket.quotas] == [
+        (40_000, HOUR_MS),
+        (200_000, 25 * HOUR_MS),
+    ]
+
+
+def check(folder: Path, limits: str, *windows: str) -> list[str]:
+    (folder / "shop.toml").write_text(book_text(*windows))
+    (folder / "quota.toml").write_text(
+        f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\n{limits}'
+    )
+    return [
+        f"{finding.message} -> {finding.remedy}"
+        for finding in lint(load_settings(folder / "quota.toml"))
+        if "limit" in finding.location
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "windows", "findings"),
+    [
+        ("", EXAMPLE, []),
+        (
+            'limits = [{ name = "hour", units = 40_000, window = "1h" }]',
+            EXAMPLE,
+            [
+                "no limit counts bucket 'tokens' as upstream does, by the day in America/Los_Angeles: up "
+                "to 1,000,000 units "
+                "fit into one such day, and it grants 200,000 -> add a limit with window = "
+                '{ calendar = "day", zone = "America/Los_Angeles" }'
+            ],
+        ),
+        (
+            'limits = [{ name = "day", units = 200_000, window = "24h" }]',
+            ['{ quota = 40_000, resets = "1h" }', '{ quota = 400_000, resets = "24h" }'],
+            [
+                "no limit counts bucket 'tokens' as upstream does, in any 1h: up to 200,000 units fit into "
+                "one such time, "
+                'and it grants 40,000 -> add a limit with window = "1h"'
+            ],
+        ),
+        (
+            'limits = [{ name = "minute", units = 60_000, window = "1m" }]',
+            ['{ quota = 40_000, resets = "1h" }', '{ quota = 100_000_000, resets = "24h" }'],
+            [
+                "limit 'minute' lets 60,000 units through and cost book 'shop' says that upstream grants "
+                "40,000 -> check "
+                "the project's quota page; ignore this if upstream granted more",
+                "no limit counts bucket 'tokens' as upstream does, in any 1h: up to 3,600,000 units fit into one such "
+                'time, and it grants 40,000 -> add a limit with window = "1h"',
+            ],
+        ),
+        (
+            'limits = [{ name = "month", units = 100, window = "30d" }]',
+            ['{ quota = 100, resets = { calendar = "month", day = 15, zone = "UTC" } }'],
+            [
+                "no limit counts bucket 'tokens' as upstream does, by the month from day 15 on in UTC: up to "
+                "200 units fit "
+                "into one such month, and it grants 100 -> add a limit with window = "
+                '{ calendar = "month", zone = "UTC", day = 15 }'
+            ],
+        ),
+    ],
+)
+def test_quota_check_compares_the_limits_with_each_window(
+    tmp_path: Path, limits: str, windows: list[str], findings: list[str]
+) -> None:
+    assert check(tmp_path, limits, *windows) == findings
