@@ -62,8 +62,10 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
 class HostGate:
     """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`."""
 
-    def __init__(self, budget: Budget, method: MethodOf | None, hosts: HostNames | None) -> None:
-        self.meter = Meter(budget)
+    def __init__(
+        self, budget: Budget, method: MethodOf | None, hosts: HostNames | None, max_units: int | None = None
+    ) -> None:
+        self.meter = Meter(budget, max_units)
         book = budget.book
         if method is None and not book.routes:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")

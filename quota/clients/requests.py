@@ -38,20 +38,29 @@ if TYPE_CHECKING:
 
 
 def requests_adapter(
-    budget: Budget, method: MethodOf | None = None, *, hosts: HostNames | None = None, **options: Any
+    budget: Budget,
+    method: MethodOf | None = None,
+    *,
+    hosts: HostNames | None = None,
+    max_units: int | None = None,
+    timeout_s: float | None = None,
+    **options: Any,
 ) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
-    of the cost book, whose `routes` name the `method`.
+    of the cost book, whose `routes` name the `method`. `max_units` is the most that is spent in all, and `timeout_s`
+    the timeout of requests that name none.
     """
     from requests.adapters import HTTPAdapter
 
-    gate = HostGate(budget, method, hosts)
+    gate = HostGate(budget, method, hosts, max_units)
     options["max_retries"] = 0
 
     class MeteredAdapter(HTTPAdapter):
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+            if timeout_s is not None and kwargs.get("timeout") is None:
+                kwargs["timeout"] = timeout_s
             body = RequestBody.of(request.body, request.headers.get("content-length"))
             attempt = gate.charge(request.method or "GET", request.url or "", body)
             if attempt is None:

@@ -84,10 +84,10 @@ class Upstream(Protocol):
         clock. Never raises: what cannot be read says nothing."""
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
-        """The client of a job, whose every attempt is charged."""
+        """The client of a job, whose every attempt is charged. It keeps those of the job's limits that it can."""
 
-    def address(self, client: Any) -> str:
-        """Where such a client sends its calls, for messages."""
+    def address(self, client: Any, endpoint: str | None) -> str:
+        """Where such a client of a credential with this endpoint sends its calls, for messages."""
 
 
 def upstream_of(book: CostBook) -> Upstream:
@@ -120,7 +120,7 @@ class Google:
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         return session.google(credential, self.book.api, self.book.version, **limits)
 
-    def address(self, client: Any) -> str:
+    def address(self, client: Any, endpoint: str | None) -> str:
         scheme, _, rest = client._baseUrl.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -161,10 +161,12 @@ class Described:
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.hosts:
             return Google(self.book).client(session, credential, **limits)
-        return session.requests(credential)
+        return session.requests(credential, max_units=limits.get("max_units"), timeout_s=limits.get("max_answer_s"))
 
-    def address(self, client: Any) -> str:
-        return f"https://{self.book.hosts[0]}" if self.book.hosts else Google(self.book).address(client)
+    def address(self, client: Any, endpoint: str | None) -> str:
+        if not self.book.hosts:
+            return Google(self.book).address(client, endpoint)
+        return endpoint or f"https://{self.book.hosts[0]}"
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 
