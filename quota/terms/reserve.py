@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from math import ceil, isfinite
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.terms.api import value_at
@@ -65,6 +65,6 @@ def _number(content: bytes | None, pointer: Pointer) -> int | None:
         value = value_at(json.loads(content), pointer)
     except (ValueError, RecursionError):
         return None
-    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
         return None
     return ceil(value)
