@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import signal
+import subprocess
+import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ from rich.console import Console
 
 import quota
 from quota.cli.render import render_status
-from quota.common.clock import NEVER
+from quota.common.clock import NEVER, host_clock
 from quota.dashboard.app import Dashboard
 from quota.ledger.contract import read_entries
 from quota.reports.status import RESERVED_MS, read_status
@@ -69,12 +72,12 @@ projects = count()
 class World:
     """Sessions of a configuration, under a clock that the test moves."""
 
-    def __init__(self, url: str, folder: Path, units: int = 10_000) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
         self.now_ms = NOW_MS
         self.config = folder / "quota.toml"
         (folder / "model.toml").write_text(MODEL.format())
         self.project = f"p{next(projects)}"  # what this process has told of others is not of this one
-        self.config.write_text(CONFIG.format(url=url, units=units, project=self.project))
+        self.config.write_text(CONFIG.format(url=url, units=10_000, project=self.project))
         self._session = Session(load_settings(self.config), clock=lambda: self.now_ms)
 
     @property
@@ -130,6 +133,20 @@ def test_what_nobody_settles_stays_reserved_whatever_becomes_of_its_caller(world
     assert (world.used(), world.reserved()) == (5_010, (5_000, 0))
     world.now_ms += RESERVED_MS
     assert (world.used(), world.reserved()) == (5_010, (0, 0)), "an hour later it is spent"
+
+
+def test_what_a_killed_caller_reserved_is_spent(world: World) -> None:
+    script = (
+        "import os, quota, sys\n"
+        "with quota.open(sys.argv[1]) as q, q.budget().spend('chat', units=3_000):\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(world.config)], check=False, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    world.now_ms = host_clock()
+    assert (world.used(), world.reserved()) == (3_000, (3_000, 0))
+    world.now_ms += RESERVED_MS
+    assert (world.used(), world.reserved()) == (3_000, (0, 0))
 
 
 def test_a_call_is_settled_once(world: World) -> None:
