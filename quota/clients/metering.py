@@ -23,9 +23,8 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import MAX_CHARGE_UNITS
-from quota.deciding.corrections import charges_in
 from quota.deciding.run_limit import RunLimit
-from quota.deciding.spend import settle_bound
+from quota.deciding.spend import Settlement
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
@@ -107,8 +106,8 @@ class Meter:
         """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
             raise Refused(decision)
-        reserved = [n for n, part in enumerate(call[2] or ()) if part.reserve]
-        return Attempt(self.budget, decision, reserved)
+        parts = call[2]
+        return Attempt(self.budget, decision, reserved=bool(parts and parts[0].reserve))
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -143,13 +142,13 @@ def _warn_default_price(book: str, method: str, units: int) -> None:
 class Attempt:
     """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    `reserved` are the numbers of those of its charges that are upper bounds.
+    What it is charged first is `reserved` if that is an upper bound.
     """
 
-    def __init__(self, budget: Budget, decision: Decision, reserved: Sequence[int] = ()) -> None:
+    def __init__(self, budget: Budget, decision: Decision, *, reserved: bool = False) -> None:
         self.decision = decision
         self._budget = budget
-        self._unsettled = [charges_in(decision.id)[n] for n in reserved] if decision.id is not None else []
+        self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution()
         self._closed = False
         self._clock = account_of(budget).clock
@@ -233,9 +232,9 @@ class Attempt:
             )
 
     def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
-        """What finds in the body of an answer what the call used, where that is known of a reserved charge there."""
+        """What finds in the body of an answer what the call used; None where that settles nothing."""
         field = self._budget.book.answers.units
-        if not self._unsettled or status >= 400 or field is None or field.pointer is None:
+        if self._settlement is None or status >= 400 or field is None or field.pointer is None:
             return None
         events = headers.get("content-type", "").lower().startswith("text/event-stream")
         return Usage(partial(units_in, field), events=events)
@@ -245,12 +244,12 @@ class Attempt:
         does for a number that no charge can have. None: nobody said."""
         if used_units is None or used_units > MAX_CHARGE_UNITS:
             return
-        ids, self._unsettled = self._unsettled, []
-        for charge_id in ids:
-            try:
-                settle_bound(self._budget.settle, self.decision, charge_id, used_units)
-            except QuotaError as error:
-                _log.warning("settle_failed charge=%s method=%s: %s", charge_id, self.decision.method, error)
+        settlement, self._settlement = self._settlement, None
+        try:
+            if settlement is not None:
+                settlement.settle(used_units)
+        except QuotaError as error:
+            _log.warning("settle_failed charge=%s method=%s: %s", self.decision.id, self.decision.method, error)
 
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing

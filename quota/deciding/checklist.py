@@ -376,15 +376,15 @@ def charges_of(
     """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
 
     The first charge of a call has an idempotency key of its own, the others the same with FURTHER and their number
-    behind it. Without `next_key`, for a peek, none has one. The key of an upper bound has
-    RESERVED at its end; with `reserved`, the first charge of each call is one.
+    behind it. Without `next_key`, for a peek, none has one. The first one's key
+    has RESERVED at its end if the charge is an upper bound: by its price, or with `reserved`.
     """
     charges = []
     for call in calls:
         key = next_key() if next_key is not None and call.parts else ""
         for n, part in enumerate(call.parts):
             its_key = f"{key}{FURTHER}{n}" if n and key else key
-            if key and (part.reserve or (reserved and not n)):
+            if key and not n and (reserved or part.reserve):
                 its_key += RESERVED
             charges.append(Charge(part.units, part.bucket, call.method, job, region, its_key))
     return tuple(charges)

@@ -2,7 +2,7 @@
 
 Spend        charges on every entry
 SpentCall    what entering yields: the decision, which can be settled
-Settlement   settles a call, once; `settle_bound` settles one of its charges
+Settlement   settles a call, once, by what it is said to have cost
 spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
 """
 
@@ -86,7 +86,8 @@ class SpentCall(Decision):
 
 
 class Settlement:
-    """Settles one charge, once, by what the call is said to have cost."""
+    """Settles a call, once: of several buckets, in the first one. If it cost more than was charged, it counts in full,
+    and a line in the log says so: one a day for each method."""
 
     def __init__(self, settle: Callable[[str, int], Charge | Entry], decision: Decision) -> None:
         self._settle = settle
@@ -103,18 +104,10 @@ class Settlement:
                 f"this call of {decision.method} was settled with {many(known, 'unit')} already; "
                 "`budget.settle(call.id, units)` corrects that"
             )
-        settle_bound(self._settle, decision, decision.id or "", used_units)
+        before = self._settle(decision.id or "", used_units)
         self._used_units = used_units
-
-
-def settle_bound(
-    settle: Callable[[str, int], Charge | Entry], decision: Decision, charge_id: str, used_units: int
-) -> None:
-    """Settle one charge of a call by what it used. If that is more than was charged, it counts in full, and a line in
-    the log says so: one a day for each method."""
-    before = settle(charge_id, used_units)
-    if used_units > before.units:
-        _say_more(decision, before.units, used_units)
+        if used_units > before.units:
+            _say_more(decision, before.units, used_units)
 
 
 MAX_TOLD = 1_000

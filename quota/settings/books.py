@@ -171,6 +171,8 @@ def _parts(
     parts: dict[str, Part] = {}
     for row in rows:
         (part,) = _part(row, buckets, least=1)
+        if parts and part.reserve:
+            raise row.error("only the first bucket can have it: of that one an answer says what was used", "reserve")
         if part.bucket in parts:
             raise row.error(f"bucket {show(part.bucket)} stands here twice; add its units up", "bucket")
         parts[part.bucket] = part

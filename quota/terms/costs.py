@@ -59,8 +59,8 @@ MAX_PARTS = 10
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket. With `reserve` that is known only after the call: `units` are the bound where
-    nobody knows the request."""
+    """What one call adds to one bucket. With `reserve`, which the first of a price may have, that is known only
+    after the call: `units` are the bound where nobody knows the request."""
 
     bucket: str
     units: int

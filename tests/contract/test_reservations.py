@@ -46,6 +46,8 @@ get = 1
 other = 5
 [methods]
 chat = 4_096
+talk = [{{ reserve = {{ default = 900 }} }}, {{ units = 1, bucket = "requests" }}]
+later = {{ prices = [{{ units = 5 }}, {{ reserve = {{ default = 700 }}, since = 2026-11-22 }}] }}
 models = {{ units = 1, bucket = "requests" }}
 """
 
@@ -252,6 +254,31 @@ def test_on_an_event_loop_the_same_is_awaited(world: World, run: Run) -> None:
     with quota.open(world.config) as q:
         rows = read_status(q).credentials[0].limits
         assert [row.reserved_units for row in rows] == [1_000, 0]
+
+
+# -- by the cost book --------------------------------------------------------------------------------------------------
+
+
+def test_a_price_that_is_a_bound_is_reserved_whoever_charges_it(world: World) -> None:
+    first = world.budget.charge("talk")
+    several = world.budget.charge_many(["talk", ("talk", 300), "chat"])
+    assert (world.used(), world.reserved()) == (900 + 900 + 300 + 4_096, (2_100, 0))
+    assert [entry.reserved_units for entry in world.log()] == [900, 0, 900, 0, 300, 0, 0]
+    with world.budget.spend("talk") as call:
+        call.settle(20)
+    world.budget.settle(first.id or "", 30)
+    world.budget.refund(several[1].id or "")
+    assert (world.used(), world.reserved()) == (20 + 30 + 900 + 4_096, (900, 0))
+    assert world.budget.usage()[1].used_units == 4, "a call counts as one, whatever it cost"
+    assert world.budget.peek("talk").admitted
+    assert len(world.log()) == 9
+
+
+def test_a_price_becomes_a_bound_on_its_day(world: World) -> None:
+    world.budget.charge("later")
+    world.now_ms += 24 * 3_600_000
+    world.budget.charge("later")
+    assert [(entry.units, entry.reserved_units) for entry in world.log()] == [(5, 0), (700, 700)]
 
 
 # -- whatever becomes of the ledger ------------------------------------------------------------------------------------

@@ -105,11 +105,11 @@ def test_a_book_says_it_in_place_of_units() -> None:
     (part,) = book.price("chat").parts
     assert (part.bucket, part.units, part.reserve, str(part)) == ("tokens", 4_096, CHAT, "4,096 tokens reserved")
     book = parse_book(
-        BOOK.format(chat='[{ units = 1, bucket = "requests" }, { reserve = { default = 9 }, bucket = "tokens" }]'), "b"
+        BOOK.format(chat='[{ reserve = { default = 9 }, bucket = "tokens" }, { units = 1, bucket = "requests" }]'), "b"
     )
     assert [(part.bucket, part.units, part.reserve) for part in book.price("chat").parts] == [
-        ("requests", 1, None),
         ("tokens", 9, Reserve(9)),
+        ("requests", 1, None),
     ]
     dated = "{ prices = [{ units = 5 }, { reserve = { default = 9 }, since = 2026-12-01 }] }"
     assert parse_book(BOOK.format(chat=dated), "b").price("chat").parts[0].reserve == Reserve(9)
@@ -119,6 +119,7 @@ def test_a_book_says_it_in_place_of_units() -> None:
     ("chat", "said"),
     [
         ("{ reserve = { default = 9 }, units = 5 }", "chat.units: cannot be combined with reserve"),
+        ('[{ units = 1 }, { bucket = "requests", reserve = { default = 9 } }]', "only the first bucket can have it"),
         ("{ reserve = {} }", "chat.reserve.default: missing"),
         ("{ reserve = 5 }", "chat.reserve: "),
         ("{ reserve = { default = 0 } }", "chat.reserve.default: 0 is not a whole number from 1 to"),

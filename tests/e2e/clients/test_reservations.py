@@ -51,8 +51,8 @@ get = 1
 other = 5
 [methods]
 chat = [
-  {{ units = 1, bucket = "requests" }},
   {{ bucket = "tokens", reserve = {{ json = "/max_tokens", default = 4_096, bytes_per_unit = 3 }} }},
+  {{ units = 1, bucket = "requests" }},
 ]
 """
 

@@ -99,6 +99,19 @@ def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
     assert found.take() == 6
 
 
+def test_no_stream_raises_and_what_it_says_is_a_number_of_units() -> None:
+    dice = random.Random(5)
+    whole = b"".join(event(n) for n in (3, None, 8)) + b'event: x\ndata: {"usage": {"total_tokens": 4}}\n\n'
+    for _ in range(2_000):
+        text = bytearray(whole * dice.randint(1, 3))
+        for _ in range(dice.randint(1, 9)):
+            text[dice.randrange(len(text))] = dice.choice((10, 13, 58, 123, 45, dice.randrange(256)))
+        cuts = sorted(dice.randrange(len(text)) for _ in range(3))
+        pieces = [bytes(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        found = said(*pieces, events=dice.random() < 0.8)
+        assert found is None or (type(found) is int and found >= 0)
+
+
 def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() -> None:
     whole = event(12)[6:]
     assert said(whole[:5], whole[5:], events=False) == 12
