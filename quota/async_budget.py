@@ -18,7 +18,7 @@ from quota.budget import Budget, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.deciding.account import SESSION_CLOSED
-from quota.decision import Decision
+from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import LedgerError, Refused, UsageError
 from quota.terms.arguments import one, text, texts
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from quota.budget import Call
     from quota.deciding.outlook import Outlook
-    from quota.deciding.spend import Settlement
-    from quota.decision import LimitState
+    from quota.decision import Decision, LimitState
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Charge, Entry
     from quota.terms.costs import CostBook
@@ -213,8 +212,6 @@ class AsyncSpend:
         decision = (await self._charge(reserved=self._reserves))[0]
         if not decision.admitted:
             raise Refused(decision)
-        from quota.deciding.spend import Settlement  # late, as below
-
         call = AsyncSpentCall(*decision)
         call._settlement = Settlement(self._budget._budget.settle, decision)
         call._in_thread = self._budget._awaiter.in_thread
@@ -224,10 +221,9 @@ class AsyncSpend:
         return None
 
 
-class AsyncSpentCall(Decision):
+class AsyncSpentCall(LetThrough):
     """`quota.deciding.spend.SpentCall`, awaited."""
 
-    _settlement: Settlement
     _in_thread: Callable[[Callable[[], None]], Awaitable[None]]
 
     async def settle(self, used_units: int) -> None:

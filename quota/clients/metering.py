@@ -23,8 +23,8 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import MAX_CHARGE_UNITS
+from quota.deciding.corrections import Settlement
 from quota.deciding.run_limit import RunLimit
-from quota.deciding.spend import Settlement
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in

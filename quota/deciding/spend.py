@@ -2,7 +2,6 @@
 
 Spend        charges on every entry
 SpentCall    what entering yields: the decision, which can be settled
-Settlement   settles a call, once, by what it is said to have cost
 spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
 """
 
@@ -13,15 +12,13 @@ from contextlib import ContextDecorator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.common.log import warn
-from quota.common.text import many
-from quota.decision import Decision
+from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import Refused, UsageError
-from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quota.decision import Decision
     from quota.ledger.entry import Charge, Entry
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -74,63 +71,13 @@ class Spend(ContextDecorator):
         return None
 
 
-class SpentCall(Decision):
+class SpentCall(LetThrough):
     """The decision about a call that was let through. `settle` says what it really cost."""
-
-    _settlement: Settlement
 
     def settle(self, used_units: int) -> None:
         """Let the charge count `used_units`, 0 or more, whether that is less than was charged or more. Once: the same
         number may be repeated, another one raises UsageError. Raises LedgerError; then it may be tried again."""
         self._settlement.settle(used_units)
-
-
-class Settlement:
-    """Settles a call, once: of several buckets, in the first one. If it cost more than was charged, it counts in full,
-    and a line in the log says so: one a day for each method."""
-
-    def __init__(self, settle: Callable[[str, int], Charge | Entry], decision: Decision) -> None:
-        self._settle = settle
-        self._decision = decision
-        self._used_units: int | None = None
-
-    def settle(self, used_units: int) -> None:
-        """See `SpentCall.settle`."""
-        known, decision = self._used_units, self._decision
-        if known is not None and type(used_units) is int and used_units == known:
-            return
-        if known is not None:
-            raise UsageError(
-                f"this call of {decision.method} was settled with {many(known, 'unit')} already; "
-                "`budget.settle(call.id, units)` corrects that"
-            )
-        before = self._settle(decision.id or "", used_units)
-        self._used_units = used_units
-        if used_units > before.units:
-            _say_more(decision, before.units, used_units)
-
-
-MAX_TOLD = 1_000
-"""The most methods for which a process remembers that it said so."""
-
-_told: dict[tuple[str, str], int] = {}
-"""The day on which a process last said that a method of a project cost more than was reserved."""
-
-
-def _say_more(decision: Decision, reserved_units: int, used_units: int) -> None:
-    key, day = (decision.project, decision.method), decision.decided_at_ms // DAY_MS
-    if _told.get(key) == day:
-        return
-    if len(_told) >= MAX_TOLD:
-        _told.clear()
-    _told[key] = day
-    warn(
-        "reserved_too_little project=%s method=%s reserved=%d used=%d: it counts in full, and a limit may be "
-        "exceeded; reserve more",
-        *key,
-        reserved_units,
-        used_units,
-    )
 
 
 def spendable(func: Any) -> tuple[str, str]:

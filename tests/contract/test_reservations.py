@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import pickle
 import signal
 import subprocess
 import sys
@@ -135,6 +136,12 @@ def test_what_nobody_settles_stays_reserved_whatever_becomes_of_its_caller(world
     assert (world.used(), world.reserved()) == (5_010, (5_000, 0))
     world.now_ms += RESERVED_MS
     assert (world.used(), world.reserved()) == (5_010, (0, 0)), "an hour later it is spent"
+
+
+def test_a_copy_of_a_call_is_its_decision(world: World) -> None:
+    with world.budget.spend("chat", units=3_000) as call:
+        copied = pickle.loads(pickle.dumps(call))  # noqa: S301  # our own
+    assert (copied, type(copied)) == (call, quota.Decision)
 
 
 def test_what_a_killed_caller_reserved_is_spent(world: World) -> None:
