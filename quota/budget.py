@@ -273,7 +273,7 @@ class Budget(OfOneProcess):
         charges = charges_of(each, job, region, self._account.attempt_keys.next if commit else None, reserved=reserved)
         if len(charges) > MAX_CHARGES:
             raise UsageError(
-                f"these {many(len(each), 'call')} are {len(charges)} charges, one for each bucket, and at most "
+                f"these {many(len(each), 'call')} are {many(len(charges), 'charge')}, one for each bucket, and at most "
                 f"{MAX_CHARGES} are made together; make fewer calls at once"
             )
         return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges, commit
@@ -340,15 +340,14 @@ class Budget(OfOneProcess):
         commit: bool,
     ) -> list[Decision]:
         """The decision about each of the calls. A refusal is counted in the project's history."""
-        calls = checklist.calls
         if commit and not decision.admitted:
-            self._account.note_refusal(decision, charges[0].job, charges[0].region, len(calls))
-        if len(charges) == len(calls) == 1:
+            self._account.note_refusal(decision, charges[0].job, charges[0].region, len(checklist.calls))
+        if len(charges) == 1 and not checklist.each:
             return [decision]
         left = iter(ids)
         return [
             decision._replace(id=joined(islice(left, len(call.parts))), method=call.method, cost_units=call.units)
-            for call in calls
+            for call in checklist.calls
         ]
 
 

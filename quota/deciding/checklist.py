@@ -37,7 +37,8 @@ MAX_CHARGE_UNITS = 10**9
 MAX_KEPT = 1_000
 """The most checklists that are kept: a caller may give each call other units."""
 
-_ALWAYS = (0, NEVER)
+ALWAYS = (0, NEVER)
+"""The times between which a price holds that never changes."""
 
 Parts = tuple[Part, ...]
 
@@ -113,6 +114,8 @@ class Checklist:
     method: str
     parts: Parts
     """What the call is charged; nothing if it is free, or if this is of several calls."""
+    units: int
+    """What the call costs in its first bucket; several calls, each in its first."""
     closed_by: tuple[str, ...]
     """The buckets and pools whose exhaustion closes the call."""
     limits: tuple[Limit, ...]
@@ -135,11 +138,6 @@ class Checklist:
     def calls(self) -> tuple[Checklist, ...]:
         """The checklist of each call."""
         return self.each or (self,)
-
-    @property
-    def units(self) -> int:
-        """What the call costs in its first bucket; several calls, each in its first."""
-        return sum([one.parts[0].units for one in self.calls if one.parts])
 
     def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
         """The check of each limit at `now_ms`. They are kept: they hold until the next calendar edge, price or grant,
@@ -224,10 +222,10 @@ class Checklists(dict[Key, Checklist]):
         """A new one, by the price of now."""
         method, units, parts, job = kind
         check_name("job", job)
-        book, priced = self._book, _ALWAYS
+        book, priced = self._book, ALWAYS
         if parts is None and (units is None or book.canonical(method) in book.methods):
             price, priced = book.price_at(method, self._clock())
-            parts = price.parts
+            parts, priced = price.parts, ALWAYS if priced == ALWAYS else priced
         if units is not None:
             first, *others = parts or (Part(book.main_bucket.name, units),)
             parts = (first._replace(units=units), *others)
@@ -255,7 +253,7 @@ class Checklists(dict[Key, Checklist]):
         limits: tuple[Limit, ...],
         costs: tuple[int, ...],
         job: str,
-        priced: tuple[int, int] = _ALWAYS,
+        priced: tuple[int, int] = ALWAYS,
     ) -> Checklist:
         """A checklist of these limits, whatever the book says."""
         leave = self._leave.get(job, {})
@@ -263,7 +261,8 @@ class Checklists(dict[Key, Checklist]):
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
         paced = any(x.paced for x in limits)
-        return Checklist(method, parts, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+        units = parts[0].units if parts else 0
+        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
@@ -292,7 +291,7 @@ class Checklists(dict[Key, Checklist]):
         limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
         priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
         made = self.of(checklists[0].method, (), limits, tuple([costs[x.name] for x in limits]), job, priced)
-        made.each = tuple(checklists)
+        made.each, made.units = tuple(checklists), sum([one.units for one in checklists])
         made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
         made.kinds = tuple([kind for one in checklists for kind in one.kinds])
         self._check_fit_together(made, len(checklists))
@@ -301,7 +300,7 @@ class Checklists(dict[Key, Checklist]):
     def of_now(self, kind: Key) -> Checklist:
         """The checklist of a kind of call, by the price of now."""
         known = self[kind]
-        if known.priced == _ALWAYS or known.priced[0] <= self._clock() < known.priced[1]:
+        if known.priced is ALWAYS or known.priced[0] <= self._clock() < known.priced[1]:
             return known
         self.pop(kind, None)
         return self[kind]

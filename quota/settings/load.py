@@ -477,9 +477,9 @@ def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tupl
                 raise table.error(message, "bucket", None if isinstance(value, str) else index)
         return tuple(sorted(names))
     if methods:
-        return tuple(
-            sorted({part.bucket for method in methods for price in book.methods[method] for part in price.parts})
-        )
+        # Of a call of several buckets the first: so a limit that counts calls counts it once.
+        first = {price.bucket for method in methods for price in book.methods[method] if price.parts}
+        return tuple(sorted(first)) or (book.main_bucket.name,)
     return (book.main_bucket.name,)
 
 

@@ -12,6 +12,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import account_of
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
+from quota.deciding.checklist import charges_of
 from quota.deciding.outlook import ask
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
@@ -225,6 +226,17 @@ def test_an_id_that_cannot_be_right_changes_nothing(setup: Setup, wrong: str) ->
     with pytest.raises(UnknownCharge):
         budget.settle(wrong.replace("{}", first), 0) if wrong != "{}+1-999" else budget.settle("1-999", 0)
     assert used(budget)["core"] == 1
+
+
+def test_asked_again_each_call_has_a_new_key_and_its_charges_that_one(setup: Setup) -> None:
+    """As after a loss that the ledger was told of: the request that was lost may still arrive."""
+    account = account_of(budget_of(setup))
+    kinds = [account.checklists[method, None, None, ""] for method in ("write", "search", "read")]
+    before = charges_of(kinds, "", "", account.attempt_keys.next)
+    after = [charge.idempotency_key for charge in account._under_new_keys(before)]
+    assert after[1] == f"{after[0]}+1"
+    assert after[4] == f"{after[3]}+1"
+    assert len({*after, *(charge.idempotency_key for charge in before)}) == 10
 
 
 # -- free --------------------------------------------------------------------------------------------------------------

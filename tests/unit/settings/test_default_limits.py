@@ -141,3 +141,25 @@ def test_quota_check_compares_the_limits_with_each_window(
     tmp_path: Path, limits: str, windows: list[str], findings: list[str]
 ) -> None:
     assert check(tmp_path, limits, *windows) == findings
+
+
+def test_a_limit_of_methods_counts_the_bucket_that_stands_first_in_their_price(tmp_path: Path) -> None:
+    """So one that counts calls counts a call of several buckets once."""
+    text = book_text('{ quota = 9, resets = "1h" }').replace(
+        "methods = {}\n",
+        'methods = { write = [{ units = 1 }, { bucket = "tokens", units = 5 }], status = 0, '
+        'read = { bucket = "tokens", units = 1 } }\n[buckets.calls]\nquota = 9\nresets = "1h"\n',
+    )
+    (tmp_path / "shop.toml").write_text(text)
+    limits = {
+        '["write"]': ("calls",),
+        '["read"]': ("tokens",),
+        '["read", "status", "write"]': ("calls", "tokens"),
+        '["status"]': ("calls",),
+    }
+    rows = [f'{{ name = "{n}", methods = {methods}, units = 9, window = "1h" }}' for n, methods in enumerate(limits)]
+    (tmp_path / "quota.toml").write_text(
+        f'[credentials.main]\napi = "./shop.toml"\nendpoint = "http://127.0.0.1:1"\nlimits = [{", ".join(rows)}]\n'
+    )
+    made = load_settings(tmp_path / "quota.toml").credentials["main"].limits
+    assert [limit.view.selector.buckets for limit in made] == list(limits.values())
