@@ -279,25 +279,23 @@ class Session(OfOneProcess):
         """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
         budget, as the routes of the book say; with an `endpoint`, to that host instead.
 
-        It calls as whom the credential's `auth` names. A refusal raises `quota.Refused`. `timeout_s` is for requests
-        that name no timeout. The session works as long as this one is open.
+        It calls those hosts as whom the credential's `auth` names. A refusal raises `quota.Refused`. `timeout_s` is for
+        requests that name no timeout. The session works as long as this one is open.
         """
         self._check_open()
         try:
             import requests
         except ImportError as error:
             raise UsageError("q.requests() needs the library requests: pip install requests") from error
-        from quota.clients.requests import requests_adapter
+        from quota.clients.requests import authorization, requests_adapter
 
         chosen = self.credential(credential)
-        hosts = None if chosen.endpoint is None else urlsplit(chosen.endpoint).netloc
+        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
         adapter = requests_adapter(self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s)
         login = self._login(chosen)
         made = requests.Session()
         if login is not None:
-            from google.auth.transport.requests import AuthorizedSession
-
-            made = AuthorizedSession(login)  # type: ignore[no-untyped-call]
+            made.auth = authorization(login, hosts, insecure=chosen.insecure_endpoint)
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         self._services.append(made)

@@ -19,18 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.clients.upstream import Reading
-    from quota.terms.costs import CostBook
+    from quota.terms.costs import CostBook, Price
 
 
 class Tried(NamedTuple):
-    """A request as the cost book sees it. `method` is None where no route takes it, and `units` are the book's default
-    then. What an answer means is in `reading`, which began at `at_ms`."""
+    """A request as the cost book sees it. `method` is None where no route takes it, and the price is the book's default
+    then. `reading` is what an answer means that came at `at_ms`."""
 
     request: str
     metered: bool
     method: str | None
-    units: int
-    bucket: str
+    price: Price
     at_ms: int
     reading: Reading | None = None
 
@@ -41,8 +40,8 @@ class Tried(NamedTuple):
             "request": self.request,
             "metered": self.metered,
             "method": self.method,
-            "units": self.units,
-            "buckets": [{"bucket": self.bucket, "units": self.units}],
+            "units": self.price.units,
+            "parts": [part._asdict() for part in self.price.parts],
             "answer": None
             if said is None
             else {
@@ -68,7 +67,7 @@ class Tried(NamedTuple):
         if not self.metered:
             yield f"{self.request} is not charged: its host is not one of the book's"
             return
-        cost = f"{many(self.units, 'unit')} of {self.bucket}"
+        cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
         if self.method is None:
             yield f"{self.request}: no route takes it; it costs the default, {cost}"
         else:
@@ -111,18 +110,18 @@ def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
     verb = verb.strip().upper() or "GET"
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        host, port = None, 0
-    if not host or parts.scheme not in ("http", "https") or not url.isprintable():
+        sound = False
+    if not sound or not url.isprintable():
         raise UsageError(f'{show(request)} is no request; write for example "GET https://api.example.com/users"')
     if verb not in VERBS:
         raise UsageError(f"{show(verb)} is no verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
-    metered = not book.hosts or (host, port) in Hosts(book.hosts)
+    metered = not book.hosts or Hosts(book.hosts).serve(url)
     method = upstream_of(book).method(verb, url)
     price = book.default_price(verb) if method is None else book.price(method)
-    tried = Tried(request, metered, method, price.units, price.bucket, at_ms)
+    tried = Tried(request, metered, method, price, at_ms)
     if answer is None:
         return tried
     status, headers, body = _answer(answer)

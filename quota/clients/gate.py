@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Meter
@@ -81,9 +80,7 @@ class HostGate:
         return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(url) else None
 
     def is_metered(self, url: str) -> bool:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
-        return (parts.hostname or "", port) in self._hosts
+        return self._hosts.serve(url)
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:

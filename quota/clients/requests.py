@@ -22,10 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
+from quota.common.hosts import is_readable_on_the_way
+from quota.common.redact import redact
+from quota.common.text import show
+from quota.errors import ConfigError
+from quota.terms.hosts import Hosts
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import requests
     from requests.adapters import HTTPAdapter
@@ -80,6 +85,30 @@ def requests_adapter(
             return response
 
     return MeteredAdapter(**options)
+
+
+def authorization(credentials: Any, hosts: HostNames, *, insecure: bool = False) -> Callable[..., Any]:
+    """What `requests.Session.auth` takes: each request to the `hosts` carries these credentials of google-auth, which
+    are renewed in time; that is not charged. No other host sees them.
+
+    Raises ConfigError for a request that would show them to others on the way, unless `insecure`.
+    """
+    from google.auth.transport.requests import Request
+
+    known, renewing = Hosts(hosts), Request()
+
+    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        url = request.url or ""
+        if known.serve(url):
+            if not insecure and is_readable_on_the_way(url):
+                raise ConfigError(
+                    f"{show(redact(url))} would get the secret in plain text; give an https:// address, or "
+                    "insecure_endpoint = true"
+                )
+            credentials.before_request(renewing, request.method, url, request.headers)
+        return request
+
+    return authorized
 
 
 def _never_left(error: Exception) -> bool:

@@ -298,11 +298,8 @@ class _Answer:
     def units(self, field: Field) -> int | None:
         """What the call cost. In JSON it is a whole number: an answer that writes it otherwise says nothing."""
         value = self._value(field, "units")
-        return (
-            _whole(value)
-            if isinstance(value, int if field.pointer is not None and field.pattern is None else str)
-            else None
-        )
+        is_text = bool(field.header) or field.pattern is not None
+        return _whole(value) if isinstance(value, str if is_text else int) else None
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
         """The units that remain, and of how many."""

@@ -82,9 +82,12 @@ def words_of(body: bytes) -> tuple[str, str]:
 
 
 def bucket_of(method: str, book: CostBook) -> str:
-    """The bucket that a call of `method` is charged to."""
+    """The bucket that a call of `method` is charged to, its first one; the main bucket for what is free or unknown. A
+    request that no method names is known by its verb, as `GET /path`."""
     prices = book.methods.get(book.canonical(method))
-    return (prices[-1].bucket if prices else "") or book.main_bucket.name
+    verb, _, path = method.partition(" ")
+    bucket = prices[-1].bucket if prices else book.default_price(verb).bucket if path else ""
+    return bucket or book.main_bucket.name
 
 
 # -- reading the body --------------------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ class Hosts:
             return False
         return (host, port) in self._known or (host, None) in self._known
 
+    def serve(self, url: str) -> bool:
+        """Whether a URL is on one of them. Raises ValueError for a port that is none."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+        return (parts.hostname or "", port) in self
+
 
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()

@@ -17,13 +17,20 @@ read_on = 2026-11-25
 [buckets.core]
 quota = 5_000
 resets = "1h"
+[buckets.points]
+quota = 900
+resets = "1m"
 [default]
 get = 1
 other = 5
 [methods]
 read = 2
+ping = 0
+write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
 [routes]
 "GET /repos/**" = "read"
+"/ping" = "ping"
+"PUT /**" = "write"
 [answers]
 remaining = "X-RateLimit-Remaining"
 limit = "X-RateLimit-Limit"
@@ -49,7 +56,7 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
 
 def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
     done = quota("costs", "--check", "github.toml")
-    assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 1 method, 1 bucket, 1 route\n")
+    assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
     done = quota("costs", "--check", "github")
     why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"
@@ -61,6 +68,8 @@ def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
     [
         ("GET https://api.github.com/repos/a/b?page=2", "read, 2 units of core"),
         ("get https://api.github.com:8443/repos/a", "read, 2 units of core"),
+        ("PUT https://api.github.com/x", "write, 1 unit of core and 5 units of points"),
+        ("https://api.github.com/ping", "ping, free"),
         ("https://api.github.com/users", "no route takes it; it costs the default, 1 unit of core"),
         ("DELETE https://api.github.com/repos/a", "no route takes it; it costs the default, 5 units of core"),
     ],

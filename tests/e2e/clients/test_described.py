@@ -49,7 +49,7 @@ def answer(request: Arrived) -> Answer:
         case "/repos/secondary":
             body = b'{"message": "You have exceeded a secondary rate limit."}'
             return Answer(403, body, headers(4_000, Retry_After="90"))
-        case "/repos/same":
+        case "/repos/same" | "/both/same":
             return Answer(304, b"", headers(4_000))
         case "/graphql":
             return Answer(200, b'{"errors": [{"extensions": {"code": "THROTTLED"}}]}')
@@ -90,7 +90,9 @@ def make_budget(ledger: Ledger, host: str) -> Budget:
         [methods]
         read = 1
         graphql = {{ units = 2, bucket = "points" }}
+        both = [{{ bucket = "core", units = 1 }}, {{ bucket = "points", units = 5 }}]
         [routes]
+        "GET /both/**" = "both"
         "GET /repos/**" = "read"
         "/graphql/**" = "graphql"
         [answers]
@@ -200,7 +202,9 @@ def test_what_upstream_does_not_count_is_given_back(get: Get, server: PlainServe
     budget = make_budget(ledger, server.host)
     assert get(budget, f"{server.address}/repos/same")[0] == 304
     assert get(budget, f"{server.address}/repos/a")[0] == 200
-    assert [entry.units for entry in entries(ledger)] == [0, 1]
+    assert get(budget, f"{server.address}/both/same")[0] == 304
+    assert get(budget, f"{server.address}/both/a")[0] == 200
+    assert [entry.units for entry in entries(ledger)] == [0, 1, 0, 0, 1, 5], "in both buckets"
 
 
 def test_an_error_inside_a_good_answer_closes(get: Get, server: PlainServer, ledger: Ledger) -> None:

@@ -147,6 +147,19 @@ def test_the_units_of_a_run_have_a_most(folder: Path) -> None:
     assert (report.outcome, report.units, report.refused_by) == ("stopped", 4, "max_units")
 
 
+def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
+    with PlainServer(lambda request: Answer(200)) as api, PlainServer(lambda request: Answer(200)) as other:
+        (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
+        with quota.open(folder / "quota.toml") as session:
+            client = session.requests()
+            assert client.get(f"{other.address}/issues/a").status_code == 200
+            assert client.get(f"{api.address}/issues/a").status_code == 200
+        assert ["authorization" in server.arrived[0].headers for server in (api, other)] == [True, False]
+    (folder / "quota.toml").write_text(CONFIG.format(address="http://192.0.2.1"))
+    with quota.open(folder / "quota.toml") as session, pytest.raises(quota.ConfigError, match="in plain text"):
+        session.requests().get("http://192.0.2.1/issues/a")
+
+
 def test_a_session_without_a_login_sends_none(folder: Path) -> None:
     with PlainServer(lambda request: Answer(200)) as server:
         plain = CONFIG.format(address=server.address).replace('auth = "bearer:env:GITHUB_TOKEN"\n', "")
