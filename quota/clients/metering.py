@@ -14,14 +14,17 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quota.budget import Budget, account_of
-from quota.clients.upstream import NOTHING, Closing, upstream_of
+from quota.clients.upstream import NOTHING, Closing, units_in, upstream_of
+from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
-from quota.deciding.checklist import charge_units
+from quota.deciding.checklist import MAX_CHARGE_UNITS
+from quota.deciding.corrections import Settlement
 from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
@@ -30,6 +33,7 @@ from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import Calendar
+from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
     from quota.terms.costs import CostBook
+    from quota.terms.reserve import RequestBody
 
 _log = logging.getLogger("quota")
 
@@ -55,14 +60,15 @@ class Meter:
         self.budget = budget
         self._run_limit = None if max_units is None else RunLimit(max_units)
 
-    def attempt(self, method: str, verb: str) -> Attempt:
-        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
-        does not know costs the book's default for the verb.
+    def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
+        the book does not know costs the book's default for the verb.
 
         Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self.attempted(self._decide([self.call(method, verb)])[0])
+        call = self.call(method, verb, body)
+        return self.attempted(self._decide([call])[0], call)
 
     def _decide(self, calls: Sequence[Call]) -> list[Decision]:
         run_limit = self._run_limit
@@ -80,24 +86,30 @@ class Meter:
                 run_limit.give_back(checklist.units)
         return decisions
 
-    def call(self, method: str, verb: str) -> Call:
-        """What is charged for an attempt."""
+    def call(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Call:
+        """What is charged for an attempt with this body: where the price is reserved, a bound."""
         book = self.budget.book
         name, verb = book.canonical(text(method, "method")), text(verb, "verb")
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
-        if name in book.methods:
+        known = name in book.methods
+        if not known:
+            price = book.default_price(verb)
+            _warn_default_price(book.name, name, price.units)
+        else:
+            price, _ = book.price_at(name, account_of(self.budget).clock())
+        if known and not any(part.reserve for part in price.parts):
             return name, None, None
-        price = book.default_price(verb)
-        _warn_default_price(book.name, name, price.units)
-        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts])
+        bounds = [part.units if part.reserve is None else part.reserve.bound(body) for part in price.parts]
+        return name, None, tuple([part._replace(units=n) for part, n in zip(price.parts, bounds, strict=True)])
 
-    def attempted(self, decision: Decision) -> Attempt:
+    def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
             raise Refused(decision)
-        return Attempt(self.budget, decision)
+        parts = call[2]
+        return Attempt(self.budget, decision, reserved=bool(parts and parts[0].reserve))
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -112,7 +124,7 @@ class Meter:
         try:
             for first in range(0, len(named), at_once):
                 decisions = self._decide(named[first : first + at_once])
-                charged += map(self.attempted, decisions)
+                charged += map(self.attempted, decisions, named[first : first + at_once])
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
@@ -130,11 +142,15 @@ def _warn_default_price(book: str, method: str, units: int) -> None:
 
 
 class Attempt:
-    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect."""
+    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    def __init__(self, budget: Budget, decision: Decision) -> None:
+    What it is charged first is `reserved` if that is an upper bound.
+    """
+
+    def __init__(self, budget: Budget, decision: Decision, *, reserved: bool = False) -> None:
         self.decision = decision
         self._budget = budget
+        self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution()
         self._closed = False
         self._clock = account_of(budget).clock
@@ -165,7 +181,7 @@ class Attempt:
         try:
             self._budget.refund(charge_id)
         except QuotaError as error:
-            _log.warning("refund_failed charge=%s method=%s: %s", charge_id, self.decision.method, error)
+            warn("refund_failed", error, charge=charge_id, method=self.decision.method)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `answered` needs the body of this answer; else b"" will do."""
@@ -206,14 +222,16 @@ class Attempt:
             try:
                 self._close(closing)
             except QuotaError as trouble:
-                _log.warning("exhaustion_not_recorded bucket=%s: %s", closing.bucket, trouble)
+                warn("exhaustion_not_recorded", trouble, bucket=closing.bucket)
         if reading.free and self.decision.id is not None:
             self._refund(self.decision.id)
+        else:
+            self.settle(reading.used_units)
         if reading.levels:  # after what corrects this call, which is not others'
             try:
                 observe(account_of(self._budget), self.decision, reading.levels)
             except QuotaError as trouble:
-                _log.warning("level_not_counted bucket=%s: %s", reading.levels[0].bucket, trouble)
+                warn("level_not_counted", trouble, bucket=reading.levels[0].bucket)
         error = reading.error
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
@@ -225,6 +243,26 @@ class Attempt:
                 error.message,
                 error.remedy,
             )
+
+    def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
+        """What finds in the body of an answer what the call used; None where that settles nothing."""
+        field = self._budget.book.answers.units
+        if self._settlement is None or status >= 400 or field is None or field.pointer is None:
+            return None
+        events = headers.get("content-type", "").lower().startswith("text/event-stream")
+        return Usage(partial(units_in, field), events=events)
+
+    def settle(self, used_units: int | None) -> None:
+        """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
+        does for a number that no charge can have. None: nobody said."""
+        if used_units is None or used_units > MAX_CHARGE_UNITS:
+            return
+        settlement, self._settlement = self._settlement, None
+        try:
+            if settlement is not None:
+                settlement.settle(used_units)
+        except QuotaError as error:
+            warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
 
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing

@@ -30,7 +30,7 @@ from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.attribution import AttemptKeys
+from quota.terms.attribution import RESERVED, AttemptKeys, is_reservation
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ class Account:
         for charge in charges:
             _, further, number = charge.idempotency_key.partition(FURTHER)
             key = key if further else self.attempt_keys.next()
-            renamed.append(charge._replace(idempotency_key=f"{key}{further}{number}"))
+            mark = RESERVED if not further and is_reservation(charge.idempotency_key) else ""
+            renamed.append(charge._replace(idempotency_key=f"{key}{mark}{further}{number}"))
         return tuple(renamed)
 
     def _say_ahead(self, result: ChargeResult) -> None:

@@ -16,7 +16,7 @@ from quota.ledger.contract import Exhaustion, Notes, read_entries
 from quota.ledger.parts import notes_in
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
-from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, Window, paced_until
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, Window, cutoff, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +38,9 @@ class LimitRow(NamedTuple):
     time when the cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything
     that the limit counts, so nothing remains of it.
 
+    `reserved_units` of what is used were charged in the last hour as the most that a call may cost, and nobody has said
+    yet what it did cost.
+
     `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
     no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
     `exact_from_ms` on.
@@ -54,6 +57,7 @@ class LimitRow(NamedTuple):
     shut: bool
     enforced_units: int
     grant: Grant | None
+    reserved_units: int
 
     @property
     def level(self) -> Literal["open", "near", "full"]:
@@ -202,6 +206,7 @@ def _limit_rows(
     at_ms: int,
 ) -> tuple[LimitRow, ...]:
     counts_since_ms, rows = notes.whole_after_ms, []
+    reserved = _reserved_units(budget, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
@@ -232,6 +237,7 @@ def _limit_rows(
                 opens_ms is not None or not enforced_units,
                 enforced_units,
                 grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+                reserved.get(limit.name, 0),
             )
         )
     return tuple(rows)
@@ -278,6 +284,25 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict
             del windows_ms[limit]
         if not windows_ms:
             break
+    return found
+
+
+RESERVED_MS = HOUR_MS
+"""How long a reservation that nobody settles is told of. An older one is spent, whatever became of its caller."""
+
+
+def _reserved_units(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
+    """By limit, the units of what it counts that are reserved. Read from the log: no decision goes by it."""
+    found: dict[str, int] = {}
+    if not any(state.used_units > state.unlogged_units for state in states):
+        return found
+    cutoffs_ms = {
+        limit: cutoff(limit.view.window, at_ms) for limit in budget.limits if limit.view.selector.count == "units"
+    }
+    for entry in read_entries(budget.ledger, budget.project, at_ms - RESERVED_MS + 1, NEVER):
+        for limit, cutoff_ms in cutoffs_ms.items() if entry.reserved_units else ():
+            if entry.ms > cutoff_ms and _counts(limit, entry):
+                found[limit.name] = found.get(limit.name, 0) + entry.reserved_units
     return found
 
 
@@ -367,7 +392,9 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **members(limit, "quota_units headroom_units limit_units"),
         **({} if grant is None else {"granted_units": grant.quota_units, "enforced_units": row.enforced_units}),
         **({"paced_units": row.state.limit_units} if limit.paced else {}),
-        **members(row.state, "used_units remaining_units", if_any="unlogged_units upstream_units"),
+        **members(row.state, "used_units remaining_units"),
+        **members(row, if_any="reserved_units"),
+        **members(row.state, if_any="unlogged_units upstream_units"),
         **({} if row.exact_from_ms is None else members(row, "counts_since exact_from")),
         **members(row, "next_capacity_at resets_at"),
     }

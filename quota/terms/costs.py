@@ -15,6 +15,7 @@ from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Selector, Window
+from quota.terms.reserve import Reserve
 
 
 class Quota(NamedTuple):
@@ -54,10 +55,15 @@ MAX_PARTS = 10
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket."""
+    """What one call adds to one bucket. With `reserve`, which the first of a price may have, that is known only
+    after the call: `units` are the bound where nobody knows the request."""
 
     bucket: str
     units: int
+    reserve: Reserve | None = None
+
+    def __str__(self) -> str:
+        return f"{self.units:,} {self.bucket}" + (" reserved" if self.reserve else "")
 
 
 class Price(NamedTuple):
@@ -84,7 +90,7 @@ class Price(NamedTuple):
 
     def __str__(self) -> str:
         """For people: `1 core and 5 points`."""
-        return " and ".join(f"{part.units:,} {part.bucket}" for part in self.parts) or "free"
+        return " and ".join(map(str, self.parts)) or "free"
 
 
 @dataclass(frozen=True)
