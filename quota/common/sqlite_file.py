@@ -7,7 +7,7 @@ import random
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
@@ -29,9 +29,6 @@ PAGE_BYTES = 2048
 A decision changes two pages, and SQLite writes each of them whole, so smaller pages save 5% of its time. A charge with
 the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
-
-_UNPREPARED = -1
-"""Stands for an inode while the connection is not ready for use. No file has this inode."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -95,6 +92,10 @@ class SqliteFile:
     The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
     """
 
+    _open: ClassVar[set[sqlite3.Connection]] = set()
+    """All connections of this process. Where a file was forgotten in a circle, Python would end its connection before
+    `__del__` closes it."""
+
     def __init__(
         self,
         path: str,
@@ -127,9 +128,8 @@ class SqliteFile:
         self._page_bytes = page_bytes
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._inode = _UNPREPARED
-        self._beside = (f"{path}-wal", f"{path}-shm") if path else ()
-        self._inodes_beside: list[int] = []
+        self._paths = (path, f"{path}-wal", f"{path}-shm") if path else ()
+        self._inodes: list[int] | None = None  # of the files that the connection has open; None: it is not ready
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
@@ -197,6 +197,7 @@ class SqliteFile:
         """Close a file that its user forgot to close, without a ResourceWarning, as every Python before 3.13 does."""
         db = vars(self).get("_db")  # not there if `__init__` failed
         if db is not None:
+            self._open.discard(db)
             db.close()
 
     def held_over_fork(self) -> Generator[None, None, None]:
@@ -218,18 +219,19 @@ class SqliteFile:
         self._turn += 1
         db, self._db = self._db, None
         if db is not None:
-            _end(db)
+            self._end(db)
 
     def _connection(self) -> sqlite3.Connection:
         db = self._db
         if db is not None:
-            if self._inode == _inode(self.path) and self._is_in_step():
+            if self._inodes == [_inode(path) for path in self._paths]:
                 if not db.in_transaction:
                     return db
                 if not self.path:
                     return self._moved(db)
-            # The file, or one beside it, was deleted or replaced, and no other process would see what we write to the
-            # old one. Or a transaction is open: a signal handler interrupted it, and has called us.
+            # The file, or one beside it, was deleted or replaced, as by whoever puts a copy back: we would not see what
+            # others write, nor they what we write. Or a transaction is open: a signal handler interrupted it, and has
+            # called us.
             self._let_go()
         if self.path:
             self._check()
@@ -238,27 +240,19 @@ class SqliteFile:
                     raise self._error(self._wording.no_file.replace("{reason}", "it is a link to nothing"))
                 _make(self.path, private=self._private)
                 self._check()
-        inode = _inode(self.path)
-        self._inode = _UNPREPARED
+        of_file = [_inode(path) for path in self._paths[:1]]
+        self._inodes = None
         self._db = db = self._connect()
         try:
+            self._open.add(db)
             self._prepare(db)
         except BaseException:
             if self._db is db:
                 self._db = None
-            _end(db)
+            self._end(db)
             raise
-        self._inodes_beside = [_inode(path) for path in self._beside]
-        self._inode = inode
+        self._inodes = of_file + [_inode(path) for path in self._paths[1:]]
         return db
-
-    def _is_in_step(self) -> bool:
-        """Whether the connection has the files open that are beside the database now.
-
-        Whoever puts a copy back over the file often deletes them. A process that went on with the old ones would not
-        see what others write, nor they what it writes.
-        """
-        return self._inodes_beside == [_inode(path) for path in self._beside]
 
     def _check(self) -> None:
         why = doubt_of_database(self.path)
@@ -281,8 +275,19 @@ class SqliteFile:
         moved = self._connect()
         db.backup(moved)
         self._db = moved
-        db.close()
+        self._open.add(moved)
+        self._end(db)
         return moved
+
+    def _end(self, db: sqlite3.Connection) -> None:
+        """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
+        self._open.discard(db)
+        try:
+            db.rollback()
+        except sqlite3.Error:
+            pass  # already closed
+        finally:
+            db.close()
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN")
@@ -346,16 +351,6 @@ def statements(script: str) -> list[str]:
     return found
 
 
-def _end(db: sqlite3.Connection) -> None:
-    """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
-    try:
-        db.rollback()
-    except sqlite3.Error:
-        pass  # already closed
-    finally:
-        db.close()
-
-
 def _code(error: sqlite3.Error) -> int:
     """SQLite's primary result code. The higher bits of an extended code carry detail."""
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
@@ -374,7 +369,7 @@ def _lacks_its_tables(error: sqlite3.Error) -> bool:
 def _inode(path: str) -> int:
     """The inode of the file that is at this path now, or 0 if there is none."""
     try:
-        return os.stat(path).st_ino if path else 0
+        return os.stat(path).st_ino
     except OSError:
         return 0
 
