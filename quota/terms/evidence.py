@@ -100,14 +100,12 @@ def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int
 def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -> Window:
     """Of which window of its bucket a level speaks."""
     windows = sorted([quota.window for quota in bucket.quotas], key=lambda window: window.longest_ms)
-    numbers: dict[Window, set[int]] = {window: set() for window in windows}
-    for quota in bucket.quotas:
-        numbers[quota.window].add(quota.units)
-    for limit in whole:
-        for window in windows:
-            if _as_long(limit.view.window, window):
-                numbers[window].add(limit.quota_units)
-    named = [window for window in windows if level.limit_units in numbers[window]] or windows
+
+    def numbers(window: Window) -> set[int]:
+        granted = {quota.units for quota in bucket.quotas if quota.window == window}
+        return granted | {limit.quota_units for limit in whole if _as_long(limit.view.window, window)}
+
+    named = [window for window in windows if level.limit_units in numbers(window)] or windows
     if level.reset_ms is None:
         return named[0]
     left_ms = level.reset_ms - now_ms
@@ -123,11 +121,13 @@ def _as_long(one: Window, other: Window) -> bool:
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
     """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
     a unit."""
-    prices = [price for of_method in book.methods.values() for price in of_method]
-    a_unit_a_call = all(price.units_in(bucket) in (0, 1) for price in prices)
     for limit in limits:
         selector = limit.view.selector
         if limit.narrow or bucket not in (selector.buckets or (bucket,)):
             continue
-        if selector.count == "units" or a_unit_a_call:
+        if selector.count == "units" or _a_unit_a_call(bucket, book):
             yield limit
+
+
+def _a_unit_a_call(bucket: str, book: CostBook) -> bool:
+    return all(price.units_in(bucket) in (0, 1) for prices in book.methods.values() for price in prices)

@@ -17,6 +17,7 @@ import requests
 import trustme
 from github.Requester import HTTPRequestsConnectionClass, HTTPSRequestsConnectionClass, Requester
 
+import quota
 from quota.budget import Budget
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_async_transport, httpx_transport
@@ -27,6 +28,7 @@ from quota.ledger.factory import open_ledger
 from quota.settings.books import parse_book
 from quota.settings.load import default_limits
 from support.certificates import Pair
+from support.commands import Quota
 from support.counting_upstream import Counting, second_program
 from support.plain_http import PlainServer
 from support.proxy import Proxy
@@ -194,6 +196,28 @@ def test_every_client_follows_and_closes_what_is_used_up(
     decision = refused.value.decision
     assert (decision.reason, decision.detail) == ("exhausted", "0 of 5,000 remain")
     assert abs((decision.retry_at_ms or 0) - 1_000 * upstream.reset_s) <= 2_000  # headers have whole seconds
+
+
+def test_status_says_whose_they_are(
+    upstream: Counting, server: PlainServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = Quota(tmp_path)
+    monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
+    (tmp_path / "example.toml").write_text(BOOK.format(host=server.host), encoding="utf-8")
+    config = command.configure(
+        '[ledger]\nurl = "sqlite:///ledger.db"\n[credentials.main]\napi = "example.toml"\nproject = "p"\n'
+    )
+    upstream.used = 4_900
+    with quota.open(config) as q:
+        of_requests(q.budget(), server.address)
+        assert used(q.budget()) == 4_901
+        with pytest.raises(Refused):
+            of_requests(q.budget(), server.address)
+    shown = " ".join(command("status").stdout.split())
+    assert "hour: 4,900 units used by others, as upstream said, until" in shown
+    assert "hour 1h 4,901 4,750 0" in shown
+    explained = " ".join(command("explain").stdout.split())
+    assert "Filled by: others, as upstream said: 4,900 of 4,901" in explained
 
 
 def test_a_decision_costs_what_it_cost(redis_server: RedisServer, upstream: Counting, server: PlainServer) -> None:
