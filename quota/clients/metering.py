@@ -93,16 +93,14 @@ class Meter:
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
-        known = name in book.methods
-        if not known:
+        if name in book.methods:
+            price, _ = book.price_at(name, account_of(self.budget).clock())
+            if not price.reserved:
+                return name, None, None
+        else:
             price = book.default_price(verb)
             _warn_default_price(book.name, name, price.units)
-        else:
-            price, _ = book.price_at(name, account_of(self.budget).clock())
-        if known and not any(part.reserve for part in price.parts):
-            return name, None, None
-        bounds = [part.units if part.reserve is None else part.reserve.bound(body) for part in price.parts]
-        return name, None, tuple([part._replace(units=n) for part, n in zip(price.parts, bounds, strict=True)])
+        return name, None, price.parts_of(body)
 
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
@@ -224,6 +222,7 @@ class Attempt:
             except QuotaError as trouble:
                 warn("exhaustion_not_recorded", trouble, bucket=closing.bucket)
         if reading.free and self.decision.id is not None:
+            self._settlement = None
             self._refund(self.decision.id)
         else:
             self.settle(reading.used_units)

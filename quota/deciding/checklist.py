@@ -375,8 +375,8 @@ def charges_of(
     """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
 
     The first charge of a call has an idempotency key of its own, the others the same with FURTHER and their number
-    behind it. Without `next_key`, for a peek, none has one. The first one's key
-    has RESERVED at its end if the charge is an upper bound: by its price, or with `reserved`.
+    behind it. Without `next_key`, for a peek, none has one. The first one's key has
+    RESERVED at its end if the charge is an upper bound: by its price, or with `reserved`.
     """
     charges = []
     for call in calls:

@@ -15,7 +15,7 @@ from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Selector, Window
-from quota.terms.reserve import Reserve
+from quota.terms.reserve import RequestBody, Reserve
 
 
 class Quota(NamedTuple):
@@ -55,8 +55,11 @@ MAX_PARTS = 10
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket. With `reserve`, which the first of a price may have, that is known only
-    after the call: `units` are the bound where nobody knows the request."""
+    """What one call adds to one bucket.
+
+    With `reserve`, which the first part of a price may have, that is known only after the call. Then `units` are the
+    bound where nobody knows the request.
+    """
 
     bucket: str
     units: int
@@ -83,6 +86,16 @@ class Price(NamedTuple):
     @property
     def bucket(self) -> str:
         return self.parts[0].bucket if self.parts else ""
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it is a bound, which an answer settles."""
+        return bool(self.parts and self.parts[0].reserve)
+
+    def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
+        """What a call with this body is charged."""
+        bounds = [part.reserve.bound(body) if part.reserve else part.units for part in self.parts]
+        return tuple([part._replace(units=units) for part, units in zip(self.parts, bounds, strict=True)])
 
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""

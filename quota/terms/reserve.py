@@ -32,7 +32,7 @@ class RequestBody(NamedTuple):
         """Of what a client is about to send: bytes, a text, nothing, or what it reads as it sends it. `content_length`
         is what the request's header says, if it does."""
         if isinstance(body, str):
-            body = body.encode()
+            body = body.encode("utf-8", "replace")
         if body is None or isinstance(body, bytes | bytearray):
             return cls(bytes(body or b""))
         digits = str(content_length or "")

@@ -341,6 +341,8 @@ def _corrected(x: ChargeExplained) -> str:
     repaid = ""
     if x.drawn is not None and x.entry is not None:
         repaid = f"Repaid on {weekday(x.entry.ms)} as charge {x.entry.id}. "
+    if x.entry is not None and x.entry.reserved_units:
+        return f"{repaid}It is reserved: nobody has said yet what the call cost"
     if x.charged_units == x.charge.units:
         return f"{repaid}It was never corrected"
     how = "refunded: it counts nothing" if not x.charge.units else f"settled: it counts {many(x.charge.units, 'unit')}"

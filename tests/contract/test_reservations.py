@@ -19,10 +19,13 @@ import quota
 from quota.cli.render import render_status
 from quota.common.clock import NEVER, host_clock
 from quota.dashboard.app import Dashboard
+from quota.explain.charge import ChargeExplained, explain_charge
 from quota.ledger.contract import read_entries
 from quota.reports.status import RESERVED_MS, read_status
 from quota.session import Session
 from quota.settings.load import load_settings
+from quota.wording.of_explanations import charge_told
+from quota.wording.parts import Line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +73,10 @@ window = "24h"
 """
 
 projects = count()
+
+
+def lines(explained: ChargeExplained) -> list[Line]:
+    return [part for part in charge_told(explained) if isinstance(part, Line)]
 
 
 class World:
@@ -313,6 +320,9 @@ def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_status(status))
     assert "day: includes 3,000 units reserved; what these calls cost is not known yet" in shown.getvalue()
+    reserved, settled = (explain_charge(world.session, entry.id) for entry in world.log())
+    assert "It is reserved: nobody has said yet what the call cost" in [one.text for one in lines(reserved)]
+    assert "It was settled: it counts 100 units now, 2,000 before" in [one.text for one in lines(settled)]
     dashboard = Dashboard(world.session)
     dashboard.now.get(60)
     html = dashboard.site.overview(dashboard.state())
