@@ -39,7 +39,7 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
     \b
     Example:
       quota tables --views
-      sqlite3 ~/.local/state/quota/videos.db 'SELECT author, text FROM comments LIMIT 10'
+      quota tables --json | jq '.tables[] | {name, rows}'
     """
     from quota.common.clock import rfc3339
 
@@ -136,7 +136,13 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 
 @click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
 def place() -> None:
-    """Where each region of a job stands in this machine's store: the page that comes next."""
+    """Where each region of a job stands in this machine's store: the page that comes next.
+
+    \b
+    Example:
+      quota place list
+      quota place reset trending DE
+    """
 
 
 @place.command("list")

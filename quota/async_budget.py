@@ -78,6 +78,10 @@ class AsyncBudget(OfOneProcess):
     def limits(self) -> tuple[Limit, ...]:
         return self._budget.limits
 
+    def limits_of(self, job: str) -> tuple[Limit, ...]:
+        """The limits that the calls of a job can meet: `Budget.limits_of`."""
+        return self._budget.limits_of(job)
+
     async def charge(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:

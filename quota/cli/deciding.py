@@ -111,7 +111,9 @@ def _charge_together(
 @credential_option
 @config_option
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
-    """Give back a charge whose request never left this machine, in all of its buckets.
+    """Give back a charge whose request never left this machine.
+
+    A charge of several buckets is given back in all of them.
 
     An unknown ID exits with 1.
 
