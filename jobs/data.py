@@ -149,7 +149,7 @@ def place() -> None:
 @json_option
 @config_option
 def list_(as_json: bool, config: str | None) -> None:
-    """List the regions of all jobs: what is stored of the pass, and when the last one was complete.
+    """List where the regions of all jobs stand.
 
     \b
     Example:
