@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quota.budget import Budget, account_of
-from quota.clients.upstream import NOTHING, units_in, upstream_of
+from quota.clients.upstream import NOTHING, Closing, units_in, upstream_of
 from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.deciding.corrections import Settlement
+from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from quota.budget import Call
-    from quota.clients.upstream import Closing, Headers, Reading
+    from quota.clients.upstream import Headers, Reading
     from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
     from quota.terms.costs import CostBook
@@ -134,7 +136,7 @@ _warned: set[tuple[str, str]] = set()
 def _warn_default_price(book: str, method: str, units: int) -> None:
     if (book, method) not in _warned and len(_warned) < 1_000:
         _warned.add((book, method))
-        warn("default_price book=%s method=%s units=%d: the cost book has no such method; add it", book, method, units)
+        warn("default_price", "the cost book has no such method; add it", book=book, method=method, units=units)
 
 
 class Attempt:
@@ -203,7 +205,13 @@ class Attempt:
         # The ledger's clock, as far as this machine's has gone on since the decision.
         at_ms = self._clock() + self._ahead_ms
         upstream = upstream_of(self._book())
-        return upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        reading = upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        if not reading.levels:
+            return reading
+        told = news(account_of(self._budget), self.decision, reading.levels, at_ms)
+        emptied = [Closing(said.level.bucket, said.until_ms, said.why_empty) for said in told if said.why_empty]
+        levels = tuple([said.level for said in told])
+        return replace(reading, levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
         """Tell the ledger what an answer means: which buckets are closed, and what it did not cost. Never raises a
@@ -218,6 +226,11 @@ class Attempt:
             self._refund(self.decision.id)
         else:
             self.settle(reading.used_units)
+        if reading.levels:  # after what corrects this call, which is not others'
+            try:
+                observe(account_of(self._budget), self.decision, reading.levels)
+            except QuotaError as trouble:
+                _log.warning("level_not_counted bucket=%s: %s", reading.levels[0].bucket, trouble)
         error = reading.error
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
@@ -252,16 +265,16 @@ class Attempt:
 
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing
-        charged_ms = _charged_at_ms(self.decision)
+        since_ms = charged_ms(self.decision)
         if until_ms is None:
-            until_ms = self._reset_after(bucket, charged_ms)
+            until_ms = self._reset_after(bucket, since_ms)
         ledger = self._budget.ledger
         if until_ms <= ledger.now_ms():
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         stands = notes_in(ledger).exhaust(
-            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, why, reporter(self._job))
+            self._budget.project, Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job))
         )
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
@@ -279,7 +292,7 @@ class Attempt:
 
     def _book(self) -> CostBook:
         """The cost book with the prices at the time of the charge."""
-        return self._budget.book.at(_charged_at_ms(self.decision))
+        return self._budget.book.at(charged_ms(self.decision))
 
     def _reset_after(self, bucket: str, at_ms: int) -> int:
         """When upstream resets `bucket`. A pool that is not a bucket of the book follows the main bucket."""
@@ -291,9 +304,3 @@ class Attempt:
 def reporter(job: str) -> str:
     """Who reports an exhaustion: `host:pid job`."""
     return f"{machine_name()}:{os.getpid()} {job}".rstrip()
-
-
-def _charged_at_ms(decision: Decision) -> int:
-    """The time of the charge, read from its id `ms-seq`; for any other id, the time of the decision."""
-    ms = (decision.id or "").partition("-")[0]
-    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms

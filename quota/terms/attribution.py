@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING
 
 from quota.common.fork import start_over_in_child
 from quota.errors import UsageError
 from quota.terms.arguments import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
 

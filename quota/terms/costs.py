@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
@@ -13,13 +14,8 @@ from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
-from quota.terms.limits import Calendar, Window
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.terms.limits import Selector
-    from quota.terms.reserve import RequestBody, Reserve
+from quota.terms.limits import Calendar, Selector, Window
+from quota.terms.reserve import RequestBody, Reserve
 
 
 class Quota(NamedTuple):

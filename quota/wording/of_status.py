@@ -65,8 +65,8 @@ def _unlogged(row: LimitRow) -> Iterator[str]:
     if lost:
         yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
     if state.upstream_units:
-        units = many(state.upstream_units, "unit")
-        yield f"{row.limit.name}: includes {units} that only upstream counted, until {until}"
+        used = many(state.upstream_units, "unit")
+        yield f"{row.limit.name}: {used} used by others, as upstream said, until {until}"
 
 
 def _lowered(row: LimitRow, at_ms: int) -> str:

@@ -63,6 +63,17 @@ def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
     assert (done.returncode, done.stderr) == (78, f"quota: {why}\n")
 
 
+def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
+    (quota.folder / "quota.toml").write_text('[credentials.main]\napi = "github.toml"\n')
+    assert [quota(*args).returncode for args in (("check",), ("charge", "read"))] == [0, 0]
+    (quota.folder / "github.toml").write_text(BOOK.replace("PUT /**", "GET /repos/{x}"))
+    why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it takes all of it"
+    for args in (("check",), ("charge", "read"), ("costs",), ("costs", "--check", "github.toml")):
+        done = quota(*args)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), args
+        assert f"{why}; put this one first" in done.stderr, args
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
