@@ -23,7 +23,7 @@ from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
-from quota.deciding.checklist import MAX_CHARGE_UNITS
+from quota.deciding.checklist import MAX_CHARGE_UNITS, charge_units
 from quota.deciding.corrections import Settlement
 from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
@@ -100,7 +100,7 @@ class Meter:
         else:
             price = book.default_price(verb)
             _warn_default_price(book.name, name, price.units)
-        return name, None, price.parts_of(body)
+        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""

@@ -155,21 +155,14 @@ _told: dict[tuple[str, str], int] = {}
 
 
 def _say_more(decision: Decision, reserved_units: int, used_units: int) -> None:
-    key, day = (decision.project, decision.method), decision.decided_at_ms // DAY_MS
-    if _told.get(key) == day:
+    project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
+    if _told.get((project, method)) == day:
         return
     if len(_told) >= MAX_TOLD:
         _told.clear()
-    _told[key] = day
-    project, method = key
-    warn(
-        "reserved_too_little",
-        "it counts in full, and a limit may be exceeded; reserve more",
-        project=project,
-        method=method,
-        reserved=reserved_units,
-        used=used_units,
-    )
+    _told[project, method] = day
+    said = "it counts in full, and a limit may be exceeded; reserve more"
+    warn("reserved_too_little", said, project=project, method=method, reserved=reserved_units, used=used_units)
 
 
 # -- what was drawn on the allowance -----------------------------------------------------------------------------------

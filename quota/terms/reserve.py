@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import re
 from math import ceil, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from quota.terms.api import value_at
-
-if TYPE_CHECKING:
-    from quota.terms.api import Pointer
+from quota.terms.api import Pointer, value_at
 
 MAX_PARSED_BYTES = 16_000_000
 """A longer body is not parsed: it counts by its length, and `default` stands for the number in it."""
