@@ -135,11 +135,12 @@ class Attempts:
             # be ahead of the ledger's by no more than this.
             self._since_ms = self._clock() - CLOCK_SLACK_MS
         self._before = self._session.attempt_number()
-        book = self._budget.book
-        self._client = self._session.google(
+        from quota.clients.upstream import upstream_of
+
+        self._upstream = upstream_of(self._budget.book)
+        self._client = self._upstream.client(
+            self._session,
             self._job.credential,
-            book.api,
-            book.version,
             max_body_mb=self._job.max_body_mb,
             max_answer_s=self._job.max_answer_s,
             max_items=self._job.max_items,
@@ -188,8 +189,7 @@ class Attempts:
 
     def address(self) -> str:
         """The address to which the client sends its calls."""
-        scheme, _, rest = self._client._baseUrl.partition("://")
-        return f"{scheme}://{rest.partition('/')[0]}"
+        return self._upstream.address(self._client, self._session.credential(self._job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], int]:
         """Units by region and the number of attempts, from the ledger's log and from what was drawn on the allowance.

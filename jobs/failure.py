@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from quota.clients.failures import answer_in, is_any, is_transient, refused_login
+from quota.common.clock import host_clock
 from quota.common.text import describe, one_line
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
+    from quota.clients.failures import Answer
     from quota.terms.costs import CostBook
 
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
@@ -18,7 +20,7 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed step, classified. `message` is one line without secrets.
+    """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   worth another attempt
@@ -31,27 +33,23 @@ class Failure:
     kind: Kind
     message: str
     bucket: str | None = None
+    answered: bool = False
 
 
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
-    """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket.
-
-    It looks only into modules that are already loaded, since an exception cannot come from any other.
-    """
-    if _is_any(error, (("googleapiclient.errors", "HttpError"),)):
-        return _classify_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
+    """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket."""
+    answer = answer_in(error)
+    if answer is not None:
+        return _classify_answer(answer, method, book)
     message = _redacted(describe(error))
     if isinstance(error, BadAnswer):
         return Failure("answer", one_line(_redacted(str(error))))
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
-    if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):
-        certificate = _is_any(error, (("ssl", "SSLCertVerificationError"),))
+    if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
+        certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))
         return Failure("config" if certificate else "transient", message)
-    if _is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
-        from quota.clients.login import refused
-
-        return Failure("config", refused(error))  # type: ignore[arg-type]  # by name, without importing it
-    return Failure("region", message)
+    refused = refused_login(error)
+    return Failure("region", message) if refused is None else Failure("config", refused)
 
 
 _UNREACHABLE = frozenset(
@@ -67,44 +65,27 @@ _UNREACHABLE = frozenset(
 )
 """What the system says of a network that is away, or busy. Python has no classes of errors for these."""
 
-_TRANSIENT = (
-    ("http.client", "HTTPException"),
-    ("socket", "gaierror"),
-    ("ssl", "SSLError"),
-    ("httplib2", "ServerNotFoundError"),
-    ("google.auth.exceptions", "TransportError"),
-    # A user's own fetch function may use these.
-    ("requests.exceptions", "ConnectionError"),
-    ("requests.exceptions", "ChunkedEncodingError"),  # the answer ended in the middle
-    ("requests.exceptions", "Timeout"),
-    ("httpx", "TransportError"),
-    ("aiohttp", "ClientConnectionError"),
-    ("aiohttp", "ClientPayloadError"),
-)
 
+def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
+    from quota.clients.upstream import upstream_of
 
-def _is_any(error: Exception, classes: tuple[tuple[str, str], ...]) -> bool:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
-    return isinstance(error, tuple(cls for cls in found if isinstance(cls, type)))
-
-
-def _classify_answer(status: int, body: bytes, method: str, book: CostBook) -> Failure:
-    from quota.clients.upstream_errors import classify
-
-    said = classify(status, body, method=method, book=book)
+    status, headers, body = answer
+    said = upstream_of(book).read(status, headers, body, method=method, at_ms=host_clock()).error
+    if said is None:
+        return Failure("region", f"upstream said {status}", answered=True)
     reason = f" ({said.reason})" if said.reason else ""
     message = f"upstream said {status}{reason}: {said.message}"
     match said.kind:
-        case "daily_exhausted" | "project_blocked":
-            return Failure("exhausted", message, said.bucket)
+        case "daily_exhausted" | "project_blocked" | "closed":
+            return Failure("exhausted", message, said.bucket, answered=True)
         case "transient_rate" | "transient_server":
-            return Failure("transient", message)
+            return Failure("transient", message, answered=True)
         case "config":
-            return Failure("config", f"{message}; {said.remedy}" if said.remedy else message)
+            return Failure("config", f"{message}; {said.remedy}" if said.remedy else message, answered=True)
         case "request" if said.reason == "invalidPageToken":
-            return Failure("cursor", message)
+            return Failure("cursor", message, answered=True)
         case _:
-            return Failure("region", message)
+            return Failure("region", message, answered=True)
 
 
 def _redacted(text: str) -> str:

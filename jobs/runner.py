@@ -324,11 +324,11 @@ class _Run:
                     # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
                     self.here, inherited = self.store.restart(checkpoint), False
                     continue
-                return self._give_up(checkpoint, failure, answered=hasattr(error, "resp"))
+                return self._give_up(checkpoint, failure)
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
             if not finished and self.store.was_at(checkpoint, page.cursor):
-                return self._give_up(checkpoint, _CIRCLE, answered=True)
+                return self._give_up(checkpoint, _CIRCLE)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
@@ -353,7 +353,7 @@ class _Run:
         self.here = self.store.finish(self.here)
         return self._outcome("done")
 
-    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionOfRun:
+    def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
         match failure.kind:
             case "exhausted":
                 self.end = self._exhausted(checkpoint, failure)
@@ -369,7 +369,7 @@ class _Run:
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
                 advice = (
                     ""
-                    if answered
+                    if failure.answered
                     else f" to reach {self.attempts.address()}; check network and endpoint, then run again"
                 )
                 return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
@@ -447,7 +447,9 @@ class _Run:
 
 
 _CIRCLE = Failure(
-    "region", "upstream named a page that this pass has already fetched; the next round begins with the first page"
+    "region",
+    "upstream named a page that this pass has already fetched; the next round begins with the first page",
+    answered=True,
 )
 
 

@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from quota.budget import Budget, account_of
@@ -164,13 +165,8 @@ class Session(OfOneProcess):
         from quota.common.log import warn
 
         for name, until_ms in projects_left(self):
-            warn(
-                "project_left project=%s until=%s: it was charged here, and no credential has it any more; "
-                'one that was renamed begins a new budget: give it project = "%s"',
-                name,
-                rfc3339(until_ms),
-                name,
-            )
+            said = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
+            warn("project_left", f'{said}give it project = "{name}"', project=name, until=rfc3339(until_ms))
 
     def _open_recorder(self, project: str) -> Recorder | None:
         """What this process tells the ledger of a project beside its decisions; None for one that keeps no history."""
@@ -269,6 +265,34 @@ class Session(OfOneProcess):
         if key is None and options.get("credentials") is None:
             options["credentials"] = self._login(chosen)
         made = service(self.budget(chosen.name), api, version, key=key, **options)
+        self._services.append(made)
+        return made
+
+    def requests(
+        self, credential: str | None = None, *, max_units: int | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
+        budget, as the routes of the book say; with an `endpoint`, to that host instead.
+
+        It calls those hosts as whom the credential's `auth` names. A refusal raises `quota.Refused`. `timeout_s` is for
+        requests that name no timeout. The session works as long as this one is open.
+        """
+        self._check_open()
+        try:
+            import requests
+        except ImportError as error:
+            raise UsageError("q.requests() needs the library requests: pip install requests") from error
+        from quota.clients.requests import authorization, requests_adapter
+
+        chosen = self.credential(credential)
+        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
+        adapter = requests_adapter(self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s)
+        login = self._login(chosen)
+        made = requests.Session()
+        if login is not None:
+            made.auth = authorization(login, hosts, insecure=chosen.insecure_endpoint)
+        for scheme in ("https://", "http://"):
+            made.mount(scheme, adapter)
         self._services.append(made)
         return made
 

@@ -9,21 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
-from quota.ledger.contract import ChargeResult
-from quota.ledger.entry import Entry
-from quota.ledger.grants import grants_text
-from quota.terms.limits import Sliding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.contract import ChargeRequest, Exhaustion
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import View
+from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion
+from quota.ledger.entry import Charge, Entry, Id
+from quota.ledger.grants import Grant, grants_text
+from quota.ledger.unlogged import UnloggedUsage
+from quota.terms.limits import Sliding, View
 
 KEEP_AT_LEAST = 10_000
 """The log is trimmed when it has twice the charges that it had after the last time, but at least these."""

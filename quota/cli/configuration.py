@@ -9,38 +9,77 @@ import click
 import quota
 from quota.cli.options import config_option, credential_option, json_option
 from quota.cli.output import print_json, print_rich, say
-from quota.common.text import many
+from quota.common.text import many, one_line
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
+    from quota.terms.costs import Part
 
 
 @click.command()
 @click.argument("method", required=False)
 @click.option("--book", metavar="NAME", help="A cost book by name, instead of a credential's.")
+@click.option("--check", metavar="FILE", type=click.Path(), help="A cost book in a file: is it one?")
+@click.option("--try", "request_", metavar="REQUEST", help='Which method "GET https://..." is, and what it costs.')
+@click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
 @credential_option
 @json_option
 @config_option
-def costs(method: str | None, book: str | None, credential: str | None, as_json: bool, config: str | None) -> None:
+def costs(
+    method: str | None,
+    book: str | None,
+    check: str | None,
+    request_: str | None,
+    answer: str | None,
+    credential: str | None,
+    as_json: bool,
+    config: str | None,
+) -> None:
     """Show what each API method costs, and when its price changes.
+
+    With --try, show what a request is by the cost book's routes. FILE of --answer has its answer,
+    {"status": 403, "headers": {}, "body": {}}. Nothing is sent or charged.
 
     \b
     Example:
       quota costs search.list
       quota costs --book youtube-v3-buckets
+      quota costs --check github.toml --try "GET https://api.github.com/users"
     """
     from quota.common.clock import NEVER, host_clock
     from quota.settings.books import load_book
 
+    if check is not None and book is not None:
+        raise click.UsageError("--check and --book both name a cost book; leave one out")
+    if check is not None:
+        book = check if "/" in check or check.endswith(".toml") else f"./{check}"
     if book is not None:
         chosen = load_book(book)
     else:
         with quota.open(config) as session:
             chosen = session.credential(credential).book
     known, chosen = chosen, chosen.at(host_clock())
+    if request_ is not None:
+        if method is not None:
+            raise click.UsageError("--try finds the method of a request; leave METHOD out")
+        from quota.cli.tried import try_request
+
+        tried = try_request(chosen, request_, answer)
+        if as_json:
+            print_json({"book": chosen.name, **tried.as_json()})
+        else:
+            for said in tried.lines():
+                say(said)
+        return
+    if answer is not None:
+        raise click.UsageError("--answer needs --try: the request that it answers")
+    if check is not None and method is None and not as_json:
+        found = ((chosen.methods, "method"), (chosen.buckets, "bucket"), (chosen.routes, "route"))
+        say(f"{one_line(check)}: no errors; {', '.join(many(len(names), noun) for names, noun in found)}")
+        return
     if method is not None:
         chosen.price(method)
     names = [chosen.canonical(method)] if method is not None else sorted(chosen.methods)
@@ -57,11 +96,11 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
                         "method": name,
                         "units": chosen.price(name).units,
                         "bucket": chosen.price(name).bucket or None,
-                        "parts": [part._asdict() for part in chosen.price(name).parts],
+                        "parts": [_part_json(part) for part in chosen.price(name).parts],
                         "next": {
                             "units": coming[name].units,
                             "bucket": coming[name].bucket or None,
-                            "parts": [part._asdict() for part in coming[name].parts],
+                            "parts": [_part_json(part) for part in coming[name].parts],
                             "since": coming[name].since.isoformat(),
                         }
                         if name in coming
@@ -75,14 +114,18 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
     width = max(map(len, names))
     for name in names:
         first, *others = chosen.price(name).parts or (None,)
-        also = "".join(f", {part.units:,} {part.bucket}" for part in others)
+        also = "".join(f", {part}" for part in others)
         later = f"; {coming[name]} from {coming[name].since}" if name in coming else ""
         say(
             f"{name:<{width}}  "
-            + (f"{first.units:>6,}  {first.bucket}{also}{later}" if first else f"{'':>6}  free{later}")
+            + (f"{first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}" if first else f"{'':>6}  free{later}")
         )
     say(f"cost book {chosen.name}, read on {chosen.read_on} from")
     say(chosen.source)
+
+
+def _part_json(part: Part) -> dict[str, object]:
+    return {"bucket": part.bucket, "units": part.units, **({"reserved": True} if part.reserve else {})}
 
 
 @click.command()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +16,6 @@ from quota.cli.options import call_options, config_option, credential_option, js
 from quota.cli.output import decision_status, fail, print_json, say, say_built_in, unprinted
 from quota.common.text import many
 from quota.errors import UnknownMethod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @click.command()

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.clients.metering import Attempt, Hosts, Meter
-from quota.errors import UsageError
+from quota.clients.metering import Attempt, Meter
+from quota.clients.upstream import upstream_of
+from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
+from quota.terms.hosts import Hosts
+from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from quota.budget import Budget
+    from quota.clients.upstream import Headers
+    from quota.terms.reserve import RequestBody
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
+
+HostNames = str | Iterable[str]
+"""The metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`."""
 
 MAX_PEEK_BYTES = 64 * 1024
 """How much of an error body is read to classify it, packed and unpacked. The client still gets all of it."""
@@ -51,33 +59,39 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
 
 
 class HostGate:
-    def __init__(self, budget: Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
-        if not callable(method):
-            method = text(method, "method")
-        names = texts(hosts, "host")
+    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`."""
+
+    def __init__(
+        self, budget: Budget, method: MethodOf | None, hosts: HostNames | None, max_units: int | None = None
+    ) -> None:
+        self.meter = Meter(budget, max_units)
+        book = budget.book
+        if method is None and not book.routes:
+            raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
+        names = book.hosts if hosts is None else texts(hosts, "host")
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
-        self.meter = Meter(budget)
-        self._method = method
+        self._method = method if method is None or callable(method) else text(method, "method")
+        self._upstream = upstream_of(book)
         self._hosts = Hosts(names)
 
-    def charge(self, verb: str, url: str) -> Attempt | None:
+    def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self.meter.attempt(self.name(verb, url), verb) if self.is_metered(url) else None
+        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(url) else None
 
     def is_metered(self, url: str) -> bool:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
-        return (parts.hostname or "", port) in self._hosts
+        return self._hosts.serve(url)
 
     def name(self, verb: str, url: str) -> str:
+        if self._method is None:
+            return self._upstream.method(verb, url) or f"{verb} **"  # as a route that takes it would begin
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
 
 class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
-    def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
+    def __init__(self, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> None:
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
         self._gate = HostGate(blocking, method, hosts)
         self._own: Awaiter | None = None
@@ -91,20 +105,28 @@ class AsyncHostGate:
         if self._own is not None:
             self._own.close()
 
-    async def charge(self, verb: str, url: str) -> Attempt | None:
+    async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         gate = self._gate
         if not gate.is_metered(url):
             return None
-        call = gate.meter.call(gate.name(verb, url), verb)
-        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0])
+        call = gate.meter.call(gate.name(verb, url), verb, body)
+        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._budget._awaiter.in_thread(attempt.never_left)
 
-    async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Note the answer; in a thread if it is an error, which may have to close a bucket."""
-        if status < 400:
-            attempt.answered(status, body)
+    async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers) -> None:
+        """Note the answer; in a thread where the ledger is told of it."""
+        reading = attempt.read(status, body, headers)
+        if reading.changes_something:
+            await self._budget._awaiter.in_thread(partial(attempt.follow, reading))
         else:
-            await self._budget._awaiter.in_thread(partial(attempt.answered, status, body))
+            attempt.follow(reading)
+
+    async def settle(self, attempt: Attempt, used_units: int | None) -> None:
+        """Settle what was reserved, where it is known what the call used; in a thread. Its reader goes on then."""
+        if used_units is None:
+            return
+        with suppress(QuotaError):  # its session was closed meanwhile: the bound stands
+            await self._budget._awaiter.in_thread(partial(attempt.settle, used_units))

@@ -47,7 +47,7 @@ from quota.clients.answers import (
     digestible,
     no_http,
 )
-from quota.clients.metering import Hosts, Meter
+from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
@@ -55,6 +55,8 @@ from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
+from quota.terms.hosts import Hosts
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -339,7 +341,7 @@ class _Gate:
             sent = []
         else:
             said = request.methodId if request is not None else None
-            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb))]
+            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb, RequestBody.of(body)))]
         self._waiting.sent = sent
         return sent
 
@@ -368,7 +370,7 @@ class _Gate:
         status = int(response.status)
         if status >= 400 or not any(one.content_id for one in sent):
             for one in sent:
-                one.attempt.answered(status, content)
+                one.attempt.answered(status, content, response)
             return
         answers = list(batched_answers(response.get("content-type", ""), content))
         by_id = {content_id: (inner, body) for inner, body, content_id in answers}

@@ -1,13 +1,14 @@
 """Metered transports for HTTP clients other than Google's: they charge every attempt before it is sent.
 
     session = requests.Session()
-    session.mount("https://", requests_adapter(budget, "messages.list", hosts=["api.example.com"]))
+    session.mount("https://", requests_adapter(budget))
 
     client = httpx.Client(transport=httpx_transport(budget, name_of, hosts=["api.example.com"]))
 
-The second argument is the API method: one name for all requests, or a function of verb and URL. Requests to hosts that
-are not listed are not charged, so a redirect is charged if it stays on a listed host. Both clients call their transport
-once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
+The cost book says which hosts are metered and which method a request is. Where it has no `hosts` or no `routes`, or for
+others, give them: the second argument is the API method, one name for all requests, or a function of verb and URL.
+Requests to other hosts are not charged, so a redirect is charged if it stays on a metered host. Both clients call their
+transport once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
 
 A refusal raises quota.Refused from the client's call. Neither library is imported before its function is called.
 """
@@ -19,11 +20,17 @@ import ssl
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, MethodOf, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
+from quota.common.hosts import is_readable_on_the_way
+from quota.common.redact import redact
+from quota.common.text import show
+from quota.errors import ConfigError
+from quota.terms.hosts import Hosts
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     import requests
     from requests.adapters import HTTPAdapter
@@ -35,19 +42,32 @@ if TYPE_CHECKING:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], **options: Any) -> HTTPAdapter:
+def requests_adapter(
+    budget: Budget,
+    method: MethodOf | None = None,
+    *,
+    hosts: HostNames | None = None,
+    max_units: int | None = None,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
-    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
+    of the cost book, whose `routes` name the `method`. `max_units` is the most that is spent in all, and `timeout_s`
+    the timeout of requests that name none.
     """
     from requests.adapters import HTTPAdapter
 
-    gate = HostGate(budget, method, hosts)
+    gate = HostGate(budget, method, hosts, max_units)
     options["max_retries"] = 0
 
     class MeteredAdapter(HTTPAdapter):
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-            attempt = gate.charge(request.method or "GET", request.url or "")
+            if timeout_s is not None and kwargs.get("timeout") is None:
+                kwargs["timeout"] = timeout_s
+            body = RequestBody.of(request.body, request.headers.get("content-length"))
+            attempt = gate.charge(request.method or "GET", request.url or "", body)
             if attempt is None:
                 return super().send(request, *args, **kwargs)
             try:
@@ -58,12 +78,37 @@ def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[
                 raise
             try:
                 _note_response(attempt, response)
+                _watch(attempt, response)
             except BaseException:  # interrupted: nobody else knows of the response
                 response.close()
                 raise
             return response
 
     return MeteredAdapter(**options)
+
+
+def authorization(credentials: Any, hosts: HostNames, *, insecure: bool = False) -> Callable[..., Any]:
+    """What `requests.Session.auth` takes: each request to the `hosts` carries these credentials of google-auth, which
+    are renewed in time; that is not charged. No other host sees them.
+
+    Raises ConfigError for a request that would show them to others on the way, unless `insecure`.
+    """
+    from google.auth.transport.requests import Request
+
+    known, renewing = Hosts(hosts), Request()
+
+    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        url = request.url or ""
+        if known.serve(url):
+            if not insecure and is_readable_on_the_way(url):
+                raise ConfigError(
+                    f"{show(redact(url))} would get the secret in plain text; give an https:// address, or "
+                    "insecure_endpoint = true"
+                )
+            credentials.before_request(renewing, request.method, url, request.headers)
+        return request
+
+    return authorized
 
 
 def _never_left(error: Exception) -> bool:
@@ -96,8 +141,8 @@ def _was_sending(error: Exception) -> bool:
 
 def _note_response(attempt: Attempt, response: requests.Response) -> None:
     """Report the answer to the attempt, and leave the response unread."""
-    if response.status_code < 400:
-        attempt.answered(response.status_code, b"")
+    if not attempt.reads_body(response.status_code, response.headers):
+        attempt.answered(response.status_code, b"", response.headers)
         return
     from urllib3 import HTTPResponse
 
@@ -113,7 +158,8 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
             MAX_PEEK_BYTES
         )
 
-    attempt.answered(response.status_code, unpacked(raw.headers.get("content-encoding", ""), body.head, unpack))
+    said = unpacked(raw.headers.get("content-encoding", ""), body.head, unpack)
+    attempt.answered(response.status_code, said, response.headers)
     response.raw = HTTPResponse(
         body=body,
         preload_content=False,
@@ -121,6 +167,24 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
         original_response=getattr(raw, "_original_response", None),  # requests looks for cookies there
         **given,
     )
+
+
+def _watch(attempt: Attempt, response: requests.Response) -> None:
+    """Settle the attempt by what its body says, if it does, while it is read through the response."""
+    usage = attempt.usage(response.status_code, response.headers)
+    if usage is None:
+        return
+    unwatched = response.raw.stream
+
+    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+        for piece in unwatched(*args, **options):
+            usage.feed(piece)
+            attempt.settle(usage.take())
+            yield piece
+        usage.end()
+        attempt.settle(usage.take())
+
+    response.raw.stream = stream
 
 
 class _Pieces(io.RawIOBase):

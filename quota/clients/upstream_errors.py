@@ -7,6 +7,7 @@
     transient_server  upstream is in trouble                                    a retry
     config            key, scopes, project or API are not set up                an operator; see `remedy`
     channel_limit     a limit on the channel or user, not on the project        that channel's own time
+    closed            upstream has closed one pool for a time                   that time
     request           this call is wrong, others are not                        another call
 
 Status and reason are not enough: an exhausted daily pool and a short burst both answer 429 `rateLimitExceeded`. So the
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
     from quota.terms.costs import CostBook
 
 Kind = Literal[
-    "daily_exhausted", "project_blocked", "transient_rate", "transient_server", "config", "request", "channel_limit"
+    "daily_exhausted",
+    "project_blocked",
+    "transient_rate",
+    "transient_server",
+    "config",
+    "request",
+    "channel_limit",
+    "closed",
 ]
 
 MAX_BODY_BYTES = 256 * 1024
@@ -44,8 +52,8 @@ MAX_MESSAGE_LENGTH = 300
 class UpstreamError:
     """One error answer, understood. `message` is one line without markup or keys; `reason` is upstream's own word.
 
-    `bucket` is the name to close, for "daily_exhausted" and "project_blocked": a bucket of the cost book or one of
-    its pools. `remedy` says what an operator should do; "" when there is nothing to set up.
+    `bucket` is the name to close, for "daily_exhausted", "project_blocked" and "closed": a bucket of the cost book or
+    one of its pools. `remedy` says what an operator should do; "" when there is nothing to set up.
     """
 
     kind: Kind
@@ -65,6 +73,21 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
         return UpstreamError(kind, None, said.reason, message, remedy)
     bucket = None if kind == "transient_rate" else _bucket(said, method, book)
     return UpstreamError(kind, bucket, said.reason, message)
+
+
+def words_of(body: bytes) -> tuple[str, str]:
+    """The reason and the message in a body; each is "" where it has none."""
+    said = _read(body)
+    return said.reason, said.message
+
+
+def bucket_of(method: str, book: CostBook) -> str:
+    """The bucket that a call of `method` is charged to, its first one; the main bucket for what is free or unknown. A
+    request that no method names is known by its verb, as `GET /path`."""
+    prices = book.methods.get(book.canonical(method))
+    verb, _, path = method.partition(" ")
+    bucket = prices[-1].bucket if prices else book.default_price(verb).bucket if path else ""
+    return bucket or book.main_bucket.name
 
 
 # -- reading the body --------------------------------------------------------------------------------------------------
@@ -120,7 +143,8 @@ def _read(body: bytes) -> _Said:
         # The shape of an OAuth server.
         return _Said(_line(data, "error_description") or _plain(error), structured=True, reasons=(_word(error),))
     if not isinstance(error, dict):
-        return _Said()
+        items = (data, *_dicts(data.get("errors")))
+        return _Said(message=next((line for item in items if (line := _line(item, "message"))), ""))
     errors = list(_dicts(error.get("errors")))
     details = list(_dicts(error.get("details")))
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
@@ -212,8 +236,7 @@ def _bucket(said: _Said, method: str, book: CostBook) -> str:
         hits = [(len(mark), pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
         if hits:
             return max(hits, key=lambda hit: hit[0])[1]
-    prices = book.methods.get(book.canonical(method))
-    return (prices[-1].bucket if prices else "") or book.main_bucket.name
+    return bucket_of(method, book)
 
 
 _KEY = "check the credential's key: create or restore it in the upstream's console, under Credentials"

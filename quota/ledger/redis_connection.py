@@ -19,6 +19,7 @@ import select
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import redis
 from redis.backoff import NoBackoff
@@ -93,6 +94,9 @@ class Connections:
         self._connect_timeout_s = connect_timeout_s
         self._explain = explain
         self._idle: list[redis.Connection] = []  # threads share it without a lock: append and pop are atomic
+        self._era = object()  # another one after each `close`
+        # Of a circle that nobody closed, Python may end the sockets first. Who asks while the process ends needs them.
+        finalize(self, _disconnect, self._idle).atexit = False
         start_over_in_child(self)
 
     pack = staticmethod(redis.Connection().pack_command)
@@ -120,7 +124,7 @@ class Connections:
         if asking:
             words = [*self.pack("ASKING"), *words]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
-        idle = self._idle
+        era = self._era
         line = self._quiet()
         is_new = line is None
         if line is None:
@@ -146,9 +150,9 @@ class Connections:
         except BaseException:
             line.disconnect()
             raise
-        idle.append(line)
-        if idle is not self._idle:  # `close` was called meanwhile
-            _disconnect(idle)
+        self._idle.append(line)
+        if era is not self._era:  # `close` was called meanwhile
+            _disconnect(self._idle)
         if failure is not None:
             raise failure
         return reply
@@ -200,8 +204,8 @@ class Connections:
 
     def close(self) -> None:
         """Close all connections; those in use are closed when their call ends. The next call connects again."""
-        idle, self._idle = self._idle, []
-        _disconnect(idle)
+        self._era = object()
+        _disconnect(self._idle)
 
     def start_over_in_child(self) -> None:
         """A forked child must not talk on its parent's connections. Closing them here leaves the parent's alone."""

@@ -31,7 +31,7 @@ from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
-from quota.settings.books import load_book, parse_span, parse_window
+from quota.settings.books import load_book, parse_window
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
 from quota.settings.model import (
@@ -55,7 +55,7 @@ from quota.settings.model import (
     check_table,
 )
 from quota.settings.schedules import Every, load_zone, parse_schedule
-from quota.settings.toml import TomlTable, parse_toml, read_toml
+from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.limits import (
     DAY_MS,
     HOUR_MS,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quota.common.named import read_named
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
-from quota.terms.limits import MAX_UNITS
+from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -207,6 +207,21 @@ _KINDS = {
     list: "an array",
     dict: "a table",
 }
+
+
+def parse_span(table: TomlTable, key: str) -> int:
+    """The duration at a key, in ms: at most 10 years."""
+    text = table.text(key)
+    try:
+        duration_ms = parse_duration(text)
+    except ValueError:
+        raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
+    if duration_ms > _MAX_MS:
+        raise table.error(f"{show(text)} is longer than 3650 days", key)
+    return duration_ms
+
+
+_MAX_MS = 3650 * DAY_MS
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
+from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
-from quota.terms.limits import Calendar, Window
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.terms.limits import Selector
+from quota.terms.limits import Calendar, Selector, Window
+from quota.terms.reserve import RequestBody, Reserve
 
 
 class Quota(NamedTuple):
@@ -53,10 +51,18 @@ MAX_PARTS = 10
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket."""
+    """What one call adds to one bucket.
+
+    With `reserve`, which the first part of a price may have, that is known only after the call. Then `units` are the
+    bound where nobody knows the request.
+    """
 
     bucket: str
     units: int
+    reserve: Reserve | None = None
+
+    def __str__(self) -> str:
+        return f"{self.units:,} {self.bucket}" + (" reserved" if self.reserve else "")
 
 
 class Price(NamedTuple):
@@ -77,13 +83,23 @@ class Price(NamedTuple):
     def bucket(self) -> str:
         return self.parts[0].bucket if self.parts else ""
 
+    @property
+    def reserved(self) -> bool:
+        """Whether it is a bound, which an answer settles."""
+        return bool(self.parts and self.parts[0].reserve)
+
+    def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
+        """What a call with this body is charged."""
+        bounds = [part.reserve.bound(body) if part.reserve else part.units for part in self.parts]
+        return tuple([part._replace(units=units) for part, units in zip(self.parts, bounds, strict=True)])
+
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""
         return sum(part.units for part in self.parts if part.bucket == bucket)
 
     def __str__(self) -> str:
         """For people: `1 core and 5 points`."""
-        return " and ".join(f"{part.units:,} {part.bucket}" for part in self.parts) or "free"
+        return " and ".join(map(str, self.parts)) or "free"
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,7 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
+    `hosts`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
     """
 
     name: str
@@ -157,6 +174,9 @@ class CostBook(NamedTuple):
     pools: tuple[Pool, ...]
     probe: Probe | None = None
     monitoring: Monitoring | None = None
+    hosts: tuple[str, ...] = ()
+    routes: tuple[Route, ...] = ()
+    answers: AnswerRules = AnswerRules()
 
     @property
     def main_bucket(self) -> Bucket:

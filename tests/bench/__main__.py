@@ -24,8 +24,7 @@ from support.servers import RedisServer
 class Effort:
     """How much is measured: rounds of the races and calls in each, charges filled in before, one in how many of a day's
     charges is made to be weighed, how many fill the windows that refuse, by how much other logs are shorter than they
-    are for users, how many decisions an event loop makes, whether also a copy is started as a wheel installs it, and
-    how many projects are many.
+    are for users, how many decisions an event loop makes, and how many projects are many.
     """
 
     rounds: int
@@ -37,12 +36,11 @@ class Effort:
     full: int
     shorter: int
     decisions: int
-    installed: bool
     projects: int
 
 
-FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 3_000, installed=True, projects=1_000)
-QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 150, installed=False, projects=50)
+FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 3_000, projects=1_000)
+QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 150, projects=50)
 
 
 def main() -> None:
@@ -80,7 +78,7 @@ def main() -> None:
             on_loops.measure(report, server, folder, cold_rounds, effort.decisions)
             moments.measure(report, server, folder, effort.full, effort.shorter)
             many.measure(report, folder, server.url, effort.projects)
-            cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
+            cold.measure(report, folder, server.url, cold_rounds)
         finally:
             if before:
                 before.close()

@@ -27,6 +27,7 @@ from quota.ledger import redis_ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
+from support.patience import patient
 from support.processes import in_child
 from support.proxy import Proxy
 from support.servers import RedisServer, free_port
@@ -125,7 +126,7 @@ def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: 
             assert (await budget.peek("forecast.get")).admitted
             assert second.id is not None
             assert await budget.settle(second.id, 4) == entries[1]
-            assert await budget.refund(second.id) == entries[1]._replace(units=4)
+            assert await budget.refund(second.id) == entries[1]._replace(units=4, settled=True)
             assert await budget.usage() == blocking.usage()
             assert await budget.usage("nightly") == blocking.usage("nightly")
             outlook = await budget.outlook(["history.get"])
@@ -676,8 +677,8 @@ end = sys.modules["kept to the end"] = AtTheVeryEnd()
 @pytest.mark.parametrize("loop", KINDS)
 def test_a_process_that_ends_is_told_so_or_is_answered(ledger_url: str, configure: Configure, loop: str) -> None:
     """There are no new threads by then. Who is not awaited needs none."""
-    command = [sys.executable, "-c", ENDING, str(configure(ledger_url)), loop]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    command = patient(ENDING, str(configure(ledger_url)), loop)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     said = ended.stdout.split()
     assert len(said) == 4
@@ -720,7 +721,7 @@ def test_each_task_is_told_why_a_server_closed_their_connection(configure: Confi
 
 @pytest.mark.parametrize("loop", KINDS)
 def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configure: Configure, loop: str) -> None:
-    command = [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(configure(ledger_url)), loop]
+    command = patient(LEFT_OPEN, str(configure(ledger_url)), loop, options=("-W", "error"))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     with suppress(FileNotFoundError):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
+import socket
+import sqlite3
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +22,7 @@ from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.proxy import Proxy
+from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +39,7 @@ unavailable = {{ max_cost = 1, allowance = 50 }}
 [credentials.main]
 api = "youtube-v3"
 """
-PLAIN = {"settings", "run", "credential", "attempt_number", "book", "limits", "project"}
+PLAIN = {"settings", "run", "credential", "attempt_number", "book", "limits", "limits_of", "project"}
 """What the configuration says; reading it opens nothing."""
 
 OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
@@ -171,3 +176,29 @@ def test_a_silent_ledger_holds_up_the_end_of_many_projects_no_longer_than_of_one
         for name in session.settings.credentials:
             session.budget(name).peek("search.list")
     assert [project for project in session.settings.credentials if project in later] == [*session.settings.credentials]
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.parametrize("first", [True, False], ids=["it first", "its connection first"])
+def test_what_was_forgotten_in_a_circle_is_closed_before_python_ends_its_connection(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Python ends all of a circle in the order in which the collector came to know them, whatever belongs to what."""
+
+    def circle() -> list[Any]:
+        others = {id(one) for one in gc.get_objects()}
+        setup = Setup.open(ledger_url)
+        setup.budget(limit(500)).charge("videos.list")
+        found = [one for one in gc.get_objects() if isinstance(one, (socket.socket, sqlite3.Connection))]
+        parts = [setup.ledger, *(one for one in found if id(one) not in others)]
+        assert len(parts) > 1
+        parts.append(parts)
+        return parts if first else parts[::-1]
+
+    said: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: said.append(str(raised.exc_value)))
+    forgotten = circle()
+    gc.collect()  # from now on it knows them in this order, or from the end
+    del forgotten
+    gc.collect()
+    assert said == []

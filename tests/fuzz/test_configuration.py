@@ -10,6 +10,7 @@ import pytest
 
 from fuzz.generate import damaged, mutated, text, to_toml, toml_value
 from fuzz.inputs import PARTS, Input, check_line, every
+from quota.clients.upstream import upstream_of
 from quota.errors import ConfigError
 from quota.settings.books import load_book
 from quota.settings.lint import lint
@@ -96,6 +97,46 @@ marks = ["SearchList"]
 methods = ["search.list"]
 """
 )
+BOOKS.append(
+    b"""
+api = "github"
+hosts = ["api.github.com", "127.0.0.1:8765"]
+source = "the tests"
+read_on = 2026-11-01
+[buckets.core]
+quota = 5_000
+resets = "1h"
+[default]
+get = 1
+other = 1
+[methods]
+search = 1
+read = 1
+write = 5
+[routes]
+"GET /search/**" = "search"
+"GET /repos/{owner}/{repo}:run" = "read"
+"GET /**" = "read"
+"**" = "write"
+[answers]
+remaining = { header = "X-Usage", pattern = "usage=(?P<used>[0-9]+)/(?P<limit>[0-9]+)" }
+reset = { header = "X-Reset", as = "epoch" }
+bucket = "X-Resource"
+levels = [{ bucket = "core", remaining = { json = "/left" }, limit = "X-Limit" }]
+units = { json = "/usage/total" }
+free = [{ status = 304 }]
+closed = [
+  { status = 429, bucket = "core" },
+  { status = 403, body = "secondary", lasts = "60s" },
+  { json = "/errors/0/code", is = "SLOW", lasts = { json = "/wait", as = "duration" } },
+  { status = 200, json = "/cost", lasts = { asked = "/asked", left = "/left", per_second = "/rate" } },
+]
+"""
+)
+HEADERS = {"X-Usage": "usage=5/9", "X-Reset": "1795000009", "X-Resource": "core", "X-Limit": "9", "Retry-After": "7"}
+ANSWER = (
+    b'{"usage": {"total": 7}, "left": 4, "errors": [{"code": "SLOW"}], "cost": 1, "wait": "7s", "asked": 9, "rate": 2}'
+)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -125,6 +166,11 @@ def test_a_cost_book_is_read_or_refused_in_one_line(part: int, tmp_path: Path, s
         for method in book.methods:
             book.price(method)
         assert default_limits(book)
+        upstream = upstream_of(book)
+        assert upstream.method("GET", "https://api.github.com/search/code?q=x") in (None, *book.methods)
+        for status in (200, 304, 403, 429):
+            reading = upstream.read(status, HEADERS, ANSWER, method="read", at_ms=1_795_000_000_000)
+            assert all(closing.bucket for closing in reading.closes)
         settings = _read(lambda: load_settings(config), "quota.toml")
         for finding in lint(settings) if settings is not None else ():
             check_line(str(finding))

@@ -15,6 +15,7 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
+from quota.clients.failures import Answer as Failed
 from quota.clients.routes import batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.common.log_filter import RedactingFilter
@@ -95,7 +96,7 @@ def test_an_error_answer_is_understood_or_classified_by_its_status(part: int) ->
         assert said.bucket is None or said.bucket in book.buckets or said.bucket in [pool.name for pool in book.pools]
         assert len(said.message) <= MAX_MESSAGE_LENGTH
         assert len(said.reason) <= 128
-        failure = _classify_answer(status, body, method, book)
+        failure = _classify_answer(Failed(status, {}, body), method, book)
         check_line(failure.message, 1_000)
         for line in (said.message, said.reason, failure.message, said.remedy):
             assert not line or line.isprintable()

@@ -9,6 +9,8 @@ would take 20 s each. The tests of what is found there set it.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from quota import async_budget
@@ -46,3 +48,11 @@ def be_patient() -> None:
     """For this process, and for those that it forks."""
     for owner, name in WALLS:
         setattr(owner, name, PATIENCE_S)
+
+
+def patient(code: str, *args: str, options: tuple[str, ...] = ()) -> list[str]:
+    """The command of a process of its own that runs this code, as patient, with these arguments. `options` are
+    Python's."""
+    first = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
+    first += "from support.patience import be_patient; be_patient()\n"
+    return [sys.executable, *options, "-c", first + code, *args]

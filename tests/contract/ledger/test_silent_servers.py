@@ -166,11 +166,11 @@ def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decisio
 
 
 @pytest.mark.usefixtures("real_walls")
-def test_nodes_without_tls_say_so_at_once(nodes: Nodes) -> None:
+def test_nodes_without_tls_say_so_within_a_decision(nodes: Nodes) -> None:
+    """On a busy machine the second may be over before it is found out; then the next one says it."""
     with opened(url_of("rediss+cluster", *(one.port for one in nodes.servers))) as budget:
-        began_s = time.monotonic()
-        assert budget.charge("videos.list").detail.endswith("it speaks no TLS; write redis+cluster://")
-        assert time.monotonic() - began_s < DEADLINE_S
+        said = "it speaks no TLS; write redis+cluster://"
+        until(lambda: budget.charge("videos.list").detail.endswith(said), "it is not said")
 
 
 def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> None:

@@ -14,13 +14,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from quota.budget import Budget
-from quota.clients.metering import Hosts, Meter
+from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UsageError
 from quota.ledger.contract import Exhaustion, Ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.settings.books import load_book, parse_book
 from quota.terms.attribution import labels
+from quota.terms.hosts import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 
 

@@ -1,0 +1,78 @@
+"""The hosts of an API, as people write them and as clients spell them."""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from quota.common.hosts import is_loopback
+from quota.common.text import show
+from quota.errors import UsageError
+from quota.terms.arguments import texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Hosts:
+    """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`.
+
+    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host, and so are `bücher.example` and the
+    `xn--bcher-kva.example` that clients make of it, and the ways to write an address (`10.1`, `0xa.1`, `10.0.0.1`).
+    Raises UsageError for an invalid host name.
+    """
+
+    def __init__(self, names: str | Iterable[str]) -> None:
+        self._known = {_split_host(name) for name in texts(names, "host")}
+
+    def __contains__(self, host_port: tuple[str, int | None]) -> bool:
+        try:
+            host, port = _host(host_port[0]), host_port[1]
+        except ValueError:  # no name that a request could go to, as upstream may redirect to one
+            return False
+        return (host, port) in self._known or (host, None) in self._known
+
+    def serve(self, url: str) -> bool:
+        """Whether a URL is on one of them. Raises ValueError for a port that is none."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+        return (parts.hostname or "", port) in self
+
+
+def _host(name: str) -> str:
+    name = name.strip("[]").rstrip(".").lower()
+    if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
+        with suppress(OSError, ValueError):
+            name = socket.inet_ntoa(socket.inet_aton(name))
+    if is_loopback(name):
+        return "localhost"
+    if ":" in name:
+        with suppress(ValueError):
+            address = ip_address(name)
+            return str(getattr(address, "ipv4_mapped", None) or address)
+    return name if name.isascii() else _in_ascii(name)
+
+
+def _in_ascii(name: str) -> str:
+    """A name as clients write it into URLs. They encode it with `idna`, which comes with each of them."""
+    try:
+        from idna import encode
+    except ImportError:
+        return name.encode("idna").decode()
+    return encode(name, uts46=True).decode().rstrip(".")
+
+
+def _split_host(name: str) -> tuple[str, int | None]:
+    try:
+        parts = urlsplit(f"//{name}")
+        host, port = _host(parts.hostname or ""), parts.port
+    except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
+        host, port = "", None
+    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
+    if not is_host or parts.path or parts.query or "@" in name or not name.isprintable():
+        raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
+    return host, port

@@ -1,0 +1,142 @@
+"""`quota costs --check`, `--try` and `--answer`: a cost book tried before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.commands import Quota
+
+BOOK = """
+api = "github"
+hosts = ["api.github.com"]
+source = "https://docs.github.com"
+read_on = 2026-11-25
+[buckets.core]
+quota = 5_000
+resets = "1h"
+[buckets.points]
+quota = 900
+resets = "1m"
+[default]
+get = 1
+other = 5
+[methods]
+read = 2
+ping = 0
+write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+[routes]
+"GET /repos/**" = "read"
+"/ping" = "ping"
+"PUT /**" = "write"
+[answers]
+remaining = "X-RateLimit-Remaining"
+limit = "X-RateLimit-Limit"
+reset = { header = "X-RateLimit-Reset", as = "seconds" }
+units = { json = "/cost" }
+free = [{ status = 304 }]
+"""
+
+TRY = ("costs", "--check", "github.toml", "--try")
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    (tmp_path / "github.toml").write_text(BOOK)
+    return Quota(tmp_path)
+
+
+def answer(quota: Quota, status: int, body: object = "", **headers: object) -> str:
+    said = {"status": status, "headers": {name.replace("_", "-"): value for name, value in headers.items()}}
+    (quota.folder / "answer.json").write_text(json.dumps({**said, "body": body}))
+    return "answer.json"
+
+
+def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
+    done = quota("costs", "--check", "github.toml")
+    assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
+    (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
+    done = quota("costs", "--check", "github")
+    why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"
+    assert (done.returncode, done.stderr) == (78, f"quota: {why}\n")
+
+
+def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
+    (quota.folder / "quota.toml").write_text('[credentials.main]\napi = "github.toml"\n')
+    assert [quota(*args).returncode for args in (("check",), ("charge", "read"))] == [0, 0]
+    (quota.folder / "github.toml").write_text(BOOK.replace("PUT /**", "GET /repos/{x}"))
+    why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it takes all of it"
+    for args in (("check",), ("charge", "read"), ("costs",), ("costs", "--check", "github.toml")):
+        done = quota(*args)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), args
+        assert f"{why}; put this one first" in done.stderr, args
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ("GET https://api.github.com/repos/a/b?page=2", "read, 2 units of core"),
+        ("get https://api.github.com:8443/repos/a", "read, 2 units of core"),
+        ("PUT https://api.github.com/x", "write, 1 unit of core and 5 units of points"),
+        ("https://api.github.com/ping", "ping, free"),
+        ("https://api.github.com/users", "no route takes it; it costs the default, 1 unit of core"),
+        ("DELETE https://api.github.com/repos/a", "no route takes it; it costs the default, 5 units of core"),
+    ],
+)
+def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, said: str) -> None:
+    done = quota(*TRY, request_)
+    verb, _, url = request_.rpartition(" ")
+    assert (done.returncode, done.stdout) == (0, f"{verb.upper() or 'GET'} {url}: {said}\n")
+
+
+def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
+    done = quota(*TRY, "GET https://github.com/repos/a")
+    assert done.stdout == "GET https://github.com/repos/a is not charged: its host is not one of the book's\n"
+    assert quota.json(*TRY, "GET https://github.com/repos/a")["metered"] is False
+
+
+def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
+    one = (*TRY, "GET https://api.github.com/repos/a", "--answer")
+    limited = {"X_RateLimit_Limit": 5_000, "X_RateLimit_Reset": "600"}
+
+    def said(status: int, body: object = "", **headers: object) -> list[str]:
+        return quota(*one, answer(quota, status, body, **headers)).stdout.splitlines()[1:]
+
+    (line,) = said(403, {"message": "API rate limit exceeded"}, **limited, X_RateLimit_Remaining=0)
+    assert line.startswith("closes core until ")
+    assert line.endswith(": API rate limit exceeded")
+    level, cost = said(200, {"cost": 7}, **limited, X_RateLimit_Remaining="4999")
+    assert level.startswith("4,999 of 5,000 remain in core until ")
+    assert cost == "it cost 7 units"
+    assert said(304) == ["upstream does not count it: its charge is refunded"]
+    assert said(200) == ["the answer changes nothing"]
+    assert said(403)[0].startswith("config: HTTP 403; the credential may not do this")
+    assert said(500, "Oops") == ["transient_server: Oops"]
+    whole = quota.json(*one, answer(quota, 429, **limited, X_RateLimit_Remaining=0))
+    assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
+    assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (["--try", "GETT https://a.b/c"], 2, "'GETT' is no verb; did you mean 'GET'?"),
+        (["--try", "GET /repos/a"], 2, "'GET /repos/a' is no request; write for example \"GET https://api"),
+        (["--try", "GET https://[a/b"], 2, "'GET https://[a/b' is no request; write"),
+        (["--try", "GET https://a:99999/b"], 2, "'GET https://a:99999/b' is no request; write"),
+        (["read", "--try", "GET https://a.b/c"], 2, "--try finds the method of a request; leave METHOD out; see"),
+        (["--answer", "github.toml"], 2, "--answer needs --try: the request that it answers; see"),
+        (["--book", "youtube-v3"], 2, "--check and --book both name a cost book; leave one out; see"),
+        (["--try", "GET https://a.b/c", "--answer", "github.toml"], 78, "github.toml: not JSON"),
+        (["--try", "GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
+        (["--try", "GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
+    ],
+)
+def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int, said: str) -> None:
+    (quota.folder / "list.json").write_text("[]")
+    done = quota("costs", "--check", "github.toml", *args)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"quota: {said}")
+    assert done.stderr.count("\n") == 1

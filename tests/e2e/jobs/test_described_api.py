@@ -1,0 +1,169 @@
+"""A job on an API that its cost book describes: the user's own function over a metered session of requests."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tenacity import wait_none
+
+import quota
+from quota.jobs.job import RunReport
+from quota.jobs.runner import run_job
+from support.plain_http import Answer, PlainServer
+from support.servers import free_port
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "github.toml"
+endpoint = "{address}"
+auth = "bearer:env:GITHUB_TOKEN"
+[store]
+url = "sqlite:///store.db"
+[jobs.issues]
+credential = "main"
+fetch = "own_github_job:issues"
+regions = ["a", "b"]
+pages = 3
+options = {{ address = "{address}" }}
+"""
+
+BOOK = """
+api = "github"
+hosts = ["api.github.com"]
+source = "https://docs.github.com"
+read_on = 2026-11-25
+[buckets.core]
+quota = 5_000
+resets = "1h"
+[default]
+get = 7
+other = 7
+[methods]
+read = 2
+[routes]
+"GET /issues/{region}" = "read"
+[answers]
+remaining = "X-RateLimit-Remaining"
+reset = { header = "X-RateLimit-Reset", as = "epoch" }
+"""
+
+FETCH = """
+from quota.jobs.job import Page, first_attempt
+
+@first_attempt("read")
+def issues(client, region, cursor, address):
+    page = cursor["page"] if cursor else 1
+    answer = client.get(f"{address}/issues/{region}", params={"page": page})
+    answer.raise_for_status()
+    return Page(cursor={"page": page + 1} if page < 3 else None)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "github.toml").write_text(BOOK)
+    (tmp_path / "own_github_job.py").write_text(FETCH)
+    monkeypatch.setenv("GITHUB_TOKEN", "a-token-of-github")
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_github_job", None)
+
+
+def run(folder: Path, address: str) -> RunReport:
+    (folder / "quota.toml").write_text(CONFIG.format(address=address))
+    with quota.open(folder / "quota.toml") as session:
+        return run_job(session, "issues", wait=wait_none())
+
+
+def served(answer: Callable[[int], Answer]) -> PlainServer:
+    """A server that answers by the number of the request, from 1."""
+    count = iter(range(1, 1_000))
+    return PlainServer(lambda request: answer(next(count)))
+
+
+def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) -> None:
+    with served(lambda number: Answer(200)) as server:
+        report = run(folder, server.address)
+    assert (report.outcome, report.units, report.attempts) == ("done", 12, 6)
+    assert {request.headers["authorization"] for request in server.arrived} == {"Bearer a-token-of-github"}
+    assert [urlsplit(request.target).path for request in server.arrived] == ["/issues/a"] * 3 + ["/issues/b"] * 3
+
+
+def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(folder: Path) -> None:
+    now_s = int(time.time())
+    empty = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(now_s + 900)}
+    body = b'{"message": "API rate limit exceeded"}'
+    with served(lambda number: Answer(200) if number <= 4 else Answer(403, body, empty)) as server:
+        report = run(folder, server.address)
+        assert (report.outcome, report.refused_by, len(server.arrived)) == ("stopped", "core", 5)
+        assert "API rate limit exceeded" in report.why
+        assert "credential may not" not in report.why
+        assert report.retry_at_ms is not None
+        assert report.retry_at_ms >= (now_s + 900) * 1_000
+        assert [(region.region, region.outcome, region.cursor) for region in report.regions] == [
+            ("a", "done", None),
+            ("b", "partial", {"page": 2}),
+        ]
+        assert run(folder, server.address).outcome == "stopped"
+    assert len(server.arrived) == 5
+
+
+def test_what_may_pass_is_tried_again_and_what_may_not_is_not(folder: Path) -> None:
+    with served(lambda number: Answer(200 if number > 2 else 500, b"Oops")) as server:
+        assert run(folder, server.address).outcome == "done"
+    assert len(server.arrived) == 8
+    with served(lambda number: Answer(404, b'{"message": "Not Found"}')) as server:
+        report = run(folder, server.address)
+    assert [region.error for region in report.regions] == ["upstream said 404: Not Found"] * 2
+    assert len(server.arrived) == 2
+    with served(lambda number: Answer(403, b'{"message": "Resource not accessible"}')) as server:
+        report = run(folder, server.address)
+    assert (report.outcome, report.exit_status, len(server.arrived)) == ("failed", 78, 1)
+    assert report.why.startswith("upstream said 403: Resource not accessible; the credential may not do this")
+
+
+def test_an_upstream_that_is_away_is_named(folder: Path) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    report = run(folder, address)
+    assert report.outcome == "failed"
+    assert report.units == 0, "nothing left"
+    assert report.regions[0].error is not None
+    assert report.regions[0].error.endswith(f"to reach {address}; check network and endpoint, then run again")
+
+
+def test_the_units_of_a_run_have_a_most(folder: Path) -> None:
+    with served(lambda number: Answer(200)) as server:
+        (folder / "quota.toml").write_text(CONFIG.format(address=server.address) + "max_units = 5\n")
+        with quota.open(folder / "quota.toml") as session:
+            report = run_job(session, "issues")
+    assert (report.outcome, report.units, report.refused_by) == ("stopped", 4, "max_units")
+
+
+def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
+    with PlainServer(lambda request: Answer(200)) as api, PlainServer(lambda request: Answer(200)) as other:
+        (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
+        with quota.open(folder / "quota.toml") as session:
+            client = session.requests()
+            assert client.get(f"{other.address}/issues/a").status_code == 200
+            assert client.get(f"{api.address}/issues/a").status_code == 200
+        assert ["authorization" in server.arrived[0].headers for server in (api, other)] == [True, False]
+    (folder / "quota.toml").write_text(CONFIG.format(address="http://192.0.2.1"))
+    with quota.open(folder / "quota.toml") as session, pytest.raises(quota.ConfigError, match="in plain text"):
+        session.requests().get("http://192.0.2.1/issues/a")
+
+
+def test_a_session_without_a_login_sends_none(folder: Path) -> None:
+    with PlainServer(lambda request: Answer(200)) as server:
+        plain = CONFIG.format(address=server.address).replace('auth = "bearer:env:GITHUB_TOKEN"\n', "")
+        (folder / "quota.toml").write_text(plain)
+        with quota.open(folder / "quota.toml") as session:
+            assert session.requests().get(f"{server.address}/issues/a").status_code == 200
+    assert "authorization" not in server.arrived[0].headers

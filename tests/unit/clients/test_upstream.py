@@ -1,0 +1,489 @@
+"""What an answer means by the cost book that describes its API, with the answers that ten vendors really send."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quota.budget import Budget
+from quota.clients.metering import Meter
+from quota.clients.upstream import Closing, Described, Google, Reading, upstream_of
+from quota.clients.upstream_errors import bucket_of, classify
+from quota.common.clock import NEVER
+from quota.ledger.parts import notes_in
+from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.settings.books import load_book, parse_book
+from quota.terms.costs import CostBook, Part
+from quota.terms.evidence import Level
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
+
+NOW_MS = 1_795_000_000_000
+"""A whole second. What the headers say of a time is in seconds."""
+
+DATE = "Wed, 18 Nov 2026 11:06:40 GMT"
+"""NOW_MS, as an answer has it."""
+
+
+def at(after_s: int) -> str:
+    """A time after NOW_MS in seconds since 1970."""
+    return str(NOW_MS // 1_000 + after_s)
+
+
+def a_book(answers: str = "", buckets: str = "", methods: str = "", routes: str = "") -> CostBook:
+    buckets = buckets or '[buckets.core]\nquota = 5_000\nresets = "1h"\n[buckets.points]\nquota = 900\nresets = "1m"\n'
+    return parse_book(
+        f"""
+        api = "vendor"
+        hosts = ["api.vendor.example"]
+        source = "https://vendor.example"
+        read_on = 2026-11-25
+        {buckets}
+        [default]
+        get = 1
+        other = 1
+        [methods]
+        "repos.get" = 1
+        {methods}
+        {routes}
+        [answers]
+        {answers}
+        """,
+        "vendor",
+    )
+
+
+GITHUB = """
+remaining = "X-RateLimit-Remaining"
+limit = "X-RateLimit-Limit"
+reset = { header = "X-RateLimit-Reset", as = "epoch" }
+bucket = "X-RateLimit-Resource"
+free = [{ status = 304 }]
+closed = [
+  { status = 403, body = "secondary rate limit", bucket = "points", lasts = "60s" },
+  { status = 429, bucket = "core" },
+]
+"""
+
+
+def read(
+    book: CostBook,
+    status: int,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    method: str = "repos.get",
+) -> Reading:
+    return upstream_of(book).read(status, headers or {}, body, method=method, at_ms=NOW_MS)
+
+
+def github(status: int, *, body: bytes = b"{}", **more: str) -> Reading:
+    """GitHub's answer: of pool core, empty until in an hour by default."""
+    headers = {"Date": DATE, "X-RateLimit-Limit": "5000", "X-RateLimit-Remaining": "0", "X-RateLimit-Resource": "core"}
+    headers["X-RateLimit-Reset"] = at(1_800)
+    return read(a_book(GITHUB), status, headers | {name.replace("_", "-"): value for name, value in more.items()}, body)
+
+
+# -- the seam ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_book_chooses_the_upstream() -> None:
+    assert isinstance(upstream_of(load_book("youtube-v3")), Google)
+    assert isinstance(upstream_of(a_book()), Described)
+
+
+def test_the_routes_name_the_method_of_a_request() -> None:
+    upstream = upstream_of(a_book(routes='[routes]\n"GET /repos/**" = "repos.get"'))
+    assert upstream.method("get", "https://api.vendor.example/repos/a/b?page=2#top") == "repos.get"
+    assert upstream.method("GET", "https://api.vendor.example") is None
+    assert upstream.method("POST", "https://api.vendor.example/repos") is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "needed"),
+    [
+        ("", 200, False),
+        ("", 403, True),
+        (GITHUB, 200, False),
+        (GITHUB, 304, False),
+        ("units = { json = '/usage' }", 200, False),
+        ("remaining = { json = '/left' }", 200, True),
+        ("closed = [{ status = 200, json = '/error' }]", 200, True),
+        ("closed = [{ status = 200, json = '/error' }]", 201, False),
+        ("closed = [{ body = 'too many' }]", 201, True),
+    ],
+)
+def test_a_body_is_read_only_where_the_book_needs_it(answers: str, status: int, needed: bool) -> None:
+    assert upstream_of(a_book(answers)).reads_body(status, {}) is needed
+
+
+# -- the answers of ten vendors ----------------------------------------------------------------------------------------
+
+DAY = 'resets = { calendar = "day", zone = "America/Los_Angeles" }'
+GA4_BUCKETS = f'[buckets.day]\nquota = 200_000\n{DAY}\n[buckets.hour]\nquota = 40_000\nresets = "1h"'
+GA4 = 'closed = [{ body = "tokens per day", bucket = "day" }, { body = "per hour", bucket = "hour" }]'
+OF_GITHUB = {"Date": DATE, "X-RateLimit-Limit": "5000", "X-RateLimit-Reset": at(900)}
+EMPTY = OF_GITHUB | {"X-RateLimit-Remaining": "0"}
+
+VENDORS: dict[str, tuple[str, str, Mapping[str, str], str, int | None]] = {
+    # The file: the buckets and answers of a small book, the headers that came along; which bucket is closed until when.
+    "github_primary_403.json": ("", GITHUB, EMPTY, "core", NOW_MS + 900_000),
+    "github_primary_429.json": ("", GITHUB, EMPTY, "core", NOW_MS + 900_000),
+    "github_secondary_403.json": (
+        "",
+        GITHUB,
+        OF_GITHUB | {"X-RateLimit-Remaining": "4000"},
+        "points",
+        NOW_MS + 60_000,
+    ),
+    "ga4_tokens_per_day.json": (GA4_BUCKETS, GA4, {}, "day", None),
+    "ga4_tokens_per_hour.json": (GA4_BUCKETS, GA4, {}, "hour", None),
+    "google_ads_basic_access.json": (
+        '[buckets.operations]\nquota = 15_000\nresets = "24h"',
+        """
+        [[answers.closed]]
+        status = 429
+        json = "/error/details/0/errors/0/errorCode/quotaError"
+        lasts = { json = "/error/details/0/errors/0/details/quotaErrorDetails/retryDelay", as = "duration" }
+        """,
+        {},
+        "operations",
+        NOW_MS + 40_591_000,
+    ),
+    "openai_tpd.json": (
+        '[buckets.tokens]\nquota = 2_000_000\nresets = "24h"',
+        """
+        [[answers.closed]]
+        status = 429
+        body = "tokens per day"
+        lasts = { json = "/error/message", pattern = "try again in (?P<lasts>[0-9.hms]+)", as = "duration" }
+        """,
+        {},
+        "tokens",
+        NOW_MS + 2 * HOUR_MS + 9 * MINUTE_MS,
+    ),
+    "anthropic_429.json": (
+        '[buckets.input]\nquota = 40_000\nresets = "1m"',
+        "closed = [{ status = 429 }]",
+        {"retry-after": "21"},
+        "input",
+        NOW_MS + 21_000,
+    ),
+    "sheets_per_minute.json": (
+        '[buckets.reads]\nquota = 60\nresets = "1m"',
+        "closed = [{ status = 429 }]",
+        {},
+        "reads",
+        None,
+    ),
+    "shopify_throttled_200.json": (
+        '[buckets.points]\nquota = 2_000\nresets = "20s"',
+        """
+        [[answers.closed]]
+        status = 200
+        json = "/errors/0/extensions/code"
+        is = "THROTTLED"
+        [answers.closed.lasts]
+        asked = "/extensions/cost/requestedQueryCost"
+        left = "/extensions/cost/throttleStatus/currentlyAvailable"
+        per_second = "/extensions/cost/throttleStatus/restoreRate"
+        """,
+        {},
+        "points",
+        NOW_MS + 7_400,
+    ),
+}
+
+
+def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data: Path) -> None:
+    files = sorted((shared_data / "errors_other").glob("*.json"))
+    assert [file.name for file in files] == sorted(VENDORS)
+    for file in files:
+        row = json.loads(file.read_text())
+        buckets, answers, headers, bucket, until_ms = VENDORS[file.name]
+        book = a_book(answers, buckets)
+        reading = read(book, row["status"], headers, json.dumps(row["body"]).encode(), row["method"])
+        error = reading.error
+        assert error is not None
+        assert (error.kind, error.bucket, error.remedy) == ("closed", bucket, ""), "no advice about the credential"
+        assert len(error.message) > len("HTTP 429"), file.name
+        assert reading.closes == (Closing(bucket, until_ms, error.message),), file.name
+
+
+def test_every_recorded_answer_of_google_is_read_as_without_the_seam(shared_data: Path) -> None:
+    book = load_book("youtube-v3")
+    for row in json.loads((shared_data / "errors" / "index.json").read_text())["bodies"]:
+        raw = (shared_data / "errors" / row["file"]).read_bytes()
+        reading = read(book, row["http_status"], {"Retry-After": "9", "X-RateLimit-Remaining": "0"}, raw, "videos.list")
+        error = classify(row["http_status"], raw, method="videos.list", book=book)
+        assert reading.error == error
+        assert [closing.bucket for closing in reading.closes] == ([] if error.bucket is None else [error.bucket])
+        # A book that describes its API reads what it does not describe as Google's.
+        assert read(a_book(), row["http_status"], {}, raw, "videos.list").error is not None
+
+
+# -- until when --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "until_ms"),
+    [
+        ({}, NOW_MS + 1_800_000),
+        # The later of the reset and Retry-After counts, in seconds or as a date.
+        ({"Retry_After": "1700"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "1900"}, NOW_MS + 1_900_000),
+        ({"Retry_After": "Wed, 18 Nov 2026 11:46:40 GMT"}, NOW_MS + 2_400_000),
+        # Never for longer than the period.
+        ({"Retry_After": "86400"}, NOW_MS + HOUR_MS),
+        # What is in the past, negative, sent twice or no time at all changes nothing.
+        ({"Retry_After": "0"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "-1"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "1900, 1900"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "Tue, 17 Nov 2026 11:06:40 GMT"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "soon"}, NOW_MS + 1_800_000),
+        ({"Retry_After": "9" * 400}, NOW_MS + 1_800_000),
+        ({"X_RateLimit_Reset": "9" * 12}, None),
+        ({"X_RateLimit_Reset": "1e3"}, None),
+        ({"X_RateLimit_Reset": ""}, None),
+        # The answer's own Date is what its reset is reckoned from: both may be a day off.
+        ({"Date": "Thu, 19 Nov 2026 11:06:40 GMT", "X_RateLimit_Reset": at(87_000)}, NOW_MS + 600_000),
+        ({"Date": "no date"}, NOW_MS + 1_800_000),
+    ],
+)
+def test_a_bucket_is_closed_until_the_answer_says(headers: dict[str, str], until_ms: int | None) -> None:
+    assert github(403, **headers).closes == (Closing("core", until_ms, "HTTP 403"),)
+
+
+def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
+    reading = github(403, X_RateLimit_Reset=at(-1))
+    assert (reading.closes, reading.levels) == ((), ())
+    assert github(429, X_RateLimit_Reset=at(-1)).closes == (Closing("core", None, "HTTP 429"),), "the book says so"
+
+
+def test_another_pool_than_the_books_changes_nothing() -> None:
+    reading = github(403, X_RateLimit_Resource="integration_manifest")
+    assert (reading.closes, reading.levels) == ((), ())
+
+
+def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
+    body = b'{"message": "You have exceeded a secondary rate limit."}'
+    points = {"X_RateLimit_Resource": "points", "X_RateLimit_Remaining": "800", "X_RateLimit_Reset": at(20)}
+    assert github(403, body=body, **points).closes[0].until_ms == NOW_MS + 60_000
+    points["X_RateLimit_Remaining"] = "0"
+    assert github(403, body=body, **points).closes[0].until_ms == NOW_MS + 20_000
+
+
+# -- what remains ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "level"),
+    [
+        ({}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Remaining": "4000"}, Level("core", 4_000, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Resource": "points", "X_RateLimit_Reset": at(9)}, Level("points", 0, 5_000, NOW_MS + 9_000)),
+        ({"X_RateLimit_Limit": "many"}, Level("core", 0, None, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Reset": "tomorrow"}, Level("core", 0, 5_000, None)),
+        ({"X_RateLimit_Reset": at(9_000)}, Level("core", 0, 5_000, None)),
+        ({"X_RateLimit_Reset": at(0)}, None),
+        ({"X_RateLimit_Remaining": "5001"}, None),
+        ({"X_RateLimit_Remaining": "-1"}, None),
+        ({"X_RateLimit_Remaining": "12.5"}, None),
+        ({"X_RateLimit_Remaining": "0, 0"}, None),
+        ({"X_RateLimit_Remaining": "9" * 300}, None),
+        ({"X_RateLimit_Remaining": "१"}, None),
+        ({"X_RateLimit_Resource": "other"}, None),
+    ],
+)
+def test_a_good_answer_says_what_remains(headers: dict[str, str], level: Level | None) -> None:
+    reading = github(200, **headers)
+    assert reading.levels == (() if level is None else (level,))
+    assert (reading.error, reading.closes) == (None, ())
+
+
+def test_a_header_that_was_sent_twice_changes_nothing() -> None:
+    upstream = upstream_of(a_book(GITHUB))
+    headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", "0")]
+    assert upstream.read(200, headers, b"", method="repos.get", at_ms=NOW_MS).levels == ()
+    assert len(upstream.read(200, headers[:1], b"", method="repos.get", at_ms=NOW_MS).levels) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "headers", "body", "level"),
+    [
+        (
+            "remaining = { header = 'Sforce-Limit-Info', pattern = 'api-usage=(?P<used>[0-9]+)/(?P<limit>[0-9]+)' }",
+            {"sforce-limit-info": "api-usage=18/5000"},
+            None,
+            Level("core", 4_982, 5_000),
+        ),
+        (
+            "remaining = { header = 'Sforce-Limit-Info', pattern = 'api-usage=(?P<used>[0-9]+)/(?P<limit>[0-9]+)' }",
+            {"sforce-limit-info": "api-usage=5001/5000"},
+            None,
+            Level("core", 0, 5_000),
+        ),
+        (
+            "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }",
+            {"x-left": "149", "x-reset": "6m0s"},
+            None,
+            Level("core", 149, None, NOW_MS + 360_000),
+        ),
+        (
+            "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'rfc3339' }",
+            {"x-left": "149", "x-reset": "2026-11-18T11:06:41.5Z"},
+            None,
+            Level("core", 149, None, NOW_MS + 1_500),
+        ),
+        (
+            "levels = [{ bucket = 'points', remaining = { json = '/cost/left' }, limit = { json = '/cost/of' } }]",
+            {},
+            {"cost": {"left": 1954.0, "of": 2000}},
+            Level("points", 1_954, 2_000),
+        ),
+        (
+            "",
+            {"RateLimit": '"core";r=50;t=30', "RateLimit-Policy": '"core";q=100;w=60'},
+            None,
+            Level("core", 50, 100, NOW_MS + 30_000),
+        ),
+        ("", {"RateLimit": '"core";r=50'}, None, Level("core", 50)),
+        ("", {"RateLimit": '"other";r=50;t=30'}, None, None),
+        ("", {"RateLimit": '"core";r=-5;t=30'}, None, None),
+        ("", {"RateLimit": "core;r=5"}, None, None),
+        ("", {"RateLimit": "limit=100, remaining=50, reset=5"}, None, None),
+    ],
+)
+def test_levels_are_read_where_the_book_says(
+    answers: str, headers: dict[str, str], body: Any, level: Level | None
+) -> None:
+    reading = read(a_book(answers), 200, headers, b"" if body is None else json.dumps(body).encode())
+    assert reading.levels == (() if level is None else (level,))
+
+
+def test_several_policies_speak_of_several_buckets() -> None:
+    headers = {"RateLimit": '"points";r=3;t=9, "core";r=4', "RateLimit-Policy": '"core";q=5000;w=3600,"points";q=900'}
+    levels = read(a_book(), 200, headers).levels
+    assert levels == (Level("points", 3, 900, NOW_MS + 9_000), Level("core", 4, 5_000))
+    one = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
+    assert read(one, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (Level("day", 3, None, NOW_MS + 9_000),)
+
+
+def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> None:
+    assert github(200).closes == github(404).closes == github(500).closes == ()
+    assert [closing.bucket for status in (403, 429) for closing in github(status).closes] == ["core", "core"]
+    assert github(403).levels == (), "the closing says it already"
+
+
+# -- what it cost ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "units"),
+    [
+        (812, 812),
+        (0, 0),
+        (-1, None),
+        (1.0, None),
+        ("812", None),
+        (None, None),
+        (True, None),
+        (10**16, None),
+        ([], None),
+    ],
+)
+def test_what_a_call_cost_is_a_whole_number(usage: object, units: int | None) -> None:
+    book = a_book("units = { json = '/usage/0/total' }")
+    assert read(book, 200, {}, json.dumps({"usage": [{"total": usage}]}).encode()).used_units == units
+
+
+@pytest.mark.parametrize(("cost", "units"), [("12", 12), ("-1", None), ("1.5", None), ("9" * 20, None), ("", None)])
+def test_a_header_may_say_what_a_call_cost(cost: str, units: int | None) -> None:
+    assert read(a_book("units = { header = 'X-Cost' }"), 200, {"x-cost": cost}).used_units == units
+
+
+def test_free_is_what_the_book_calls_free() -> None:
+    assert [github(status).free for status in (200, 304, 404)] == [False, True, False]
+
+
+# -- hostile -----------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "", " ", "0", "-0", "-1", "1", "00", "5000", "5001", "1e9", "inf", "nan", "0x10", "9" * 15, "9" * 400, "1.5",
+    "१२", "0, 0", "core", "points", "other", "\x00", "\ud800", "é" * 2_000, ";" * 2_000, '"' * 2_000, '"core";r=0;t=0',
+    '"core";r=1;t=' + "9" * 30, '"core";r=0' * 300, '"core"' + ";a=1" * 400, "api-usage=" + "1" * 3_000,
+    "Wed, 18 Nov 2026 11:46:40 GMT", "Wed, 99 Nov 99999 99:99:99 GMT", "Wed, 18 Nov 2026 11:46:40 +9999", "0001-01-01",
+    "2026-11-18T12:06:41Z", "9999-12-31T23:59:59-23:59", at(5), at(-5), at(10**9), "2h9m", "9" * 12 + "d", "ms",
+    "5" * 70 + "s", "api-usage=1/0",
+]  # fmt: skip
+BODIES = [
+    b"", b"{", b"[]", b"null", b"[" * 100_000, b'{"a":' * 5_000, b"\xff" * 100, b"9" * 5_000, b'{"usage": NaN}',
+    b'{"usage": -5, "left": -1}', b'{"usage": 1e400, "left": 1e400, "rate": 0}',
+    b'{"usage": "5", "left": "5", "rate": 0}',
+    b'{"usage": 5, "left": 0, "rate": 1e-300}', b'{"usage": 12, "left": 900, "rate": 0}', b'{"usage": {"a": [1]}}',
+    b'{"errors": [{"code": "SLOW"}], "usage": 1000000000000000, "left": 0, "rate": 0.0001}', b" " * 300_000,
+    b'{"usage": ' + b"9" * 4_000 + b', "left": ' + b"9" * 4_000 + b"}", b'{"message": {"message": []}}',
+]  # fmt: skip
+ANY = """
+remaining = { header = "X-Left", pattern = "(?P<remaining>[0-9]+)" }
+limit = "X-Limit"
+reset = { header = "X-Reset", as = "FORM" }
+bucket = "X-Pool"
+levels = [{ bucket = "points", remaining = { json = "/left" }, reset = { json = "/usage", as = "FORM" } }]
+units = { json = "/usage" }
+closed = [
+  { json = "/errors/0/code", is = "SLOW", lasts = { asked = "/usage", left = "/left", per_second = "/rate" } },
+  { status = 429, lasts = { json = "/usage", as = "seconds" } },
+  { status = 403, body = "e", lasts = { header = "X-Reset", as = "duration" } },
+]
+"""
+NAMES = ("x-left", "X-Limit", "x-reset", "X-Pool", "Retry-After", "Date", "RateLimit", "RateLimit-Policy")
+
+
+def test_hostile_answers_free_no_unit_in_the_ledger() -> None:
+    """Whatever they close is reopened, so that each answer meets a charge of its own."""
+    draw = random.Random(23)
+    book = a_book(ANY.replace("FORM", "seconds"))
+    ledger = SqliteLedger("sqlite://", clock=lambda: NOW_MS)
+    limit = Limit("hour", 10**6, View(Selector(), Sliding(HOUR_MS)), 10**6, 0)
+    budget = Budget(credential="main", project="p", book=book, limits=[limit], ledger=ledger, clock=lambda: NOW_MS)
+    for _ in range(500):
+        headers = [(draw.choice(NAMES), draw.choice(HOSTILE)) for _ in range(draw.randrange(8))]
+        status, body = draw.choice((200, 304, 403, 429, 500)), draw.choice(BODIES)
+        Meter(budget).attempt("repos.get", "GET").answered(status, body, headers)
+        for bucket in book.buckets:
+            notes_in(ledger).reopen("p", bucket)
+    assert [entry.units for entry in ledger.read("p", (0, 0), NEVER, 1_000)] == [1] * 500
+    ledger.close()
+
+
+def test_the_bucket_of_a_call_is_the_one_that_it_is_charged_to() -> None:
+    book = a_book(methods='"free" = 0\n"two" = [{ bucket = "points", units = 1 }, { bucket = "core", units = 1 }]')
+    price = book.default_other._replace(parts=(Part("points", 1),))
+    book = book._replace(default_other=price)
+    names = ("two", "free", "repos.get", "odd", "GET **", "POST **")
+    assert [bucket_of(name, book) for name in names] == ["points", "core", "core", "core", "core", "points"]
+
+
+def test_hostile_answers_raise_nothing_and_free_nothing() -> None:
+    """By the thousand: what they close is closed for its period at most, what they say is within the bounds."""
+    draw = random.Random(32)
+    books = [a_book(ANY.replace("FORM", form)) for form in ("epoch", "seconds", "duration", "http-date", "rfc3339")]
+    for _ in range(10_000):
+        headers = [(draw.choice(NAMES), draw.choice(HOSTILE)) for _ in range(draw.randrange(8))]
+        status = draw.choice((200, 206, 304, 400, 403, 404, 429, 500, 599))
+        book, body = draw.choice(books), draw.choice(BODIES)
+        reading = upstream_of(book).read(status, headers, body, method="repos.get", at_ms=NOW_MS)
+        case = (status, headers, body[:200])
+        assert not reading.free, case
+        for closing in reading.closes:
+            period_ms = book.buckets[closing.bucket].window.longest_ms
+            assert closing.until_ms is None or NOW_MS < closing.until_ms <= NOW_MS + period_ms, case
+            assert closing.why.isprintable(), case
+        for level in reading.levels:
+            assert 0 <= level.remaining_units <= (10**15 if level.limit_units is None else level.limit_units), case
+            assert level.reset_ms is None or NOW_MS < level.reset_ms <= NOW_MS + DAY_MS, case
+        assert reading.used_units is None or 0 <= reading.used_units <= 10**15, case

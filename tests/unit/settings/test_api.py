@@ -1,0 +1,273 @@
+"""What a cost book says of its API: hosts, routes, answers. Each mistake is one line that names the place."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.errors import ConfigError
+from quota.settings.books import parse_book
+from quota.terms.api import Field, LevelRule, Match, plain_path
+from quota.terms.costs import CostBook
+
+BOOK = """
+api = "github"
+source = "https://docs.github.example"
+read_on = 2026-11-25
+[buckets.core]
+quota = 5_000
+resets = "1h"
+[buckets.points]
+quota = 900
+resets = "1m"
+[default]
+get = 1
+other = 1
+[methods]
+search = 1
+read = 1
+write = 5
+[pools.code]
+marks = ["code_search"]
+"""
+
+HOSTS = 'hosts = ["api.github.com"]\n'
+
+
+def read(more: str = "", hosts: str = "") -> CostBook:
+    return parse_book(f"{hosts}{BOOK}{more}", "github")
+
+
+def said(more: str = "", hosts: str = "") -> str:
+    with pytest.raises(ConfigError) as refused:
+        read(more, hosts)
+    line = str(refused.value).removeprefix("cost book github: ")
+    assert line.isprintable()
+    assert len(line) < 300
+    return line
+
+
+def test_a_book_without_these_tables_says_nothing_of_its_api() -> None:
+    book = read()
+    assert (book.hosts, book.routes, book.answers) == ((), (), type(book.answers)())
+
+
+def test_hosts_are_names() -> None:
+    assert read(hosts='hosts = ["api.github.com", "127.0.0.1:8765"]\n').hosts == ("api.github.com", "127.0.0.1:8765")
+    assert said(hosts='hosts = ["https://api.github.com"]\n').startswith("hosts[0]: 'https://api.github.com' is not a")
+    assert said(hosts="hosts = []\n") == "hosts: an empty array selects nothing; remove the key or add a name"
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "method"),
+    [
+        ("GET", "/search/code", "search"),
+        ("HEAD", "/search", "search"),
+        ("GET", "/search//code/", "search"),
+        ("GET", "/Search/code", "search"),
+        ("GET", "/searches", "read"),
+        ("POST", "/search/code", "write"),
+        ("GET", "/repos/a/b", "search"),
+        ("GET", "/repos/a/b/c", "read"),
+        ("GET", "/repos/a%2Fb/c", "search"),
+        ("POST", "/v1/properties/7:runReport", "search"),
+        ("POST", "/v1/properties/7:runPivotReport", "write"),
+        ("PURGE", "/", "write"),
+        ("GET", "/", "read"),
+    ],
+)
+def test_the_first_route_that_a_request_takes_names_its_method(verb: str, path: str, method: str) -> None:
+    routes = read(
+        """
+        [routes]
+        "GET /search/**" = "search"
+        "GET /repos/{owner}/{repo}" = "search"
+        "POST /v1/properties/{property}:runReport" = "search"
+        "GET /**" = "read"
+        "**" = "write"
+        """
+    ).routes
+    assert next(route.method for route in routes if route.matches(verb, plain_path(path))) == method
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "covered"),
+    [
+        ("GET /a", "GET /a", True),
+        ("GET /a", "HEAD /A/", True),
+        ("HEAD /a", "GET /a", False),
+        ("/a", "GET /a", True),
+        ("GET /a", "/a", False),
+        ("GET /{x}", "GET /a", True),
+        ("GET /{x}", "GET /{y}", True),
+        ("GET /{x}", "GET /a/b", False),
+        ("GET /a", "GET /{x}", False),
+        ("GET /{x}:run", "GET /{x}", False),
+        ("GET /{x}", "GET /{x}:run", True),
+        ("GET /a/**", "GET /a", True),
+        ("GET /a/**", "GET /a/{x}", True),
+        ("GET /{x}/**", "GET /**", False),
+        ("GET /a/{x}", "GET /a/**", False),
+        ("**", "GET /**", True),
+        ("GET **", "GET /**", True),
+        ("GET /**", "GET **", True),
+        ("GET /**", "**", False),
+    ],
+)
+def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, covered: bool) -> None:
+    rows = f'[routes]\n"{first}" = "read"\n'
+    if first == then:
+        then += "/"
+    both = f'{rows}"{then}" = "write"\n'
+    if covered:
+        assert said(both) == f"routes.{then!r}: never reached: {first!r} above it takes all of it; put this one first"
+    else:
+        assert [route.method for route in read(both).routes] == ["read", "write"]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("GETT /a", "'GETT' is no verb; did you mean 'GET'?"),
+        ("get /a", "'get' is no verb; did you mean 'GET'?"),
+        ("GET a", "a path begins with /"),
+        ("https://api.github.com/a", "a path begins with /"),
+        ("GET /a?b=c", "a path alone decides, without a query"),
+        ("GET /a/*", "** stands for any rest at the end of a path, after a /"),
+        ("GET /**/a", "** stands for any rest at the end of a path, after a /"),
+        ("GET /a**", "** stands for any rest at the end of a path, after a /"),
+        ("GET /{a}{b}", "{x} stands for one segment"),
+        ("GET /{a", "{x} stands for one segment"),
+        ("GET /{a/b}", "{x} stands for one segment"),
+        ("GET /{}", "{x} stands for one segment"),
+    ],
+)
+def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:
+    assert said(f'[routes]\n"{key}" = "read"\n').startswith(f"routes.{key!r}: {why}")
+
+
+def test_the_method_of_a_route_has_a_price() -> None:
+    assert (
+        said('[routes]\n"GET /a" = "raed"\n') == "routes.'GET /a': no method 'raed' in this book; did you mean 'read'?"
+    )
+    assert "no method 1 in this book" in said('[routes]\n"GET /a" = 1\n')
+    assert "more than 1,000 routes" in said("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(1_001)))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_answer_tells() -> None:
+    rules = read(
+        """
+        [answers]
+        remaining = "X-RateLimit-Remaining"
+        limit = "X-RateLimit-Limit"
+        reset = { header = "X-RateLimit-Reset", as = "epoch" }
+        bucket = "X-RateLimit-Resource"
+        units = { json = "/usage/total~1tokens" }
+        free = [{ status = 304 }]
+        closed = [
+          { status = 429, bucket = "core" },
+          { status = 403, body = "Secondary rate limit", bucket = "points", lasts = "60s" },
+          { status = 200, json = "/errors/0/extensions/code", is = "THROTTLED" },
+        ]
+        """
+    ).answers
+    assert rules.levels == (
+        LevelRule(
+            Field("x-ratelimit-remaining"),
+            Field("x-ratelimit-limit"),
+            Field("x-ratelimit-reset", form="epoch"),
+            Field("x-ratelimit-resource"),
+        ),
+    )
+    assert rules.units == Field(pointer=("usage", "total/tokens"))
+    assert rules.free == (Match(304),)
+    assert [(rule.when, rule.bucket, rule.lasts) for rule in rules.closed] == [
+        (Match(429), "core", None),
+        (Match(403, "secondary rate limit"), "points", 60_000),
+        (Match(200, "", ("errors", "0", "extensions", "code"), "THROTTLED"), "", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("remaning = 'X'", "remaning: unknown key; did you mean 'remaining'?"),
+        ("limit = 'X'", "limit: says nothing without `remaining`; name the header that says it"),
+        ("remaining = 'X Y'", "remaining: 'X Y' is not the name of a header"),
+        ("remaining = 1", "remaining: a number where a table is needed"),
+        ("remaining = { headr = 'X' }", "remaining.headr: unknown key; did you mean 'header'?"),
+        ("remaining = { as = 'epoch' }", "remaining: give either a header or, as in { json ="),
+        ("remaining = { header = 'X', json = '/a' }", "remaining: give either a header or, as in { json ="),
+        ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is for times, as `reset` has one; remove it"),
+        ("remaining = { json = 'usage.total' }", "remaining.json: 'usage.total' is no JSON pointer; write for example"),
+        ("remaining = { json = '/a~2' }", "remaining.json: '/a~2' is no JSON pointer; write for example"),
+        ("remaining = 'X'\nreset = 'Y'", 'reset: say how the time is written, as = "epoch" for example; known: epoch'),
+        (
+            "remaining = 'X'\nreset = { header = 'Y', as = 'epok' }",
+            "reset.as: 'epok' is not allowed here; did you mean 'epoch'?",
+        ),
+        ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
+        (
+            "units = { header = 'X', pattern = '(?P<unit>[0-9]+)' }",
+            "units.pattern: no group 'unit' is read here; did you mean 'units'?",
+        ),
+        (
+            "remaining = { header = 'X', pattern = '(?P<used>[0-9]+)' }",
+            "remaining: the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)",
+        ),
+        ("units = { header = 'X', pattern = '(' }", "units.pattern: no pattern: missing )"),
+        ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group is not repeated; repeat"),
+        ("units = { header = 'X', pattern = '.*(?P<units>1)' }", "units.pattern: a repeated . takes all that follows"),
+        (f"units = {{ header = 'X', pattern = '{'a' * 201}' }}", "units.pattern: longer than 200 characters"),
+        ("free = [{}]", "free[0]: it says of no answer that it is meant; give `status`, `body` or `json`"),
+        ("free = { status = 304 }", "free: a table where a non-empty array of tables is needed"),
+        ("free = [{ status = 3040 }]", "free[0].status: 3040 is not a whole number from 100 to 599"),
+        ("free = [{ status = 304, is = 1 }]", "free[0].is: belongs to `json`: the place in the answer that has this"),
+        ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: a text, a whole number, true or false is needed"),
+        (
+            "closed = [{ status = 429, bucket = 'cor' }]",
+            "closed[0].bucket: 'cor' is not allowed here; did you mean 'core'?",
+        ),
+        ("closed = [{ status = 200 }]", "closed[0]: every good answer has status 200; say by `body` or `json` which"),
+        ("closed = [{ status = 429, lasts = 'long' }]", "closed[0].lasts: 'long' is not a duration; write for example"),
+        ("closed = [{ status = 429, lasts = { json = '/a' } }]", "closed[0].lasts: say how the time is written, as ="),
+        ("closed = [{ status = 429, lasts = { asked = '/a' } }]", "closed[0].lasts.left: missing; the key is required"),
+        (
+            "closed = [{ status = 429 }, { status = 429, body = 'x' }]",
+            "closed[1]: never reached: closed[0] takes all of it; put this one first",
+        ),
+        (
+            "closed = [{ body = 'rate limit' }, { status = 403, body = 'secondary rate limit', lasts = '60s' }]",
+            "closed[1]: never reached: closed[0] takes all of it; put this one first",
+        ),
+        (f"closed = [{'{ status = 429 },' * 1_000}]", "closed: 1,000 rules; 100 are the most"),
+        ("levels = [{ remaining = 'X' }]", "levels[0].bucket: missing; the key is required"),
+    ],
+)
+def test_each_mistake_is_one_line(line: str, why: str) -> None:
+    assert said(f"[answers]\n{line}\n").startswith(f"answers.{why}")
+
+
+def test_a_pattern_takes_no_time_whatever_the_text() -> None:
+    """A repeat gives nothing back, so a text is read once for each place where it may begin. Else this takes hours."""
+    rules = read(
+        "[answers]\nunits = { header = 'X', pattern = '[a0-9]*[a0-9]*[a0-9]*[a0-9]*(?P<units>[0-9]+)x' }"
+    ).answers
+    assert rules.units is not None
+    assert rules.units.pattern is not None
+    assert rules.units.pattern.search("0" * 1_024) is None
+
+
+def test_a_pattern_finds_what_it_names() -> None:
+    pattern = "api-usage=(?P<used>[0-9]+)/(?P<limit>[0-9]{1,9}),? ?(?:[a-z]+)?"
+    rules = read(f"[answers]\nremaining = {{ header = 'Sforce-Limit-Info', pattern = '{pattern}' }}").answers
+    found = rules.levels[0].remaining.pattern
+    assert found is not None
+    match = found.search("api-usage=18/5000")
+    assert match is not None
+    assert match.groupdict() == {"used": "18", "limit": "5000"}
