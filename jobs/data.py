@@ -80,7 +80,7 @@ def export(
     \b
     Example:
       quota export videos --since 7d --region DE --format csv --output videos.csv
-      quota export comments | jq .text
+      quota export comments | jq '.text'
     """
     from quota.common.clock import host_clock
     from quota.jobs.store.export import Export, write_csv, write_jsonl
@@ -166,11 +166,11 @@ def list_(as_json: bool, config: str | None) -> None:
 @json_option
 @config_option
 def show_(job: str, region: str | None, as_json: bool, config: str | None) -> None:
-    """Show where one job stands, with the cursor of the page that comes next.
+    """Show where one job stands, with the next page's cursor.
 
     \b
     Example:
-      quota place show trending DE --json | jq .places[0].cursor
+      quota place show trending DE --json | jq '.places[0].cursor'
     """
     with configured(config) as session, _store(session) as store:
         found = _chosen(_checkpoints(session, store, _job(session, job)), job, region)
@@ -182,7 +182,9 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
 @click.argument("region", required=False)
 @config_option
 def reset(job: str, region: str | None, config: str | None) -> None:
-    """Begin a job, or one of its regions, anew: the next run fetches its first page. What is stored stays.
+    """Begin a job, or one of its regions, anew.
+
+    The next run fetches its first page. What is stored stays.
 
     \b
     Example:

@@ -113,9 +113,7 @@ def _charge_together(
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
     """Give back a charge whose request never left this machine.
 
-    A charge of several buckets is given back in all of them.
-
-    An unknown ID exits with 1.
+    Of a call of several buckets it gives back all. An unknown ID exits with 1.
 
     \b
     Example:
@@ -130,9 +128,9 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @credential_option
 @config_option
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set what a charge really cost, in units. May be repeated. Of a call of several buckets: in the first.
+    """Set what a charge really cost, in units. May be repeated.
 
-    An unknown ID exits with 1.
+    Of a call of several buckets it sets what it cost in the first. An unknown ID exits with 1.
 
     \b
     Example:

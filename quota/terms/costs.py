@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -28,7 +28,8 @@ class Quota(NamedTuple):
     window: Window
 
 
-class Bucket(NamedTuple):
+@dataclass(frozen=True)
+class Bucket:
     """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
 
     `quota_units` and `window` are those of the longest one, whose end is what people call the bucket's reset.
@@ -36,18 +37,13 @@ class Bucket(NamedTuple):
 
     name: str
     quotas: tuple[Quota, ...]
+    quota_units: int = field(init=False)
+    window: Window = field(init=False)
 
-    @property
-    def longest(self) -> Quota:
-        return max(self.quotas, key=lambda quota: quota.window.longest_ms)
-
-    @property
-    def quota_units(self) -> int:
-        return self.longest.units
-
-    @property
-    def window(self) -> Window:
-        return self.longest.window
+    def __post_init__(self) -> None:
+        longest = max(self.quotas, key=lambda quota: quota.window.longest_ms)
+        object.__setattr__(self, "quota_units", longest.units)
+        object.__setattr__(self, "window", longest.window)
 
 
 MAX_PARTS = 10
