@@ -46,6 +46,8 @@ OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
     "ledger": lambda session: session.ledger,
     "budget": lambda session: session.budget(),
     "google": lambda session: session.google(),
+    "requests": lambda session: session.requests(),
+    "httpx": lambda session: session.httpx(),
     "check_allowance": lambda session: session.check_allowance(),
     "check_key": lambda session: session.check_key(),
     "repair": lambda session: session.repair("p"),

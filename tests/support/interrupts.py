@@ -76,7 +76,8 @@ def _calls(code: CodeType) -> frozenset[int]:
 
 
 def _is_visited(code: CodeType, within: tuple[str, ...]) -> bool:
-    return code.co_filename.startswith(within) and code.co_name != "__del__"  # nothing that is raised there comes out
+    # Nothing comes out that is raised there; `_disconnect` is a finalizer's, too.
+    return code.co_filename.startswith(within) and code.co_name not in ("__del__", "_disconnect")
 
 
 def _is_behind(before: dict[FrameType, int], frame: FrameType, at: int) -> bool:

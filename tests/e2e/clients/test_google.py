@@ -379,7 +379,7 @@ def test_a_method_that_nobody_described_costs_the_books_default(
         ("GET /youtube/v3/brandNew", 1),
         ("x" * 64, 50),
     ]
-    assert "default_price book=youtube-v3 method=GET /youtube/v3/brandNew units=1:" in caplog.text
+    assert 'default_price book=youtube-v3 method="GET /youtube/v3/brandNew" units=1:' in caplog.text
 
 
 def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:

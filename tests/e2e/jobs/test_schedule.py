@@ -43,6 +43,9 @@ def note(text):
     with open(os.environ["QUOTA_STATE_DIR"] + "-trace", "a") as file:
         file.write(f"{time.time_ns()} {text}\\n")
 
+def wants(client, region, cursor, *, seconds):
+    pass
+
 @first_attempt("videos.list")
 def fetch(client, region, cursor, *, seconds=0, held=0):
     note(f"begin {region}")
@@ -628,7 +631,7 @@ def test_without_a_ledger_ticks_are_refused_and_it_goes_on(tmp_path: Path, upstr
             "module mine has no function 'nothing'",
         ),
         (
-            '[jobs.t]\nfetch = "mine:fetch"\nschedule = "every 1s"',
+            '[jobs.t]\nfetch = "mine:wants"\nschedule = "every 1s"',
             "argument: 'seconds'; it is called as fetch(client, region, cursor)",  # 3.12 says which kind of argument
         ),
         (
