@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import quota
 from quota.common.log import warn
 from quota.jobs.alarms import tell
+from quota.jobs.job import RunReport
 from quota.jobs.runner import work_of
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.jobs.textfile import write_metrics
+from quota.reports.notify import Ping
 from quota.reports.status import read_status
-
-if TYPE_CHECKING:
-    from quota.jobs.job import RunReport
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.reports.notify import Ping
-    from quota.session import Session
+from quota.session import Session
 
 
 def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
@@ -56,5 +52,5 @@ def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
             return store.checkpoints(name, job.regions, work_of(session, job))
     except StoreError as error:
         if session.settings.textfile is not None:
-            warn("textfile_without_store job=%s: %s", name, error)
+            warn("textfile_without_store", error, job=name)
         return []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
-from quota.jobs.store.checkpoints import is_stale
+from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.reports.notify import Notice, notify
 from quota.terms.limits import DAY_MS, Calendar
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quota.jobs.job import RunReport
-    from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.status import LimitRow, Status
     from quota.session import Session
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import quota
 from quota.common.findings import Finding, finding_of
@@ -14,11 +14,7 @@ from quota.jobs.job import NotImported, fetch_to_look_at
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Store
 from quota.ledger.file_errors import refuse_others
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.settings.model import Settings
+from quota.settings.model import Settings
 
 
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:

@@ -6,32 +6,24 @@ forecast    what the schedule will charge, by the simulation behind `quota plan`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
-from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region
-from quota.jobs.plan.plan import make_plan
+from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, Stand
+from quota.jobs.plan.plan import Plan, make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
-from quota.jobs.store.checkpoints import is_stale
+from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import is_made
-from quota.jobs.store.store import Store
+from quota.jobs.store.store import Elsewhere, Store
 from quota.jobs.textfile import of_regions, of_run
+from quota.reports.metrics import Sample
+from quota.reports.runs import Run
+from quota.session import Session
+from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.dashboard.contract import Stand
-    from quota.jobs.plan.plan import Plan
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.jobs.store.store import Elsewhere
-    from quota.reports.metrics import Sample
-    from quota.reports.runs import Run
-    from quota.session import Session
-    from quota.settings.model import JobSettings
 
 RUNS = 50
 RUNS_SINCE_MS = 35 * DAY_MS

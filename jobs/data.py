@@ -39,7 +39,7 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
     \b
     Example:
       quota tables --views
-      sqlite3 ~/.local/state/quota/videos.db 'SELECT author, text FROM comments LIMIT 10'
+      quota tables --json | jq '.tables[] | {name, rows}'
     """
     from quota.common.clock import rfc3339
 
@@ -80,7 +80,7 @@ def export(
     \b
     Example:
       quota export videos --since 7d --region DE --format csv --output videos.csv
-      quota export comments | jq .text
+      quota export comments | jq '.text'
     """
     from quota.common.clock import host_clock
     from quota.jobs.store.export import Export, write_csv, write_jsonl
@@ -136,14 +136,20 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 
 @click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
 def place() -> None:
-    """Where each region of a job stands in this machine's store: the page that comes next."""
+    """Where each region of a job stands in this machine's store: the page that comes next.
+
+    \b
+    Example:
+      quota place list
+      quota place reset trending DE
+    """
 
 
 @place.command("list")
 @json_option
 @config_option
 def list_(as_json: bool, config: str | None) -> None:
-    """List the regions of all jobs: what is stored of the pass, and when the last one was complete.
+    """List where the regions of all jobs stand.
 
     \b
     Example:
@@ -160,11 +166,11 @@ def list_(as_json: bool, config: str | None) -> None:
 @json_option
 @config_option
 def show_(job: str, region: str | None, as_json: bool, config: str | None) -> None:
-    """Show where one job stands, with the cursor of the page that comes next.
+    """Show where one job stands, with the next page's cursor.
 
     \b
     Example:
-      quota place show trending DE --json | jq .places[0].cursor
+      quota place show trending DE --json | jq '.places[0].cursor'
     """
     with configured(config) as session, _store(session) as store:
         found = _chosen(_checkpoints(session, store, _job(session, job)), job, region)
@@ -176,7 +182,9 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
 @click.argument("region", required=False)
 @config_option
 def reset(job: str, region: str | None, config: str | None) -> None:
-    """Begin a job, or one of its regions, anew: the next run fetches its first page. What is stored stays.
+    """Begin a job, or one of its regions, anew.
+
+    The next run fetches its first page. What is stored stays.
 
     \b
     Example:

@@ -9,13 +9,10 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from quota.common.fork import start_over_in_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 STOP_WITHIN_S = 8.0
 """How long the page in flight may take after a signal to stop."""

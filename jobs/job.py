@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
+from quota.common.members import members
 from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, check_table
@@ -167,18 +168,11 @@ class RunReport(Run):
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""
-        away = self.away
-        elsewhere = {} if away is None else {"runs_on": away.runs_on, "until": rfc3339(away.until_ms)}
         return {
-            "run": self.run,
-            "job": self.job,
-            "outcome": self.outcome,
-            **elsewhere,
+            **members(self, "run job outcome"),
+            **({} if self.away is None else members(self.away, "runs_on until")),
             "regions": [asdict(region) for region in self.regions],
-            "units": self.units,
-            "attempts": self.attempts,
-            "refused_by": self.refused_by,
-            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
+            **members(self, "units attempts refused_by retry_at"),
         }
 
     def sentence(self, now_ms: int) -> str:
@@ -243,7 +237,7 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     except Exception as error:
         from quota.common.log import warn
 
-        warn("first_attempt_failed fetch=%s: %s", getattr(fetch, "__name__", "fetch"), describe(error))
+        warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return found
 

@@ -9,7 +9,7 @@ from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.ledger.history import OTHER
+from quota.ledger.history import OTHER, RefusedSum, RunningSum
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.spending import read_sums
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from quota.jobs.store.checkpoints import Checkpoint
-    from quota.ledger.history import RefusedSum, RunningSum
     from quota.reports.status import Status
     from quota.session import Session
     from quota.settings.model import JobSettings
@@ -51,7 +50,7 @@ def write_metrics(
         write_file(folder, file_name(project), exposition(of_project))
         write_file(folder, file_name(project, job), exposition(of_job))
     except OSError as error:
-        warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
+        warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
 
 
 def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
@@ -59,7 +58,7 @@ def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[Runni
     try:
         return read_sums(session.ledger, project)
     except LedgerError as error:
-        warn("textfile_without_history project=%s: %s", project, error)
+        warn("textfile_without_history", error, project=project)
         return (), ()
 
 

@@ -10,7 +10,7 @@
 --       3 after         the id up to which it is filled; 0-0 before the first piece. Another: nothing changes
 --       4 count         of entries that follow, 0 to 1000
 --       then seven for each: id, u, method, job, region, idempotency_key, the units that it counts now, or nothing where
---         they are those that were charged
+--         nobody has settled it
 --       then two for each field of the state: its name and its value; history:NAME is one of the history
 -- Reply the id up to which it is filled now
 

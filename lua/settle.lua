@@ -8,7 +8,8 @@
 --       4 history                           (see roll_up.lua)
 -- ARGV  1 id       of the charge, as charge.lua gave it
 --       2 units    what it counts from now on, 0 or more
--- Reply { u, m, j, g, k, units it counted until now }, or nothing ({}) for an id that is not in the log
+-- Reply { u, m, j, g, k, the units that it was settled to before, or "" }, or nothing ({}) for an id that is not in the
+--         log
 
 local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local PIECE = 1000
@@ -93,4 +94,4 @@ if sums then
   redis.call('HSET', history, 'sums', text_of(sums))
   redis.call('PEXPIRE', history, HISTORY_MS)
 end
-return { f[2], f[4], f[6], f[8], f[10], int(counted) }
+return { f[2], f[4], f[6], f[8], f[10], corrected or '' }

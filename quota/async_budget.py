@@ -18,6 +18,7 @@ from quota.budget import Budget, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.deciding.account import SESSION_CLOSED
+from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import LedgerError, Refused, UsageError
 from quota.terms.arguments import one, text, texts
 
@@ -77,6 +78,10 @@ class AsyncBudget(OfOneProcess):
     def limits(self) -> tuple[Limit, ...]:
         return self._budget.limits
 
+    def limits_of(self, job: str) -> tuple[Limit, ...]:
+        """The limits that the calls of a job can meet: `Budget.limits_of`."""
+        return self._budget.limits_of(job)
+
     async def charge(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
@@ -96,10 +101,16 @@ class AsyncBudget(OfOneProcess):
         return (await self._decide([(method, units, None)], job, region, commit=False))[0]
 
     async def _decide(
-        self, calls: Sequence[Call], job: str | None = None, region: str | None = None, *, commit: bool
+        self,
+        calls: Sequence[Call],
+        job: str | None = None,
+        region: str | None = None,
+        *,
+        commit: bool,
+        reserved: bool = False,
     ) -> list[Decision]:
         """`Budget._decide`: what may wait is done in a thread."""
-        priced = self._budget._price(calls, job, region, commit=commit)
+        priced = self._budget._price(calls, job, region, commit=commit, reserved=reserved)
         if not priced[1]:
             return self._budget._free(priced[0])
         try:
@@ -133,9 +144,11 @@ class AsyncBudget(OfOneProcess):
         """Charge around a block or a function: `async with budget.spend("search.list"): ...`, or as a decorator.
 
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
-        runs. The charge stays whatever the body does, because a request that was sent has been spent.
+        runs. The charge stays whatever the body does, because a request that was sent has been spent. With `units`, the
+        block may settle it: `async with budget.spend("chat", units=8_000) as call: ...; await call.settle(used)`.
         """
-        return AsyncSpend(self, text(method, "method"), units=units, job=job, region=region)
+        charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
+        return AsyncSpend(self, charge, reserves=units is not None)
 
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------
@@ -144,19 +157,21 @@ F = TypeVar("F", bound="Callable[..., Awaitable[Any] | AsyncIterator[Any]]")
 
 
 class AsyncSpend:
-    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does.
-
-    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it charges when
-    a coroutine is awaited, and when the first item of an async generator is asked for.
+    """`quota.deciding.spend.Spend`, awaited. As a decorator it charges when a coroutine is awaited, and when the first
+    item of an async generator is asked for.
     """
 
-    def __init__(self, budget: AsyncBudget, method: str, *, units: int | None, job: str | None, region: str | None):
-        self._charge = partial(budget.charge, method, units=units, job=job, region=region)
+    def __init__(
+        self, budget: AsyncBudget, charge: Callable[..., Awaitable[list[Decision]]], *, reserves: bool
+    ) -> None:
+        self._budget = budget
+        self._charge = charge
+        self._reserves = reserves
 
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for anything except a coroutine or async generator
         function."""
-        from quota.deciding.spend import ASYNC_KINDS, spendable  # late: few processes use the decorator
+        from quota.deciding.spend import ASYNC_KINDS, spendable  # late: few processes spend
 
         kind, name = spendable(func)
         if kind not in ASYNC_KINDS:
@@ -164,7 +179,8 @@ class AsyncSpend:
                 f"{name} is not async, so nothing can be awaited before it runs; make it `async def`, or use a budget "
                 "of quota.open()"
             )
-        charged = self._coroutine(func) if kind == "coroutine" else self._generator(func)
+        unsettled = AsyncSpend(self._budget, self._charge, reserves=False)
+        charged = unsettled._coroutine(func) if kind == "coroutine" else unsettled._generator(func)
         return wraps(func)(charged)  # type: ignore[return-value]
 
     def _coroutine(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,14 +212,27 @@ class AsyncSpend:
 
         return charged
 
-    async def __aenter__(self) -> Decision:
-        decision = await self._charge()
+    async def __aenter__(self) -> AsyncSpentCall:
+        decision = (await self._charge(reserved=self._reserves))[0]
         if not decision.admitted:
             raise Refused(decision)
-        return decision
+        call = AsyncSpentCall(*decision)
+        call._settlement = Settlement(self._budget._budget.settle, decision)
+        call._in_thread = self._budget._awaiter.in_thread
+        return call
 
     async def __aexit__(self, *exc: object) -> None:
         return None
+
+
+class AsyncSpentCall(LetThrough):
+    """`quota.deciding.spend.SpentCall`, awaited."""
+
+    _in_thread: Callable[[Callable[[], None]], Awaitable[None]]
+
+    async def settle(self, used_units: int) -> None:
+        """Let the charge count what the call really cost: `SpentCall.settle`."""
+        await self._in_thread(partial(self._settlement.settle, used_units))
 
 
 # -- how it is waited for ----------------------------------------------------------------------------------------------

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import TracebackType
 
 from quota.async_budget import AsyncBudget, Awaiter, running_loop
 from quota.common.fork import OfOneProcess
 from quota.session import Session, open_session
+from quota.settings.model import Settings
 from quota.terms.arguments import one
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
-
-    from quota.settings.model import Settings
 
 
 class AsyncSession(OfOneProcess):

@@ -225,18 +225,30 @@ class Budget(OfOneProcess):
 
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
         runs. The charge stays whatever the body does, because a request that was sent has been spent.
+
+        The block gets the decision. Where `units` are the most that a call may cost, `settle` says what it did cost:
+        `with budget.spend("chat", units=8_000) as call: ...; call.settle(used)`. Until then these units count as
+        reserved.
         """
         from quota.deciding.spend import Spend  # late: few processes use it
 
-        return Spend(partial(self.charge, text(method, "method"), units=units, job=job, region=region))
+        charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
+        return Spend(charge, self.settle, reserves=units is not None)
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def _decide(
-        self, calls: Sequence[Call], job: str | None = None, region: str | None = None, *, commit: bool
+        self,
+        calls: Sequence[Call],
+        job: str | None = None,
+        region: str | None = None,
+        *,
+        commit: bool,
+        reserved: bool = False,
     ) -> list[Decision]:
-        """The decision about calls of one job that leave together: all of them, or none. One for each, in order."""
-        priced = self._price(calls, job, region, commit=commit)
+        """The decision about calls of one job that leave together: all of them, or none. One for each, in order. With
+        `reserved`, what is charged is an upper bound of their cost."""
+        priced = self._price(calls, job, region, commit=commit, reserved=reserved)
         if not priced[1]:
             return self._free(priced[0])
         try:
@@ -244,7 +256,9 @@ class Budget(OfOneProcess):
         except LedgerError as error:
             return self._go_without(priced, error)
 
-    def _price(self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool) -> Priced:
+    def _price(
+        self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool, reserved: bool = False
+    ) -> Priced:
         """What these calls cost, and which limits count them. From memory, so it never waits.
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
@@ -256,7 +270,7 @@ class Budget(OfOneProcess):
             if units is not None and type(units) is not int:
                 units = charge_units(units)
             each.append(checklists.of_now((text(method, "method"), units, parts, job)))
-        charges = charges_of(each, job, region, self._account.attempt_keys.next if commit else None)
+        charges = charges_of(each, job, region, self._account.attempt_keys.next if commit else None, reserved=reserved)
         if len(charges) > MAX_CHARGES:
             raise UsageError(
                 f"these {many(len(each), 'call')} are {many(len(charges), 'charge')}, one for each bucket, and at most "

@@ -5,13 +5,11 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from datetime import datetime
+from typing import Literal, NamedTuple
 
 from quota.common.clock import rfc3339, utc
 from quota.common.text import many
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
@@ -87,29 +85,17 @@ class Decision(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
+        from quota.common.members import members
+
+        asked = members(self, "admitted id source credential project method cost_units reason refused_by")
+        limits = [members(one, "name cost_units used_units limit_units remaining_units") for one in self.limits]
+        at = None if self.retry_at_ms is None else rfc3339(self.retry_at_ms)
         return {
-            "admitted": self.admitted,
-            "id": self.id,
-            "source": self.source,
-            "credential": self.credential,
-            "project": self.project,
-            "method": self.method,
-            "cost_units": self.cost_units,
-            "reason": self.reason,
-            "refused_by": self.refused_by,
+            **asked,
             "remaining_units": self.remaining_units,
-            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
+            "retry_at": at,
             "retry_after_ms": self.retry_after_ms,
-            "limits": [
-                {
-                    "name": state.name,
-                    "cost_units": state.cost_units,
-                    "used_units": state.used_units,
-                    "limit_units": state.limit_units,
-                    "remaining_units": state.remaining_units,
-                }
-                for state in self.limits
-            ],
+            "limits": limits,
         }
 
     def sentence(self) -> str:

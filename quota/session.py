@@ -165,13 +165,8 @@ class Session(OfOneProcess):
         from quota.common.log import warn
 
         for name, until_ms in projects_left(self):
-            warn(
-                "project_left project=%s until=%s: it was charged here, and no credential has it any more; "
-                'one that was renamed begins a new budget: give it project = "%s"',
-                name,
-                rfc3339(until_ms),
-                name,
-            )
+            said = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
+            warn("project_left", f'{said}give it project = "{name}"', project=name, until=rfc3339(until_ms))
 
     def _open_recorder(self, project: str) -> Recorder | None:
         """What this process tells the ledger of a project beside its decisions; None for one that keeps no history."""

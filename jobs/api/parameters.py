@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 from urllib.parse import unquote_to_bytes
 
 from quota.common.text import nearest, shorten, show
 from quota.jobs.store.fulltext import length_of_last
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 100

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
 import quota
 from quota.common.hosts import is_loopback
@@ -12,16 +12,11 @@ from quota.common.text import show
 from quota.errors import UsageError
 from quota.inbound.configured import rules_of
 from quota.inbound.on_asgi import asgi
+from quota.inbound.rules import Rules
 from quota.jobs.api.app import make_app
+from quota.settings.model import Settings
 from quota.web.lifecycle import address_of, listen, serve
-from quota.web.protection import names_of, protected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from quota.inbound.rules import Rules
-    from quota.settings.model import Settings
-    from quota.web.protection import App
+from quota.web.protection import App, names_of, protected
 
 ASKED = ("/api/v1/videos/trending", "/api/v1/search", "/api/v1/channels/ID")
 """What a rule must be about before others may ask."""

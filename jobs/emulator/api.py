@@ -67,11 +67,11 @@ def decode_token(token: str, page_size: int) -> int:
     try:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except ValueError:
-        raise Rejected(replies.page_token_invalid()) from None
+        raise Rejected(replies.error("page_token_invalid")) from None
     offset = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw[1:-2]))
     direction = raw[-1] if raw else _FORWARD
     if direction > _BACK or offset > _MAX_OFFSET or encode_token(offset, direction) != token:
-        raise Rejected(replies.page_token_invalid())
+        raise Rejected(replies.error("page_token_invalid"))
     return offset if direction == _FORWARD else max(0, offset - page_size)
 
 
@@ -99,22 +99,22 @@ class Call:
         """The distinct ids asked for, in order."""
         ids = list(dict.fromkeys(part for part in self.params.get(name, "").split(",") if part))
         if len(ids) > MAX_IDS:
-            raise Rejected(replies.filter_invalid(name))
+            raise Rejected(replies.error("filter_invalid", parameter=name))
         return ids
 
     def parts(self, known: str) -> set[str]:
         parts = [part.strip() for part in self.params.get("part", "").split(",") if part.strip()]
         if not parts:
-            raise Rejected(replies.part_missing())
+            raise Rejected(replies.error("part_missing"))
         for part in parts:
             if part not in known.split():
-                raise Rejected(replies.part_unknown(part))
+                raise Rejected(replies.error("part_unknown", part=part))
         return set(parts)
 
     def page_size(self, least: int = 0) -> int:
         value = self.params.get("maxResults", str(DEFAULT_PAGE))
         if not (value.isascii() and value.isdigit() and least <= int(value[:9]) <= MAX_PAGE):
-            raise Rejected(replies.out_of_range(value, least, MAX_PAGE))
+            raise Rejected(replies.error("out_of_range", value=value, least=least, most=MAX_PAGE))
         return int(value)
 
     def region(self) -> str | None:
@@ -155,7 +155,7 @@ class Api:
         resource, _, action = call.method.partition(".")
         if action == "list":
             if "part" not in call.params:
-                raise Rejected(replies.part_missing())
+                raise Rejected(replies.error("part_missing"))
             return _listing(resource, [])
         if action in ("insert", "update"):
             return Reply(200, self.stored(call))
@@ -187,18 +187,18 @@ class Api:
             return _listing("videos", _with_parts(found, parts))
         chart = call.params.get("chart")
         if chart is None:
-            raise Rejected(replies.filter_missing(("myRating", "chart", "id")))
+            raise Rejected(replies.error("filter_missing", expected="myRating, chart, id"))
         if chart != "mostPopular":
-            raise Rejected(replies.chart_not_found())
+            raise Rejected(replies.error("chart_not_found"))
         size = call.page_size(least=1)
         videos = self._catalogue.chart(call.region())
         if videos is None:
-            raise Rejected(replies.region_invalid())
+            raise Rejected(replies.error("region_invalid"))
         category = call.params.get("videoCategoryId", "0")
         if category != "0":
             videos = [item for item in videos if _snippet(item).get("categoryId") == category]
             if not videos:
-                raise Rejected(replies.chart_not_found())
+                raise Rejected(replies.error("chart_not_found"))
         return _page("videos", videos, size, call, lambda items: _with_parts(items, parts))
 
     def _videos_by_id(self, call: Call) -> list[Json]:
@@ -208,7 +208,7 @@ class Api:
     def _video_stats(self, call: Call) -> Reply:
         parts = call.parts("contentDetails id snippet statistics")
         if "id" not in call.params:
-            raise Rejected(replies.filter_missing(("id",)))
+            raise Rejected(replies.error("filter_missing", expected="id"))
         items = _with_parts(self._videos_by_id(call), parts)
         body = {"kind": "youtube#batchGetStatsResponse", "etag": etag(*map(str, items))}
         return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
@@ -219,7 +219,7 @@ class Api:
         size = call.page_size()
         region = call.region() or "US"
         if region not in REGIONS:
-            raise Rejected(replies.region_invalid())
+            raise Rejected(replies.error("region_invalid"))
         videos: Sequence[Json] = ()
         if "video" in call.params.get("type", "video").split(","):
             words = call.params.get("q", "")
@@ -240,8 +240,8 @@ class Api:
         elif "forHandle" in call.params:
             ids = [self._catalogue.channel_id(call.params["forHandle"]) or ""]
         else:
-            expected = ("id", "forHandle", "forUsername", "mine", "managedByMe")
-            raise Rejected(replies.filter_missing(expected))
+            expected = "id, forHandle, forUsername, mine, managedByMe"
+            raise Rejected(replies.error("filter_missing", expected=expected))
         found = [channel for name in ids if (channel := self._catalogue.channel(name))]
         return _listing("channels", _with_parts(found, parts))
 
@@ -251,12 +251,12 @@ class Api:
         size = call.page_size()
         playlist = call.params.get("playlistId")
         if playlist is None:
-            raise Rejected(replies.filter_missing(("id", "playlistId")))
+            raise Rejected(replies.error("filter_missing", expected="id, playlistId"))
         videos = None
         if playlist.startswith("UU"):
             videos = self._catalogue.uploads("UC" + playlist[2:])
         if videos is None:
-            raise Rejected(replies.playlist_not_found())
+            raise Rejected(replies.error("playlist_not_found"))
         positions = {video["id"]: position for position, video in enumerate(videos)}
 
         def shape(items: Sequence[Json]) -> list[Json]:
@@ -269,9 +269,9 @@ class Api:
         if "id" in call.params:
             wanted = [name for name in call.ids() if name in CATEGORIES]
         elif (region := call.region()) is None:
-            raise Rejected(replies.filter_missing(("id", "regionCode")))
+            raise Rejected(replies.error("filter_missing", expected="id, regionCode"))
         elif region not in REGIONS:
-            raise Rejected(replies.region_invalid())
+            raise Rejected(replies.error("region_invalid"))
         else:
             wanted = list(CATEGORIES)
         owner = "UCBR8-60-B28hp2BmDPdntcQ"  # upstream's own channel owns every category

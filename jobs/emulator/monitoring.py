@@ -58,9 +58,9 @@ def time_series(request: Request, asked: str, meter: Meter, lag_ms: int) -> Repl
     since_ms = _time(request.params.get("interval.startTime"), "interval.startTime")
     until_ms = _time(request.params.get("interval.endTime"), "interval.endTime")
     if since_ms >= until_ms:
-        raise Rejected(_invalid("The start time must be before the end time."))
+        raise Rejected(replies.bad_request("The start time must be before the end time."))
     if any(name.startswith("aggregation.") for name in request.params):
-        raise Rejected(_invalid("This emulator aggregates nothing."))
+        raise Rejected(replies.bad_request("This emulator aggregates nothing."))
     metric = terms.pop("metric.type", "").removeprefix(_PREFIX)
     wanted = terms.pop("resource.type", "consumer_quota") == "consumer_quota"
     wanted = wanted and terms.pop("resource.labels.service", _SERVICE) == _SERVICE
@@ -69,7 +69,7 @@ def time_series(request: Request, asked: str, meter: Meter, lag_ms: int) -> Repl
     elif metric == "limit":
         series, kind = _limits(meter), "GAUGE"
     else:
-        raise Rejected(_invalid('The supplied filter must specify a "metric.type" that is known.'))
+        raise Rejected(replies.bad_request('The supplied filter must specify a "metric.type" that is known.'))
     labels = {name.removeprefix("metric.labels."): value for name, value in terms.items()}
     rows = [
         (point, key)
@@ -86,7 +86,7 @@ def _terms(text: str) -> dict[str, str]:
     for part in re.split(r"\bAND\b", text):
         found = _TERM.fullmatch(part)
         if found is None:
-            raise Rejected(_invalid("The supplied filter does not have any valid operands."))
+            raise Rejected(replies.bad_request("The supplied filter does not have any valid operands."))
         terms[found[1].replace(".label.", ".labels.")] = found[2]
     return terms
 
@@ -94,13 +94,11 @@ def _terms(text: str) -> dict[str, str]:
 def _time(text: str | None, name: str) -> int:
     try:
         moment = datetime.fromisoformat(text or "")
-        return int(moment.timestamp() * 1000) if moment.tzinfo is not None else _no_time(name)
     except ValueError:
-        return _no_time(name)
-
-
-def _no_time(name: str) -> int:
-    raise Rejected(_invalid(f"Field {name} had an invalid value: a timestamp is required."))
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise Rejected(replies.bad_request(f"Field {name} had an invalid value: a timestamp is required."))
+    return int(moment.timestamp() * 1000)
 
 
 def _usage(asked: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
@@ -153,7 +151,7 @@ def _page(request: Request, rows: list[tuple[_Point, Labels]], kind: str, metric
         size = min(int(request.params.get("pageSize") or MAX_POINTS), MAX_POINTS)
         first = int(request.params.get("pageToken") or 0)
     except ValueError:
-        raise Rejected(_invalid("Field page_token had an invalid value.")) from None
+        raise Rejected(replies.bad_request("Field page_token had an invalid value.")) from None
     if size <= 0:
         size = MAX_POINTS
     by_key: Series = {}
@@ -184,7 +182,3 @@ def _series(key: Labels, points: Iterable[_Point], kind: str, metric: str, proje
             for point in points
         ],
     }
-
-
-def _invalid(message: str) -> Reply:
-    return replies.bad_request(message)

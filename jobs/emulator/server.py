@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -201,29 +202,32 @@ class Emulator:
 
     def _serve_monitoring(self, request: Request, asked: str) -> Handled:
         """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
-        fault = self._arrive_free("monitoring", MONITORING)
-        if (struck := _fault_reply(fault, request)) is not None:
-            return Handled(struck, fault)
-        token = _bearer(request.headers)
-        if not token or token.startswith("invalid"):
-            return Handled(replies.token_invalid(), fault)
-        if asked.startswith("denied"):
-            return Handled(replies.permission_denied(asked), fault)
-        with self._lock:
-            try:
-                return Handled(time_series(request, asked, self._meter, self._lag_ms), fault)
-            except Rejected as rejected:
-                return Handled(rejected.reply, fault)
+
+        def answer() -> Reply:
+            token = _bearer(request.headers)
+            if not token or token.startswith("invalid"):
+                return replies.error("401 authError")
+            if asked.startswith("denied"):
+                return replies.error("permission_denied", project=asked)
+            with self._lock:
+                return time_series(request, asked, self._meter, self._lag_ms)
+
+        return self._serve_free("monitoring", MONITORING, request, answer)
 
     def _serve_chunk(self, request: Request) -> Handled:
-        fault = self._arrive_free("upload_chunks", CHUNK)
-        if (struck := _fault_reply(fault, request)) is not None:
-            return Handled(struck, fault)
+        upload_id, content_range = request.params["upload_id"], request.headers.get("Content-Range")
+        feed = partial(self._uploads.feed, upload_id, content_range, len(request.body))
+        return self._serve_free("upload_chunks", CHUNK, request, feed)
+
+    def _serve_free(self, kind: str, method: str, request: Request, answer: Callable[[], Reply]) -> Handled:
+        """Answer what is no call of the API, and counts apart."""
+        fault = self._arrive_free(kind, method)
         if fault is not None and fault.kind == "close-before":
             return Handled(None, fault)
-        content_range = request.headers.get("Content-Range")
-        reply = self._uploads.feed(request.params["upload_id"], content_range, len(request.body))
-        return Handled(reply, fault)
+        try:
+            return Handled(_fault_reply(fault, request) or answer(), fault)
+        except Rejected as rejected:
+            return Handled(rejected.reply, fault)
 
     def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
         """Count and charge a call before anything else, and find the fault that hits it."""
@@ -250,17 +254,17 @@ class Emulator:
     def _identify(self, params: Mapping[str, str], headers: Message) -> tuple[str | None, Reply | None]:
         """(project, None), or (None, upstream's reply to a caller that it does not know)."""
         secret = params.get("key") or headers.get("X-Goog-Api-Key")
-        unusable = replies.key_invalid()
+        unusable = replies.error("key_invalid")
         if not secret:
-            secret, unusable = _bearer(headers), replies.token_invalid()
+            secret, unusable = _bearer(headers), replies.error("401 authError")
             if not secret:
-                return None, replies.unregistered_caller()
+                return None, replies.error("unregistered_caller")
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
         project = self._projects.get(secret) or f"key-{_digest(secret)}"
         if secret.startswith("invalid"):
             return None, unusable
         if secret.startswith("disabled"):
-            return None, replies.service_disabled(project)
+            return None, replies.error("service_disabled", number=replies.project_number(project))
         return project, None
 
     def _answer(self, request: Request, arrival: _Arrival) -> Reply:
@@ -271,11 +275,11 @@ class Emulator:
             return replies.bad_request("Bad Request")
         charge, project = arrival.charge, arrival.project
         if charge is None or project is None:
-            return arrival.unknown or replies.unregistered_caller()
+            return arrival.unknown or replies.error("unregistered_caller")
         if arrival.fault is not None and arrival.fault.kind == "limit-zero":
             return replies.daily_limit(charge.bucket, project, 0)
         if charge.refused and charge.bucket == "units":
-            return replies.quota_exceeded()
+            return replies.error("403 quotaExceeded")
         if charge.refused:
             limit_units = self._meter.quota_units(charge.bucket)
             return replies.daily_limit(charge.bucket, project, limit_units)
@@ -286,7 +290,7 @@ class Emulator:
 
     def _perform(self, request: Request, method: str) -> Reply:
         if method == UNKNOWN:
-            return replies.method_not_found()
+            return replies.error("method_not_found")
         upload = request.params.get("uploadType") if is_upload(request.path) else None
         if upload == "resumable":
             call = Call(method, request.params, _json_object(request.body))
@@ -317,7 +321,7 @@ class Emulator:
             case "POST", "faults":
                 return self._queue_json(request.body)
             case _:
-                return replies.method_not_found()
+                return replies.error("method_not_found")
 
     def _queue_json(self, body: bytes) -> Reply:
         """Queue one fault or a list of them: either all of them or none."""

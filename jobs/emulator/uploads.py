@@ -46,7 +46,7 @@ class Uploads:
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
-                raise Rejected(replies.method_not_found())
+                raise Rejected(replies.error("method_not_found"))
             if session.made is None and self._complete(session, content_range, length_bytes):
                 session.made = self._store(session.call)
             if session.made is not None:

@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # one bad request must not stop the emulator
             # Print only the kind of error: its text might quote a key.
             _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
-            outcome = Handled(replies.internal_error())
+            outcome = Handled(replies.error("internal_error"))
         self._act(outcome)
 
     # The base class looks these names up.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.job import Page, first_attempt, resources
+from quota.jobs.job import Cursor, Page, first_attempt, resources
 from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.jobs.job import Cursor
     from quota.jobs.store.store import Store
 
 PAGE_ITEMS = 50

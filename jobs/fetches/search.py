@@ -6,13 +6,10 @@ unit). The cursor keeps the ids that the first step found, so a refusal between 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.jobs.fetches.trending import PAGE_ITEMS, PARTS
-from quota.jobs.job import Page, checked_id, first_attempt, resources
-
-if TYPE_CHECKING:
-    from quota.jobs.job import Cursor
+from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 
 
 def _attempt(cursor: Cursor | None) -> str:

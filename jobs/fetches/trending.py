@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quota.jobs.job import Page, first_attempt, resources
-
-if TYPE_CHECKING:
-    from quota.jobs.job import Cursor
+from quota.jobs.job import Cursor, Page, first_attempt, resources
 
 PARTS = "snippet,statistics,contentDetails"
 PAGE_ITEMS = 50

@@ -9,22 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
-from quota.ledger.contract import ChargeResult
-from quota.ledger.entry import Entry
-from quota.ledger.grants import grants_text
-from quota.ledger.state_fields import id_text
-from quota.terms.limits import Sliding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.contract import ChargeRequest, Exhaustion
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.grants import Grant
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import View
+from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion
+from quota.ledger.entry import Charge, Entry, Id
+from quota.ledger.grants import Grant, grants_text
+from quota.ledger.unlogged import UnloggedUsage
+from quota.terms.limits import Sliding, View
 
 KEEP_AT_LEAST = 10_000
 """The log is trimmed when it has twice the charges that it had after the last time, but at least these."""
@@ -113,24 +104,24 @@ class MemoryLedger:
                 return answer._replace(outcome="refused")
         if not commit:
             return answer
-        ids = [self.append(charge) for charge in (request.charge, *request.also)]
-        ms, _ = ids[0]
+        first, *also = [self.append(charge) for charge in (request.charge, *request.also)]
         for view, units in {check.view: check.cost_units for check in request.checks}.items():
-            self._views[view].add(ms, units)
+            self._views[view].add(first.ms, units)
         after = tuple(units + check.cost_units for check, units in zip(request.checks, used, strict=True))
-        return answer._replace(id=id_text(ids[0]), last=ids[-1], used_units=after, also=tuple(map(id_text, ids[1:])))
+        return answer._replace(id=first.id, last=self._last, used_units=after, also=tuple([entry.id for entry in also]))
 
-    def append(self, charge: Charge) -> Id:
+    def append(self, charge: Charge) -> Entry:
         """Log a charge, dated now: ids never go back (L10). The caller adds it to the totals that count it: credentials
         of a project have the same limits, so a request names them all."""
         now_ms, (ms, seq) = self._clock(), self._last
         self._last = ms, seq = (now_ms, 0) if now_ms > ms else (ms, seq + 1)
-        self._log.append(Entry(ms, seq, charge.units, *charge))
+        entry = Entry(ms, seq, charge.units, *charge)
+        self._log.append(entry)
         if len(self._log) >= self._trim_at:
             self._trimmed_ms = now_ms - self._longest_ms
             del self._log[: bisect_right(self._log, self._trimmed_ms, key=lambda entry: entry.ms)]
             self._trim_at = max(KEEP_AT_LEAST, 2 * len(self._log))
-        return ms, seq
+        return entry
 
     def _total(self, view: View) -> _Total:
         total = self._views.get(view)

@@ -9,16 +9,17 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
+from quota.common.members import members
 from quota.common.text import many
 from quota.errors import UsageError
-from quota.jobs.job import attempt_of, fetch_to_look_at
+from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
@@ -27,12 +28,10 @@ from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import date
 
     from rich.console import RenderableType
     from rich.text import Text
 
-    from quota.jobs.job import Fetch
     from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
@@ -108,38 +107,23 @@ class Plan:
             "limits": [
                 {
                     "project": row.project,
-                    "name": row.limit.name,
                     "window": row.limit.view.window.name,
-                    "limit_units": row.limit.limit_units,
-                    "paced": row.limit.paced,
+                    **members(row.limit, "name limit_units paced"),
                     "needs_units_per_day": row.needs_units,
                     "days": [
-                        {
-                            "from": rfc3339(day.start_ms),
-                            "hours": list(day.hours),
-                            "used_units": day.used_units,
-                            "left_units": day.left_units,
-                            "refused_ticks": day.refused_ticks,
-                            "dry_at": None if day.dry_ms is None else rfc3339(day.dry_ms),
-                        }
+                        {"from": rfc3339(day.start_ms), "hours": list(day.hours)}
+                        | members(day, "used_units left_units refused_ticks dry_at")
                         for day in row.days
                     ],
                 }
                 for row in self.limits
             ],
             "jobs": [
-                {
-                    "job": job.name,
-                    "ticks": job.ticks,
-                    "refused_ticks": job.refused_ticks,
-                    "refused_regions": job.refused_regions,
-                    "first_refused_at": None if job.first_refused_ms is None else rfc3339(job.first_refused_ms),
-                    "first_refused_by": job.first_refused_by,
-                    "passes": dict(job.passes),
-                }
+                {"job": job.name, "passes": dict(job.passes)}
+                | members(job, "ticks refused_ticks refused_regions first_refused_at first_refused_by")
                 for job in self.jobs
             ],
-            "changes": [change.as_json() for change in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "notes": list(self.notes),
         }
 

@@ -23,27 +23,23 @@ from quota.common.clock import NEVER
 from quota.deciding.outlook import unlogged_usage
 from quota.deciding.run_limit import MAX_UNITS, RunLimit
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
-from quota.jobs.job import attempt_of, fetch_to_look_at
+from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
-from quota.ledger.contract import MIN_RETENTION_MS, read_entries
-from quota.ledger.entry import Charge
+from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
+from quota.ledger.entry import Charge, Entry
 from quota.ledger.parts import notes_in
-from quota.session import machine_jitter_ms
+from quota.session import Session, machine_jitter_ms
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.decision import Decision
-    from quota.jobs.job import Fetch
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.checkpoints import Checkpoint
-    from quota.ledger.contract import Exhaustion
-    from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.session import Session
     from quota.settings.model import CredentialSettings, JobSettings, Settings
     from quota.terms.costs import CostBook, Part, Price
 

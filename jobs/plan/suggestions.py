@@ -6,21 +6,16 @@ It tries the jobs that use most of the limits that refuse: a longer interval, fe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from quota.jobs.plan.simulation import pass_steps, prices_between, simulate
+from quota.jobs.job import Fetch
+from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
 from quota.jobs.schedule.ticks import ticks
+from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import Cron, Every, parse_schedule
-from quota.terms.limits import DAY_MS, MINUTE_MS, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from quota.jobs.job import Fetch
-    from quota.jobs.plan.simulation import Simulated, State
-    from quota.settings.model import JobSettings, Settings
-    from quota.terms.limits import Limit
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration
 
 MAX_JOBS = 5
 """The most jobs to try one by one: those that use most."""
@@ -40,15 +35,6 @@ class Change:
     setting: str
     before: str
     after: str
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "job": self.job,
-            "credential": self.credential,
-            "setting": self.setting,
-            "before": self.before,
-            "after": self.after,
-        }
 
     def sentence(self) -> str:
         """`searches: schedule = "every 103m" instead of "every 45m"`."""

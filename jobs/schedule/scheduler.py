@@ -33,36 +33,31 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
+from quota import Decision, Session
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
-from quota.jobs.job import load_fetch
+from quota.jobs.job import Fetch, RunReport, load_fetch
 from quota.jobs.rotation import by_rotation
-from quota.jobs.schedule.ticks import Tick, streams
+from quota.jobs.schedule.ticks import Stream, Tick, streams
 from quota.jobs.store.store import Store
 from quota.reports.notify import Ping
+from quota.settings.model import JobSettings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from quota import Decision, Session
-    from quota.jobs.job import Fetch, RunReport
-    from quota.jobs.schedule.ticks import Stream
-    from quota.settings.model import JobSettings
 
 WORKERS = 32
 """The most jobs that run at the same time. They mostly wait for the network."""
@@ -389,15 +384,10 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 def log_schedule() -> None:
     """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
-    from quota.cli.output import json_formatter, quiet_libraries
-    from quota.common.log_filter import LineFormatter, install
+    from quota.cli.output import log_to_stderr
+    from quota.common.log_filter import LineFormatter
 
-    handler = logging.StreamHandler()
     formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
-    handler.setFormatter(json_formatter() or formatter)
-    level = os.environ.get("QUOTA_LOG", "").upper() or "WARNING"
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    log_to_stderr(formatter)
     log.setLevel(min(logging.INFO, logging.getLogger().level))
-    install(handler)
-    quiet_libraries()

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from quota.common.clock import NEVER
-from quota.settings.schedules import MAX_PAUSE_DAYS, parse_schedule
+from quota.settings.schedules import MAX_PAUSE_DAYS, Schedule, parse_schedule
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from quota.settings.model import JobSettings
-    from quota.settings.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)

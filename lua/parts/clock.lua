@@ -1,6 +1,7 @@
 -- The server's clock in ms, or the time that was given, for tests and simulation.
 local function clock(given_ms)
-  if given_ms ~= 0 then return given_ms end
+  if given_ms ~= 0 then return given_ms, string.format('%.0f', given_ms) end
   local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  local text = time[1] .. string.sub('00000' .. time[2], -6, -4) -- it tells microseconds without leading zeros
+  return tonumber(text), text
 end

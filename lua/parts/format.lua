@@ -2,7 +2,7 @@
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
 local FORMAT = '5'
 local function other_format(found, epoch)
-  local peer = string.match(epoch or '', '^!(.*)')
+  local peer = epoch and string.sub(epoch, 1, 1) == '!' and string.sub(epoch, 2)
   if found == FORMAT and peer then
     local way = string.match(peer, '^[<>]')
     local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import codecs
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from quota.budget import check_call
+from quota.budget import Budget, check_call
 from quota.common.named import read_named
 from quota.common.text import show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UsageError
 from quota.ledger.contract import MAX_CHARGES
 from quota.terms.attribution import check_name
-
-if TYPE_CHECKING:
-    from quota.budget import Budget
 
 MAX_FILE_BYTES = 65_536
 """100 calls with comments need less. `/dev/zero` has more."""

@@ -7,22 +7,16 @@ What else may be wrong with the ledger and with this machine is the business of 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from quota.common.clock import weekday
-from quota.common.findings import Finding, finding_of, ranked
+from quota.common.findings import Finding, Level, finding_of, ranked
 from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
-from quota.session import projects_left
+from quota.session import Session, projects_left
 from quota.settings.lint import lint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.common.findings import Level
-    from quota.session import Session
-    from quota.settings.model import Settings
+from quota.settings.model import Settings
 
 
 def check(session: Session) -> list[Finding]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
+    from quota.terms.costs import Part
 
 
 @click.command()
@@ -95,11 +96,11 @@ def costs(
                         "method": name,
                         "units": chosen.price(name).units,
                         "bucket": chosen.price(name).bucket or None,
-                        "parts": [part._asdict() for part in chosen.price(name).parts],
+                        "parts": [_part_json(part) for part in chosen.price(name).parts],
                         "next": {
                             "units": coming[name].units,
                             "bucket": coming[name].bucket or None,
-                            "parts": [part._asdict() for part in coming[name].parts],
+                            "parts": [_part_json(part) for part in coming[name].parts],
                             "since": coming[name].since.isoformat(),
                         }
                         if name in coming
@@ -113,14 +114,18 @@ def costs(
     width = max(map(len, names))
     for name in names:
         first, *others = chosen.price(name).parts or (None,)
-        also = "".join(f", {part.units:,} {part.bucket}" for part in others)
+        also = "".join(f", {part}" for part in others)
         later = f"; {coming[name]} from {coming[name].since}" if name in coming else ""
         say(
             f"{name:<{width}}  "
-            + (f"{first.units:>6,}  {first.bucket}{also}{later}" if first else f"{'':>6}  free{later}")
+            + (f"{first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}" if first else f"{'':>6}  free{later}")
         )
     say(f"cost book {chosen.name}, read on {chosen.read_on} from")
     say(chosen.source)
+
+
+def _part_json(part: Part) -> dict[str, object]:
+    return {"bucket": part.bucket, "units": part.units, **({"reserved": True} if part.reserve else {})}
 
 
 @click.command()

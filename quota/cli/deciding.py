@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +16,6 @@ from quota.cli.options import call_options, config_option, credential_option, js
 from quota.cli.output import decision_status, fail, print_json, say, say_built_in, unprinted
 from quota.common.text import many
 from quota.errors import UnknownMethod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @click.command()
@@ -113,9 +111,9 @@ def _charge_together(
 @credential_option
 @config_option
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
-    """Give back a charge whose request never left this machine, in all of its buckets.
+    """Give back a charge whose request never left this machine.
 
-    An unknown ID exits with 1.
+    Of a call of several buckets it gives back all. An unknown ID exits with 1.
 
     \b
     Example:
@@ -130,9 +128,9 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @credential_option
 @config_option
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set what a charge really cost, in units. May be repeated. Of a call of several buckets: in the first.
+    """Set what a charge really cost, in units. May be repeated.
 
-    An unknown ID exits with 1.
+    Of a call of several buckets it sets what it cost in the first. An unknown ID exits with 1.
 
     \b
     Example:

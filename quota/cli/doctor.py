@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import date
 from statistics import median
-from typing import TYPE_CHECKING
 
 from quota.cli.check import journal
 from quota.common.clock import host_clock, rfc3339, utc
@@ -22,16 +22,12 @@ from quota.common.text import describe, many, one_line
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
 from quota.ledger.parts import repairable
 from quota.reports.status import exact_from
+from quota.session import Session
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
+from quota.settings.model import CredentialSettings, Settings
+from quota.terms.costs import CostBook
 from quota.terms.limits import MINUTE_MS, SECOND_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.session import Session
-    from quota.settings.model import CredentialSettings, Settings
-    from quota.terms.costs import CostBook
 
 PEEKS = 20
 SLOW_MS = 100

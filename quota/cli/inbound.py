@@ -10,6 +10,7 @@ from quota.cli.options import Group, config_option, json_option, limit_option, t
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
+from quota.common.members import members
 from quota.common.text import nearest, show
 from quota.terms.limits import format_duration
 
@@ -152,18 +153,13 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
     from quota.inbound.counting import Outcome
 
     return {
-        "name": rule.name,
+        **members(rule, "name path cost fail shadow"),
         "methods": sorted(rule.methods),
-        "path": rule.path,
-        "algorithm": rule.policy.algorithm,
+        **members(rule.policy, "algorithm count_rejected"),
         "limits": [
             {"name": name, "limit": one.number, "window_ms": one.window_ms, "burst": one.burst or None}
             for name, one in zip(rule.policies, rule.limits, strict=True)
         ],
-        "cost": rule.cost,
-        "fail": rule.fail,
-        "shadow": rule.shadow,
-        "count_rejected": rule.policy.count_rejected,
         "identities": report.identities[rule.name],
         **{outcome: report.ended(rule.name, outcome) for outcome in get_args(Outcome)},
     }

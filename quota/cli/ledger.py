@@ -12,6 +12,7 @@ import click
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import print_json, say
 from quota.common.clock import host_clock, rfc3339
+from quota.common.members import members
 from quota.common.text import listed, many
 from quota.decision import SET_THE_CLOCK
 from quota.errors import ConfigError, LedgerError, RepairRefused, UsageError
@@ -272,15 +273,9 @@ def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
 
 
 def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
-    return {
-        "project": project,
-        "newest": rfc3339(ahead.newest_ms) if ahead.newest_ms else None,
-        "charges": ahead.charges,
-        "units": ahead.units,
-        "unlogged_units": ahead.unlogged_units,
-        "exhaustions": ahead.exhaustions,
-        "claims": ahead.claims,
-    }
+    newest = rfc3339(ahead.newest_ms) if ahead.newest_ms else None
+    counts = members(ahead, "charges units unlogged_units exhaustions claims")
+    return {"project": project, "newest": newest, **counts}
 
 
 # -- for other languages -----------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
+from quota.common.members import members
 from quota.ledger.history import RUN_CHARS
 from quota.reports.spending import read_charges, read_refusals
 
@@ -22,23 +23,33 @@ TABLE_ROWS = 1_000
 """The most rows of a table; then another one begins. So a long log needs no memory."""
 
 
-def print_charges(
-    ledger: Ledger,
-    books: Mapping[str, CostBook],
-    since: str,
-    start_ms: int,
-    *,
-    job: str | None,
-    method: str | None,
-    as_json: bool,
-) -> None:
-    """The charges to these projects since `start_ms`, each with its cost book; `since` is how the user wrote it."""
+class Wanted(NamedTuple):
+    """What is to be shown: of these projects, each with its cost book, since `start_ms`, which the user wrote as
+    `since`; of a job or a method alone, where one is named."""
+
+    books: Mapping[str, CostBook]
+    since: str
+    start_ms: int
+    job: str | None
+    method: str | None
+
+    def has(self, project: str, job: str, method: str) -> bool:
+        named = self.books[project].canonical
+        return self.job in (None, job) and (self.method is None or named(self.method) == named(method))
+
+    def nothing(self, done: str) -> str:
+        like = "" if self.job is None is self.method else "like that "
+        return f"nothing {like}was {done} in the last {self.since}"
+
+
+def print_charges(ledger: Ledger, wanted: Wanted, *, as_json: bool) -> None:
+    """The charges, oldest first."""
+    books, start_ms = wanted.books, wanted.start_ms
     after_ms = max(ledger.whole_after_ms(project) for project in books)  # first: a ledger that has moved says so here
     charges = (
         (project, entry)
         for project, entry in read_charges(ledger, books, start_ms)
-        if (job is None or entry.job == job)
-        and (method is None or books[project].canonical(entry.method) == books[project].canonical(method))
+        if wanted.has(project, entry.job, entry.method)
     )
     found = False
     while output_lost() is None and (some := list(islice(charges, TABLE_ROWS))):
@@ -51,30 +62,15 @@ def print_charges(
     if as_json:
         return
     if not found:
-        say(f"nothing {'' if job is None is method else 'like that '}was charged in the last {since}")
+        say(wanted.nothing("charged"))
     if after_ms >= start_ms > 0:
-        say(f"only since {weekday(after_ms)}, not {since}: older charges are in `quota spend`, by the hour")
+        say(f"only since {weekday(after_ms)}, not {wanted.since}: older charges are in `quota spend`, by the hour")
 
 
-def print_refusals(
-    ledger: Ledger,
-    books: Mapping[str, CostBook],
-    since: str,
-    start_ms: int,
-    *,
-    job: str | None,
-    method: str | None,
-    as_json: bool,
-) -> None:
-    """The last refusals of these projects since `start_ms`."""
-    refusals = [
-        one
-        for project in books
-        for one in read_refusals(ledger, project)
-        if one.at_ms >= start_ms
-        and job in (None, one.job)
-        and (method is None or one.method == books[project].canonical(method))
-    ]
+def print_refusals(ledger: Ledger, wanted: Wanted, *, as_json: bool) -> None:
+    """The last refusals, oldest first."""
+    kept = (one for project in wanted.books for one in read_refusals(ledger, project))
+    refusals = [x for x in kept if x.at_ms >= wanted.start_ms and wanted.has(x.project, x.job, x.method)]
     refusals.sort(key=lambda one: one.at_ms)
     if as_json:
         for one in refusals:
@@ -82,7 +78,7 @@ def print_refusals(
     elif refusals:
         print_rich(render_refusals(refusals))
     else:
-        say(f"nothing {'' if job is None is method else 'like that '}was refused in the last {since}")
+        say(wanted.nothing("refused"))
 
 
 def _charge_json(project: str, entry: Entry) -> dict[str, object]:
@@ -90,11 +86,6 @@ def _charge_json(project: str, entry: Entry) -> dict[str, object]:
         "id": entry.id,
         "at": rfc3339(entry.ms),
         "project": project,
-        "method": entry.method,
-        "bucket": entry.bucket,
-        "units": entry.units,
-        "charged_units": entry.charged_units,
-        "job": entry.job,
-        "region": entry.region,
+        **members(entry, "method bucket units charged_units job region"),
         "run": entry.idempotency_key[:RUN_CHARS],
     }

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
 
 import click
 
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.limits import parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
 
 F = TypeVar("F", bound="Callable[..., Any] | click.Command")
 

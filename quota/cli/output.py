@@ -87,10 +87,10 @@ def fail(message: str) -> None:
     click.echo(f"quota: {line}", err=True)
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
     """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
 
-    QUOTA_LOG_FORMAT=json makes each line an object.
+    QUOTA_LOG_FORMAT=json makes each line an object; else a `formatter` writes it, in the place of what wrote before.
 
     For commands that load `logging` anyway: a refused `quota charge` does not.
     """
@@ -101,13 +101,13 @@ def log_to_stderr() -> None:
     level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()
     shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-    handler.setFormatter(json_formatter() or LineFormatter(shown))
-    logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
+    handler.setFormatter(_json_formatter() or formatter or LineFormatter(shown))
+    logging.basicConfig(level=(level or "warning").upper(), handlers=[handler], force=formatter is not None)
     install()
     quiet_libraries()
 
 
-def json_formatter() -> logging.Formatter | None:
+def _json_formatter() -> logging.Formatter | None:
     """The formatter that QUOTA_LOG_FORMAT=json asks for; None for the usual one."""
     if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) != "json":
         return None

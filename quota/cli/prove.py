@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quota.budget import Budget
+from quota.common.members import members
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -43,16 +44,9 @@ class Proof:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "limit_units": self.limit_units,
-            "fixed_peak_units": self.fixed_peak_units,
-            "sliding_peak_units": self.sliding_peak_units,
+            **members(self, "limit_units fixed_peak_units sliding_peak_units"),
             "rows": [
-                {
-                    "offset_ms": row.at_ms - MIDNIGHT_MS,
-                    "asked_units": row.asked_units,
-                    "fixed_units": row.fixed_units,
-                    "sliding_units": row.sliding_units,
-                }
+                {"offset_ms": row.at_ms - MIDNIGHT_MS, **members(row, "asked_units fixed_units sliding_units")}
                 for row in self.rows
             ],
         }

@@ -1,28 +1,23 @@
 """The same proof over HTTP: `prove --http` sends bursts to a real server, behind a fixed window and each algorithm.
 
-Run as a program, this module is that server. One identity sends `LIMIT` requests late in a fixed window, and as many
+The server is in a thread of this process. One identity sends `LIMIT` requests late in a fixed window, and as many
 again half a window later, when the next one has begun.
 """
 
 from __future__ import annotations
 
 import http.client
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.errors import QuotaError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIMIT = 20
 BURST = 5
@@ -74,31 +69,20 @@ def prove_http() -> HttpProof:
 
 
 def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
-    with tempfile.TemporaryDirectory(prefix="quota-prove-") as folder:
-        file = str(Path(folder) / "inbound.db")
-        # -P: else a module in the current folder, whoever made it, would be imported instead of ours.
-        command = [sys.executable, "-P", "-m", "quota.cli.prove_http", file, str(window_ms)]
-        # SIGTERM alone would leave the server and the folder behind.
-        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        pipe = subprocess.PIPE
-        server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)  # noqa: S603
-        try:
-            assert server.stdout is not None  # noqa: S101  # it is a pipe
-            host, _, port = server.stdout.readline().strip().removeprefix("http://").rpartition(":")
-            if not port:
-                _, said = server.communicate()
-                raise QuotaError(f"the server did not start: {said.strip() or 'it said nothing'}")
-            return _bursts(host, int(port), window_ms / 1000)
-        finally:
-            server.terminate()
-            server.communicate()
-            signal.signal(signal.SIGTERM, before)
-
-
-def _bursts(host: str, port: int, window_s: float) -> tuple[HttpRow, ...] | None:
     """What was admitted of the bursts; None if they took too long to say anything."""
-    with closing(http.client.HTTPConnection(host, port, timeout=10)) as connection:
-        return _sent(connection, window_s)
+    from quota.web.lifecycle import served
+
+    # SIGTERM alone would leave the folder behind.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="quota-prove-") as folder,
+            served(_make_app(str(Path(folder) / "inbound.db"), window_ms)) as (host, port),
+            closing(http.client.HTTPConnection(host, port, timeout=10)) as connection,
+        ):
+            return _sent(connection, window_ms / 1000)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _sent(connection: http.client.HTTPConnection, window_s: float) -> tuple[HttpRow, ...] | None:
@@ -168,21 +152,3 @@ def _make_app(file: str, window_ms: int) -> Any:
         Rule("warm-up", Limit(1_000, 60_000)),
     ]
     return asgi(_Fixed(window_ms), Rules(rules, url=f"sqlite:///{file}", exempt=[_PATHS[FIXED]]))
-
-
-def _end_with_parent() -> None:
-    """Nobody writes to this program: its input ends when the program that started it does, also by SIGKILL."""
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _serve(file: str, window_ms: int) -> None:
-    from quota.web.lifecycle import address_of, listen, serve
-
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    listener = listen("127.0.0.1", 0)
-    serve(lambda: _make_app(file, window_ms), listener, ready=lambda: print(address_of(listener), flush=True))  # noqa: T201
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))

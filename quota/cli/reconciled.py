@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc, weekday
 from quota.common.text import many, spell
-from quota.reconcile.comparison import TOLERANCE_MS
+from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.console import RenderableType
 
-    from quota.reconcile.comparison import BucketCount, MethodCount
     from quota.reconcile.reconcile import Reconciled
     from quota.reports.notify import Notice
 

@@ -8,10 +8,10 @@ from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
-from quota.reports.spending import refused_by
+from quota.reports.spending import KeptRefusal, Spending, refused_by
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_status import clock, closed, early_of, notes_of
-from quota.wording.parts import Table
+from quota.wording.parts import Part, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.decision import Decision
     from quota.ledger.entry import Entry
-    from quota.reports.spending import KeptRefusal, Spending
     from quota.reports.status import CredentialRow, Status
-    from quota.wording.parts import Part
 
 
 def render_status(status: Status) -> RenderableType:

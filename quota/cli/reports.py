@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -20,9 +21,6 @@ from quota.cli.options import (
 from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, show
 from quota.errors import QuotaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WATCH_S = 2
 
@@ -170,7 +168,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         lost = many(lost_units, "unit")
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
     if spending.upstream_units:
-        say(f"not listed: {many(spending.upstream_units, 'unit')} that only upstream counted; see `quota reconcile`")
+        units = many(spending.upstream_units, "unit")
+        say(f"not listed: {units} used by others, as upstream said; see `quota reconcile`")
 
 
 @click.command()
@@ -201,7 +200,7 @@ def log(
       quota log --method search.list --json | jq -r .id
       quota log --refused
     """
-    from quota.cli.log import print_charges, print_refusals
+    from quota.cli.log import Wanted, print_charges, print_refusals
 
     since_ms = duration_ms("--since", since)
     with quota.open(config) as session:
@@ -209,8 +208,8 @@ def log(
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         books = {one.project: one.book for one in chosen}
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        print_ = print_refusals if refused else print_charges
-        print_(session.ledger, books, since, start_ms, job=job, method=method, as_json=as_json)
+        wanted = Wanted(books, since, start_ms, job, method)
+        (print_refusals if refused else print_charges)(session.ledger, wanted, as_json=as_json)
 
 
 @click.command()

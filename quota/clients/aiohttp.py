@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from asyncio import timeout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
     import aiohttp
 
     from quota.async_budget import AsyncBudget
     from quota.budget import Budget
+    from quota.clients.metering import Attempt
+    from quota.clients.usage import Usage
 
 
 def aiohttp_middleware(
@@ -31,8 +34,49 @@ def aiohttp_middleware(
 
     gate = AsyncHostGate(budget, method, hosts)
 
+    class Watched:
+        """A body that settles its attempt by what it says, while it is read."""
+
+        def __init__(self, reader: aiohttp.StreamReader, attempt: Attempt, usage: Usage) -> None:
+            self._reader, self._attempt, self._usage = reader, attempt, usage
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._reader, name)
+
+        async def _read(self, piece: bytes) -> bytes:
+            self._usage.feed(piece)
+            if self._reader.at_eof():
+                self._usage.end()
+            await gate.settle(self._attempt, self._usage.take())
+            return piece
+
+        async def read(self, n: int = -1) -> bytes:
+            return await self._read(await self._reader.read(n))
+
+        async def readany(self) -> bytes:
+            return await self._read(await self._reader.readany())
+
+        async def readline(self, **options: Any) -> bytes:
+            return await self._read(await self._reader.readline(**options))
+
+        async def readuntil(self, *args: Any, **options: Any) -> bytes:
+            return await self._read(await self._reader.readuntil(*args, **options))
+
+        async def readexactly(self, n: int) -> bytes:
+            return await self._read(await self._reader.readexactly(n))
+
+        async def readchunk(self) -> tuple[bytes, bool]:
+            piece, ends = await self._reader.readchunk()
+            return await self._read(piece), ends
+
+        # They read by the methods above.
+        __aiter__ = aiohttp.StreamReader.__aiter__
+        iter_any = aiohttp.StreamReader.iter_any
+        iter_chunked = aiohttp.StreamReader.iter_chunked
+        iter_chunks = aiohttp.StreamReader.iter_chunks
+
     async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        attempt = await gate.charge(request.method, str(request.url))
+        attempt = await gate.charge(request.method, str(request.url), await _body_of(aiohttp, request))
         if attempt is None:
             return await handler(request)
         try:
@@ -48,6 +92,9 @@ def aiohttp_middleware(
             status, headers = response.status, response.headers
             body = await _peek(aiohttp.ClientError, response) if attempt.reads_body(status, headers) else b""
             await gate.answered(attempt, status, body, headers)
+            usage = attempt.usage(status, headers)
+            if usage is not None:
+                response.content = Watched(response.content, attempt, usage)  # type: ignore[assignment]
         except BaseException:  # cancelled: nobody else knows of the response
             response.close()
             raise
@@ -55,6 +102,13 @@ def aiohttp_middleware(
 
     finalize(metered, gate.close)  # aiohttp closes no middleware
     return metered
+
+
+async def _body_of(library: Any, request: aiohttp.ClientRequest) -> RequestBody:
+    body = request.body
+    if isinstance(body, library.BytesPayload):
+        return RequestBody.of(await body.as_bytes())
+    return RequestBody.of(body or None, getattr(body, "size", None))
 
 
 async def _peek(broken: type[Exception], response: aiohttp.ClientResponse) -> bytes:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Meter
 from quota.clients.upstream import upstream_of
-from quota.errors import UsageError
+from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
 from quota.terms.hosts import Hosts
+from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.budget import Budget
     from quota.clients.upstream import Headers
+    from quota.terms.reserve import RequestBody
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
@@ -72,9 +75,9 @@ class HostGate:
         self._upstream = upstream_of(book)
         self._hosts = Hosts(names)
 
-    def charge(self, verb: str, url: str) -> Attempt | None:
+    def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self.meter.attempt(self.name(verb, url), verb) if self.is_metered(url) else None
+        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(url) else None
 
     def is_metered(self, url: str) -> bool:
         return self._hosts.serve(url)
@@ -102,13 +105,13 @@ class AsyncHostGate:
         if self._own is not None:
             self._own.close()
 
-    async def charge(self, verb: str, url: str) -> Attempt | None:
+    async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         gate = self._gate
         if not gate.is_metered(url):
             return None
-        call = gate.meter.call(gate.name(verb, url), verb)
-        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0])
+        call = gate.meter.call(gate.name(verb, url), verb, body)
+        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._budget._awaiter.in_thread(attempt.never_left)
@@ -120,3 +123,10 @@ class AsyncHostGate:
             await self._budget._awaiter.in_thread(partial(attempt.follow, reading))
         else:
             attempt.follow(reading)
+
+    async def settle(self, attempt: Attempt, used_units: int | None) -> None:
+        """Settle what was reserved, where it is known what the call used; in a thread. Its reader goes on then."""
+        if used_units is None:
+            return
+        with suppress(QuotaError):  # its session was closed meanwhile: the bound stands
+            await self._budget._awaiter.in_thread(partial(attempt.settle, used_units))

@@ -56,6 +56,7 @@ from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
 from quota.terms.hosts import Hosts
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -340,7 +341,7 @@ class _Gate:
             sent = []
         else:
             said = request.methodId if request is not None else None
-            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb))]
+            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb, RequestBody.of(body)))]
         self._waiting.sent = sent
         return sent
 

@@ -8,6 +8,7 @@ from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, Hos
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from quota.async_budget import AsyncBudget
     from quota.budget import Budget
+    from quota.clients.metering import Attempt
+    from quota.clients.usage import Usage
 
 
 # -- httpx -------------------------------------------------------------------------------------------------------------
@@ -70,9 +73,23 @@ def httpx_transport(
         def close(self) -> None:
             self._stream.close()
 
+    class Watched(httpx.Response):
+        """A response that settles its attempt by what the body says, while it is read."""
+
+        attempt: Attempt
+        usage: Usage
+
+        def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+            for piece in super().iter_bytes(chunk_size):
+                self.usage.feed(piece)
+                self.attempt.settle(self.usage.take())
+                yield piece
+            self.usage.end()
+            self.attempt.settle(self.usage.take())
+
     class MeteredTransport(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
-            attempt = gate.charge(request.method, str(request.url))
+            attempt = gate.charge(request.method, str(request.url), _body_of(httpx, request))
             if attempt is None:
                 return below.handle_request(request)
             try:
@@ -83,14 +100,14 @@ def httpx_transport(
             status, headers = response.status_code, response.headers
             if not attempt.reads_body(status, headers):
                 attempt.answered(status, b"", headers)
-                return response
+                return _watched(httpx, Watched, attempt, response, response.stream)
             stream = Peeked(cast("httpx.SyncByteStream", response.stream))
             try:
                 attempt.answered(status, _decoded(httpx, response, stream.peek()), headers)
             except BaseException:  # interrupted: nobody else knows of the response
                 stream.close()
                 raise
-            return _with_stream(httpx, response, stream)
+            return _watched(httpx, Watched, attempt, response, stream)
 
         def close(self) -> None:
             below.close()
@@ -143,9 +160,23 @@ def httpx_async_transport(
         async def aclose(self) -> None:
             await self._stream.aclose()
 
+    class Watched(httpx.Response):
+        """A response that settles its attempt by what the body says, while it is read."""
+
+        attempt: Attempt
+        usage: Usage
+
+        async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            async for piece in super().aiter_bytes(chunk_size):
+                self.usage.feed(piece)
+                await gate.settle(self.attempt, self.usage.take())
+                yield piece
+            self.usage.end()
+            await gate.settle(self.attempt, self.usage.take())
+
     class MeteredTransport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            attempt = await gate.charge(request.method, str(request.url))
+            attempt = await gate.charge(request.method, str(request.url), _body_of(httpx, request))
             if attempt is None:
                 return await below.handle_async_request(request)
             try:
@@ -156,14 +187,14 @@ def httpx_async_transport(
             status, headers = response.status_code, response.headers
             if not attempt.reads_body(status, headers):
                 await gate.answered(attempt, status, b"", headers)
-                return response
+                return _watched(httpx, Watched, attempt, response, response.stream)
             stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
             try:
                 await gate.answered(attempt, status, _decoded(httpx, response, await stream.peek()), headers)
             except BaseException:  # cancelled: nobody else knows of the response
                 await stream.aclose()
                 raise
-            return _with_stream(httpx, response, stream)
+            return _watched(httpx, Watched, attempt, response, stream)
 
         async def aclose(self) -> None:
             await below.aclose()
@@ -194,8 +225,21 @@ def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:
     return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
 
 
-def _with_stream(library: Any, response: httpx.Response, stream: Any) -> httpx.Response:
-    renewed: httpx.Response = library.Response(
+def _body_of(library: Any, request: httpx.Request) -> RequestBody:
+    try:
+        return RequestBody.of(request.content)
+    except library.RequestNotRead:
+        return RequestBody.of(request.stream, request.headers.get("content-length"))
+
+
+def _watched(library: Any, kind: Any, attempt: Attempt, response: httpx.Response, stream: Any) -> httpx.Response:
+    """The response, read from this stream. It is of the watching `kind` where its body may settle the attempt."""
+    usage = attempt.usage(response.status_code, response.headers)
+    if usage is None and stream is response.stream:
+        return response
+    renewed: httpx.Response = (library.Response if usage is None else kind)(
         response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
     )
+    if usage is not None:
+        renewed.attempt, renewed.usage = attempt, usage  # type: ignore[attr-defined]
     return renewed

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quota.budget import Budget, account_of
-from quota.clients.upstream import NOTHING, upstream_of
+from quota.clients.upstream import NOTHING, Closing, units_in, upstream_of
+from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
-from quota.deciding.checklist import charge_units
+from quota.deciding.checklist import MAX_CHARGE_UNITS, charge_units
+from quota.deciding.corrections import Settlement
+from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
@@ -28,15 +33,17 @@ from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import Calendar
+from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from quota.budget import Call
-    from quota.clients.upstream import Closing, Headers, Reading
+    from quota.clients.upstream import Headers, Reading
     from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
     from quota.terms.costs import CostBook
+    from quota.terms.reserve import RequestBody
 
 _log = logging.getLogger("quota")
 
@@ -53,14 +60,15 @@ class Meter:
         self.budget = budget
         self._run_limit = None if max_units is None else RunLimit(max_units)
 
-    def attempt(self, method: str, verb: str) -> Attempt:
-        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
-        does not know costs the book's default for the verb.
+    def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
+        the book does not know costs the book's default for the verb.
 
         Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self.attempted(self._decide([self.call(method, verb)])[0])
+        call = self.call(method, verb, body)
+        return self.attempted(self._decide([call])[0], call)
 
     def _decide(self, calls: Sequence[Call]) -> list[Decision]:
         run_limit = self._run_limit
@@ -78,24 +86,28 @@ class Meter:
                 run_limit.give_back(checklist.units)
         return decisions
 
-    def call(self, method: str, verb: str) -> Call:
-        """What is charged for an attempt."""
+    def call(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Call:
+        """What is charged for an attempt with this body: where the price is reserved, a bound."""
         book = self.budget.book
         name, verb = book.canonical(text(method, "method")), text(verb, "verb")
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
         if name in book.methods:
-            return name, None, None
-        price = book.default_price(verb)
-        _warn_default_price(book.name, name, price.units)
-        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts])
+            price, _ = book.price_at(name, account_of(self.budget).clock())
+            if not price.reserved:
+                return name, None, None
+        else:
+            price = book.default_price(verb)
+            _warn_default_price(book.name, name, price.units)
+        return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
-    def attempted(self, decision: Decision) -> Attempt:
+    def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
             raise Refused(decision)
-        return Attempt(self.budget, decision)
+        parts = call[2]
+        return Attempt(self.budget, decision, reserved=bool(parts and parts[0].reserve))
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -110,7 +122,7 @@ class Meter:
         try:
             for first in range(0, len(named), at_once):
                 decisions = self._decide(named[first : first + at_once])
-                charged += map(self.attempted, decisions)
+                charged += map(self.attempted, decisions, named[first : first + at_once])
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
@@ -124,15 +136,19 @@ _warned: set[tuple[str, str]] = set()
 def _warn_default_price(book: str, method: str, units: int) -> None:
     if (book, method) not in _warned and len(_warned) < 1_000:
         _warned.add((book, method))
-        warn("default_price book=%s method=%s units=%d: the cost book has no such method; add it", book, method, units)
+        warn("default_price", "the cost book has no such method; add it", book=book, method=method, units=units)
 
 
 class Attempt:
-    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect."""
+    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    def __init__(self, budget: Budget, decision: Decision) -> None:
+    What it is charged first is `reserved` if that is an upper bound.
+    """
+
+    def __init__(self, budget: Budget, decision: Decision, *, reserved: bool = False) -> None:
         self.decision = decision
         self._budget = budget
+        self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution()
         self._closed = False
         self._clock = account_of(budget).clock
@@ -163,7 +179,7 @@ class Attempt:
         try:
             self._budget.refund(charge_id)
         except QuotaError as error:
-            _log.warning("refund_failed charge=%s method=%s: %s", charge_id, self.decision.method, error)
+            warn("refund_failed", error, charge=charge_id, method=self.decision.method)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `answered` needs the body of this answer; else b"" will do."""
@@ -189,7 +205,13 @@ class Attempt:
         # The ledger's clock, as far as this machine's has gone on since the decision.
         at_ms = self._clock() + self._ahead_ms
         upstream = upstream_of(self._book())
-        return upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        reading = upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        if not reading.levels:
+            return reading
+        told = news(account_of(self._budget), self.decision, reading.levels, at_ms)
+        emptied = [Closing(said.level.bucket, said.until_ms, said.why_empty) for said in told if said.why_empty]
+        levels = tuple([said.level for said in told])
+        return replace(reading, levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
         """Tell the ledger what an answer means: which buckets are closed, and what it did not cost. Never raises a
@@ -198,9 +220,17 @@ class Attempt:
             try:
                 self._close(closing)
             except QuotaError as trouble:
-                _log.warning("exhaustion_not_recorded bucket=%s: %s", closing.bucket, trouble)
+                warn("exhaustion_not_recorded", trouble, bucket=closing.bucket)
         if reading.free and self.decision.id is not None:
+            self._settlement = None
             self._refund(self.decision.id)
+        else:
+            self.settle(reading.used_units)
+        if reading.levels:  # after what corrects this call, which is not others'
+            try:
+                observe(account_of(self._budget), self.decision, reading.levels)
+            except QuotaError as trouble:
+                warn("level_not_counted", trouble, bucket=reading.levels[0].bucket)
         error = reading.error
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
@@ -213,18 +243,38 @@ class Attempt:
                 error.remedy,
             )
 
+    def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
+        """What finds in the body of an answer what the call used; None where that settles nothing."""
+        field = self._budget.book.answers.units
+        if self._settlement is None or status >= 400 or field is None or field.pointer is None:
+            return None
+        events = headers.get("content-type", "").lower().startswith("text/event-stream")
+        return Usage(partial(units_in, field), events=events)
+
+    def settle(self, used_units: int | None) -> None:
+        """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
+        does for a number that no charge can have. None: nobody said."""
+        if used_units is None or used_units > MAX_CHARGE_UNITS:
+            return
+        settlement, self._settlement = self._settlement, None
+        try:
+            if settlement is not None:
+                settlement.settle(used_units)
+        except QuotaError as error:
+            warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
+
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing
-        charged_ms = _charged_at_ms(self.decision)
+        since_ms = charged_ms(self.decision)
         if until_ms is None:
-            until_ms = self._reset_after(bucket, charged_ms)
+            until_ms = self._reset_after(bucket, since_ms)
         ledger = self._budget.ledger
         if until_ms <= ledger.now_ms():
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         stands = notes_in(ledger).exhaust(
-            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, why, reporter(self._job))
+            self._budget.project, Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job))
         )
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
@@ -242,7 +292,7 @@ class Attempt:
 
     def _book(self) -> CostBook:
         """The cost book with the prices at the time of the charge."""
-        return self._budget.book.at(_charged_at_ms(self.decision))
+        return self._budget.book.at(charged_ms(self.decision))
 
     def _reset_after(self, bucket: str, at_ms: int) -> int:
         """When upstream resets `bucket`. A pool that is not a bucket of the book follows the main bucket."""
@@ -254,9 +304,3 @@ class Attempt:
 def reporter(job: str) -> str:
     """Who reports an exhaustion: `host:pid job`."""
     return f"{machine_name()}:{os.getpid()} {job}".rstrip()
-
-
-def _charged_at_ms(decision: Decision) -> int:
-    """The time of the charge, read from its id `ms-seq`; for any other id, the time of the decision."""
-    ms = (decision.id or "").partition("-")[0]
-    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms

@@ -27,6 +27,7 @@ from quota.common.redact import redact
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.terms.hosts import Hosts
+from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +66,8 @@ def requests_adapter(
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if timeout_s is not None and kwargs.get("timeout") is None:
                 kwargs["timeout"] = timeout_s
-            attempt = gate.charge(request.method or "GET", request.url or "")
+            body = RequestBody.of(request.body, request.headers.get("content-length"))
+            attempt = gate.charge(request.method or "GET", request.url or "", body)
             if attempt is None:
                 return super().send(request, *args, **kwargs)
             try:
@@ -76,6 +78,7 @@ def requests_adapter(
                 raise
             try:
                 _note_response(attempt, response)
+                _watch(attempt, response)
             except BaseException:  # interrupted: nobody else knows of the response
                 response.close()
                 raise
@@ -164,6 +167,24 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
         original_response=getattr(raw, "_original_response", None),  # requests looks for cookies there
         **given,
     )
+
+
+def _watch(attempt: Attempt, response: requests.Response) -> None:
+    """Settle the attempt by what its body says, if it does, while it is read through the response."""
+    usage = attempt.usage(response.status_code, response.headers)
+    if usage is None:
+        return
+    unwatched = response.raw.stream
+
+    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+        for piece in unwatched(*args, **options):
+            usage.feed(piece)
+            attempt.settle(usage.take())
+            yield piece
+        usage.end()
+        attempt.settle(usage.take())
+
+    response.raw.stream = stream
 
 
 class _Pieces(io.RawIOBase):

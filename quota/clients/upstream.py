@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
-from quota.terms.api import AnswerRules, Field, Refill, plain_path
+from quota.terms.api import AnswerRules, Field, Refill, plain_path, value_at
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 
@@ -363,15 +363,7 @@ class _Answer:
         return None if found is None else found.groupdict().get(group)
 
     def _at(self, pointer: Pointer) -> object:
-        value = self._json
-        for part in pointer:
-            if isinstance(value, dict):
-                value = value.get(part)
-            elif isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,6}", part, re.ASCII):
-                value = value[int(part)] if int(part) < len(value) else None
-            else:
-                return None
-        return value
+        return value_at(self._json, pointer)
 
     @cached_property
     def _json(self) -> object:
@@ -402,6 +394,11 @@ class _Answer:
     def _from_date(self, ms: int) -> int:
         date_ms = _http_date_ms(self._headers.get("date", ""))
         return ms if date_ms is None else self.at_ms + ms - date_ms
+
+
+def units_in(field: Field, document: bytes) -> int | None:
+    """What a call used, by a JSON document of its answer: the whole of it, or one event."""
+    return _Answer(200, (), document, 0).units(field)
 
 
 def _figure(value: object) -> float | None:

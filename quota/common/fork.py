@@ -24,12 +24,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Generator
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 class Held(Protocol):
@@ -37,7 +35,6 @@ class Held(Protocol):
 
     def held_over_fork(self) -> Generator[None, None, None]:
         """Prepare for a fork, yield once, and resume after it. The code after the yield runs in both processes."""
-        ...
 
 
 class StartsOver(Protocol):
@@ -49,7 +46,6 @@ class StartsOver(Protocol):
         The parent's other threads do not exist in the child, so a lock that one of them held stays locked for ever.
         This method must not wait for anything.
         """
-        ...
 
 
 class OfOneProcess:

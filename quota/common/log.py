@@ -5,13 +5,13 @@ from __future__ import annotations
 from quota.common.text import quoted
 
 
-def warn(message: str, *values: object) -> None:
-    """Log a warning with the logger `quota`. `message` is a format for `values`, as in `logging`."""
+def warn(event: str, said: object = "", /, **fields: object) -> None:
+    """Log a warning with the logger `quota`: a `line`, and after a colon what is `said` of it."""
     import logging  # late: most processes have nothing to warn of
 
-    logging.getLogger("quota").warning(message, *values)
+    logging.getLogger("quota").warning("%s", line(event, **fields) + (f": {said}" if said else ""))
 
 
-def line(event: str, **fields: object) -> str:
+def line(event: str, /, **fields: object) -> str:
     """One line of a log: the stable name of the event, then its fields, except those that are None or ""."""
     return " ".join([event, *(f"{name}={quoted(value)}" for name, value in fields.items() if value not in (None, ""))])

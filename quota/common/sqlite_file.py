@@ -7,15 +7,14 @@ import random
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Generator
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
 from quota.common.fork import hold_over_fork
 from quota.common.resources import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")
@@ -74,6 +73,7 @@ class Wording(NamedTuple):
     other: str
 
 
+@dataclass(eq=False, repr=False)
 class SqliteFile:
     """A file in WAL mode with its own schema. The path "" means a database in memory.
 
@@ -92,43 +92,29 @@ class SqliteFile:
     The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
     """
 
+    path: str
+    _: KW_ONLY
+    schema: tuple[str, str]
+    application_id: int
+    version: int
+    error: type[Exception]
+    wording: Wording
+    unusable: type[Exception] | None = None
+    durable: bool = False
+    private: bool = True
+    lenient: bool = False
+    read_only: bool = False
+    deadline_s: float = DEADLINE_S
+    page_bytes: int = PAGE_BYTES
+
     _open: ClassVar[set[sqlite3.Connection]] = set()
     """All connections of this process. Where a file was forgotten in a circle, Python would end its connection before
     `__del__` closes it."""
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        schema: tuple[str, str],
-        application_id: int,
-        version: int,
-        error: type[Exception],
-        wording: Wording,
-        unusable: type[Exception] | None = None,
-        durable: bool = False,
-        private: bool = True,
-        lenient: bool = False,
-        read_only: bool = False,
-        deadline_s: float = DEADLINE_S,
-        page_bytes: int = PAGE_BYTES,
-    ) -> None:
-        self.path = path
-        self._schema = schema
-        self._application_id = application_id
-        self._version = version
-        self._error = error
-        self._unusable = unusable or error
-        self._wording = wording
-        self._synchronous = "FULL" if durable else "NORMAL"
-        self._private = private
-        self._lenient = lenient
-        self._read_only = read_only
-        self._deadline_s = deadline_s
-        self._page_bytes = page_bytes
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._paths = (path, f"{path}-wal", f"{path}-shm") if path else ()
+        self._paths = (self.path, f"{self.path}-wal", f"{self.path}-shm") if self.path else ()
         self._inodes: list[int] | None = None  # of the files that the connection has open; None: it is not ready
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
@@ -152,7 +138,7 @@ class SqliteFile:
         unchanged. A signal handler may also run a transaction of its own in the middle of this one. That ends this
         transaction, which begins again afterwards.
         """
-        deadline = time.monotonic() + (self._deadline_s if within_s is None else within_s)
+        deadline = time.monotonic() + (self.deadline_s if within_s is None else within_s)
         with self._lock:
             while True:
                 turn = self._turn
@@ -182,11 +168,11 @@ class SqliteFile:
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
                     # MemoryError: a damaged length asks for more memory than there is.
-                    raise self._unusable(self._wording.damaged) from error
+                    raise self._useless(self.wording.damaged) from error
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
-                    raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
+                    raise self.error(self.wording.no_file.replace("{reason}", str(error.strerror))) from error
 
     def close(self) -> None:
         """Close the file. A second call does nothing. A later transaction opens the file again."""
@@ -235,10 +221,10 @@ class SqliteFile:
             self._let_go()
         if self.path:
             self._check()
-            if not self._read_only and not os.path.exists(self.path):
+            if not self.read_only and not os.path.exists(self.path):
                 if os.path.islink(self.path):  # as where what it names is not mounted
-                    raise self._error(self._wording.no_file.replace("{reason}", "it is a link to nothing"))
-                _make(self.path, private=self._private)
+                    raise self.error(self.wording.no_file.replace("{reason}", "it is a link to nothing"))
+                _make(self.path, private=self.private)
                 self._check()
         of_file = [_inode(path) for path in self._paths[:1]]
         self._inodes = None
@@ -257,14 +243,14 @@ class SqliteFile:
     def _check(self) -> None:
         why = doubt_of_database(self.path)
         if why:
-            raise self._unusable(self._wording.other.replace("{reason}", why))
+            raise self._useless(self.wording.other.replace("{reason}", why))
 
     def _connect(self) -> sqlite3.Connection:
         target = self.path or ":memory:"
-        if self._read_only:
+        if self.read_only:
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
-        if self._lenient:
+        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self.read_only)
+        if self.lenient:
             db.text_factory = _decoded
         return db
 
@@ -293,51 +279,55 @@ class SqliteFile:
         db.execute("BEGIN")
         version = self._format(db)
         db.execute("COMMIT")
-        if self._read_only:
+        if self.read_only:
             if not version:  # empty: somebody is about to fill it
-                raise self._error(self._wording.no_file.replace("{reason}", "it is empty"))
+                raise self.error(self.wording.no_file.replace("{reason}", "it is empty"))
             return
-        if version < self._version:
-            db.execute(f"PRAGMA page_size = {self._page_bytes}")  # a file with pages keeps its own size
+        if version < self.version:
+            db.execute(f"PRAGMA page_size = {self.page_bytes}")  # a file with pages keeps its own size
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
-            if self._format(db) < self._version:  # another process may have done it
-                for statement in statements(read_text(*self._schema)):
+            if self._format(db) < self.version:  # another process may have done it
+                for statement in statements(read_text(*self.schema)):
                     db.execute(statement)
-                db.execute(f"PRAGMA application_id = {self._application_id}")
-                db.execute(f"PRAGMA user_version = {self._version}")
+                db.execute(f"PRAGMA application_id = {self.application_id}")
+                db.execute(f"PRAGMA user_version = {self.version}")
             db.execute("COMMIT")
-        db.execute(f"PRAGMA synchronous = {self._synchronous}")
+        db.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'NORMAL'}")
 
     def _format(self, db: sqlite3.Connection) -> int:
         """The version of our format in the file, or 0 for an empty file."""
-        if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
+        if db.execute("PRAGMA application_id").fetchone()[0] != self.application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise self._unusable(self._wording.foreign)
+                raise self._useless(self.wording.foreign)
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if version != self._version:
-            text = self._wording.newer if version > self._version else self._wording.older
-            raise self._unusable(text.replace("{version}", str(version)))
+        if version != self.version:
+            text = self.wording.newer if version > self.version else self.wording.older
+            raise self._useless(text.replace("{version}", str(version)))
         return version
 
+    def _useless(self, message: str) -> Exception:
+        """Asking again is no use."""
+        return (self.unusable or self.error)(message)
+
     def _explained(self, error: sqlite3.Error) -> Exception:
-        wording, code = self._wording, _code(error)
+        wording, code = self.wording, _code(error)
         if code in _BUSY:
-            return self._error(wording.locked)
+            return self.error(wording.locked)
         if code == sqlite3.SQLITE_NOTADB:
-            return self._unusable(wording.not_a_database)
+            return self._useless(wording.not_a_database)
         if code == sqlite3.SQLITE_READONLY:
-            return self._error(wording.read_only)
+            return self.error(wording.read_only)
         if code == sqlite3.SQLITE_CANTOPEN:
-            return self._error(wording.cannot_open)
+            return self.error(wording.cannot_open)
         if code == sqlite3.SQLITE_FULL:
-            return self._error(wording.disk_full)
+            return self.error(wording.disk_full)
         if code == sqlite3.SQLITE_CORRUPT or _is_undecodable(error) or _lacks_its_tables(error):
-            return self._unusable(wording.damaged)
+            return self._useless(wording.damaged)
         if code == sqlite3.SQLITE_IOERR:
-            return self._error(wording.disk_fails)
-        return self._error(wording.other.replace("{reason}", str(error)))
+            return self.error(wording.disk_fails)
+        return self.error(wording.other.replace("{reason}", str(error)))
 
 
 def statements(script: str) -> list[str]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from quota.common.findings import Finding
 from quota.common.folders import doubt_at
 from quota.common.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOUNTS = "/proc/self/mountinfo"
 """Linux says here what is mounted where. Elsewhere the file systems are not known."""

@@ -18,11 +18,8 @@ They keep every message short and on one line, and no value in it can move the c
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def show(value: object) -> str:

@@ -12,34 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from quota.common.clock import host_clock
-from quota.dashboard.contract import GROUP
+from quota.dashboard.contract import GROUP, Contributor, Forecast
 from quota.dashboard.kept import Kept, Reading
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import find_refusal, projects_of, read_curves, read_now, read_samples, read_spent
 from quota.errors import LedgerError
 from quota.explain.refusal import explain_kept
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition, of_silence
+from quota.session import Session
 from quota.web.health import Check, health
-from quota.web.protection import protected
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
-
-    from starlette.requests import Request
-
-    from quota.dashboard.contract import Contributor, Forecast
-    from quota.session import Session
-    from quota.web.protection import App
+from quota.web.protection import App, protected
 
 T = TypeVar("T")
 

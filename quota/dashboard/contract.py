@@ -7,11 +7,10 @@ cannot read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from quota.reports.metrics import Sample
     from quota.reports.runs import Run
     from quota.session import Session
@@ -78,5 +77,4 @@ class Contribution(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-if TYPE_CHECKING:
-    Contributor = Callable[[Session], Contribution]
+Contributor = Callable[["Session"], Contribution]

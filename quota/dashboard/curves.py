@@ -8,15 +8,11 @@ curve     the curve of a limit from the charges that it counts
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, cutoff
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.terms.limits import Window
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Window, cutoff
 
 SAMPLES = 145
 """The number of past moments that are shown: one in 10 minutes of a day."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.redact import redact
 from quota.common.text import describe
 from quota.errors import QuotaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -18,30 +18,24 @@ from markupsafe import Markup
 
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
-from quota.dashboard.charts import OTHERS, chart, colours_of
-from quota.dashboard.reading import SPANS_MS, key_of
-from quota.ledger.history import OTHER
-from quota.reports.spending import refused_by
-from quota.settings.model import BUILT_IN_NOTICE
+from quota.dashboard.charts import Band, chart, colours_of
+from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
+from quota.reports.spending import KeptRefusal, refused_by
+from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
 from quota.wording.of_status import early_of, notes_of
-from quota.wording.parts import Table
+from quota.wording.parts import Part, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from quota.dashboard.charts import Band
     from quota.dashboard.contract import Contribution, Forecast, Region
     from quota.dashboard.curves import Curve
     from quota.dashboard.kept import Reading
-    from quota.dashboard.reading import Curves, Now, Spent
     from quota.explain.refusal import RefusalExplained
     from quota.reports.runs import Run
-    from quota.reports.spending import KeptRefusal
     from quota.reports.status import CredentialRow, LimitRow
-    from quota.settings.model import Settings
-    from quota.wording.parts import Part
 
 ROWS = 12
 """The most rows of a table that are seen at once; the rest unfolds."""
@@ -96,6 +90,7 @@ class Site:
             "units": lambda number: f"{number:,}",
             "many": many,
             "plain": spaced,
+            "percent": lambda state: words.percent(state.used_units, state.limit_units),
             "coded": _coded,
         }
         self.style = files("quota.dashboard").joinpath("static/style.css").read_bytes()
@@ -149,22 +144,11 @@ class Site:
         at_ms, calls = now.status.at_ms, now.calls.get(row.name)
         verdict = words.verdict(row, calls, at_ms)
         return {
-            "name": row.name,
-            "project": row.project,
-            "api": row.api,
+            "row": row,
             "shared_with": listed(map(words.name, row.shared_with)),
             "verdict": words.last_known(verdict) if down else verdict,
-            "units": row.remaining_units,
             "calls": calls,
             "notes": [*early_of(row), *notes_of(row, at_ms)],
-            "limits": [
-                {
-                    "name": one.limit.name,
-                    "percent": words.percent(one.state.used_units, one.state.limit_units),
-                    "state": one.level,
-                }
-                for one in row.limits
-            ],
         }
 
     def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
@@ -178,7 +162,7 @@ class Site:
                 _limit(one, now.status.at_ms, curves[n], colours, forecast, row.project, f"limit-{len(found)}-{n}")
                 for n, one in enumerate(row.limits)
             ]
-            used = [one for one in limits if one["used"] or one["state"] != "open" or one["charged"]] or limits
+            used = [one for one in limits if one["in_use"]] or limits
             unused = [one for one in limits if one not in used]
             found[row.project] = {"name": row.project, "used": used, "unused": unused}
         return list(found.values())
@@ -271,9 +255,7 @@ def _limit(
     project: str,
     key: str,
 ) -> dict[str, Any]:
-    limit, state = row.limit, row.state
-    calls = limit.view.selector.count == "calls"
-    window = limit.view.window
+    limit, state, window = row.limit, row.state, row.limit.view.window
     reset_ms = window.edges(at_ms)[1] if isinstance(window, Calendar) else row.resets_ms
     shapes = None
     if curve is not None:
@@ -281,17 +263,10 @@ def _limit(
     ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
     return {
         "key": key,
+        "row": row,
         "name": limit.name,
         "window": _window(row),
-        "noun": "call" if calls else "unit",
-        "used": state.used_units,
-        "number": row.enforced_units,
-        "paced": state.limit_units if limit.paced else None,
-        "left": state.remaining_units,
-        "percent": words.percent(state.used_units, state.limit_units),
-        "state": row.level,
-        "room_ms": row.room_ms,
-        "next_ms": row.next_capacity_ms,
+        "noun": limit.view.selector.count.removesuffix("s"),
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
@@ -300,9 +275,7 @@ def _limit(
         "scheduled": forecast is not None and forecast.scheduled,
         "forecast_until_ms": None if forecast is None else forecast.until_ms,
         "chart": shapes,
-        "charged": shapes is not None and bool(shapes.bands),
-        "others": OTHERS,
-        "unlogged": state.unlogged_units,
+        "in_use": state.used_units or row.level != "open" or (shapes is not None and shapes.bands),
         "table": None if curve is None or shapes is None else _hours(curve, shapes.bands),
     }
 
@@ -341,15 +314,11 @@ def _spending(spent: Spent) -> dict[str, Any]:
     rows = [{"row": row, "share": round(row.units[leading] * 100 / largest, 1)} for row in spent.rows]
     since_ms = spent.since_ms[-1]
     return {
-        "project": spent.project,
-        "totals": spent.totals,
+        "spent": spent,
         "rows": _folded(rows, ROWS),
-        "charges": sum(row.charges for row in spent.rows),
         "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
-        "gap_ms": spent.gap_ms,
         "refused": sum(one.calls for one in spent.refused),
         "refused_by": listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(spent.refused).items()),
-        "has_other": any(OTHER in row[:3] for row in spent.rows),
     }
 
 

@@ -13,29 +13,23 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
-from quota.dashboard.curves import Event, curve, since
+from quota.dashboard.curves import Curve, Event, curve, since
 from quota.dashboard.words import Searches
 from quota.deciding.outlook import ask, unlogged_usage
 from quota.errors import UsageError
 from quota.ledger.contract import read_entries
-from quota.reports.metrics import of_status, of_sums
-from quota.reports.spending import read_refusals, read_spending, read_sums
-from quota.reports.status import read_status
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.reports.metrics import Sample, of_status, of_sums
+from quota.reports.spending import KeptRefusal, Refusals, read_refusals, read_spending, read_sums
+from quota.reports.status import Status, read_status
+from quota.terms.limits import DAY_MS, HOUR_MS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from quota.budget import Budget
     from quota.dashboard.contract import Forecast
-    from quota.dashboard.curves import Curve
-    from quota.reports.metrics import Sample
-    from quota.reports.spending import KeptRefusal, Refusals
-    from quota.reports.status import Status
     from quota.session import Session
-    from quota.terms.limits import Limit
 
 SEARCH = "search.list"
 """What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""

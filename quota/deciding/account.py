@@ -30,7 +30,7 @@ from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.attribution import AttemptKeys
+from quota.terms.attribution import RESERVED, AttemptKeys, is_reservation
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Account:
         self.retention_ms = retention_of(windows)
         self._grants = NO_GRANTS
         self._said_ahead = False
+        self.told_ms: dict[tuple[str, bool], int] = {}
+        """When the ledger was last told what an answer says of a bucket; by itself, that nothing remains in it."""
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -190,22 +192,19 @@ class Account:
         for charge in charges:
             _, further, number = charge.idempotency_key.partition(FURTHER)
             key = key if further else self.attempt_keys.next()
-            renamed.append(charge._replace(idempotency_key=f"{key}{further}{number}"))
+            mark = RESERVED if not further and is_reservation(charge.idempotency_key) else ""
+            renamed.append(charge._replace(idempotency_key=f"{key}{mark}{further}{number}"))
         return tuple(renamed)
 
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""
         ahead = ahead_ms(result) > 0
         if ahead and not self._said_ahead:
-            warn(
-                "ledger_ahead project=%s ledger=%s newest=%s now=%s: a clock was wrong, and what it dated ahead counts "
-                "for that much longer; if the clocks are right now, run `%s`",
-                self.project,
-                self.ledger.label,
-                rfc3339(result.last[0]),
-                rfc3339(result.now_ms),
-                REPAIR,
+            said = (
+                "a clock was wrong, and what it dated ahead counts for that much longer; if the clocks are right now, "
             )
+            times = {"newest": rfc3339(result.last[0]), "now": rfc3339(result.now_ms)}
+            warn("ledger_ahead", f"{said}run `{REPAIR}`", project=self.project, ledger=self.ledger.label, **times)
         self._said_ahead = ahead
 
     # -- the log -----------------------------------------------------------------------------------------------------

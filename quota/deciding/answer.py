@@ -107,7 +107,7 @@ class Answers(NamedTuple):
             limit = occupancies[i].limit
         except LedgerError as error:
             retry_at_ms, limit = None, next(one.limit for one in occupancies if one.full)
-            warn("retry_at_unknown project=%s limit=%s: %s", self.project, limit.name, error)
+            warn("retry_at_unknown", error, project=self.project, limit=limit.name)
         n = checklist.limits.index(limit)
         check, leave_units = request.checks[n], checklist.leaves[n]
         most = checklist.caps[n]

@@ -21,7 +21,7 @@ from quota.ledger.contract import LimitCheck
 from quota.ledger.entry import FURTHER, Charge
 from quota.ledger.grants import read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
-from quota.terms.attribution import check_name
+from quota.terms.attribution import RESERVED, check_name, is_reservation
 from quota.terms.costs import MAX_PARTS, Part
 from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
 
@@ -316,7 +316,8 @@ class Checklists(dict[Key, Checklist]):
         each = [self[kind] for kind in checklist.kinds]
         together = each[0] if len(each) == 1 else self.sum_of(each, charges[0].job)
         job, region = charges[0].job, charges[0].region
-        anew = charges_of(together.calls, job, region, next_key if charges[0].idempotency_key else None)
+        first = charges[0].idempotency_key
+        anew = charges_of(together.calls, job, region, next_key if first else None, reserved=is_reservation(first))
         return (together, anew) if anew else (checklist, charges)  # free from this moment on: it counts as spent
 
     def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
@@ -364,18 +365,26 @@ class Checklists(dict[Key, Checklist]):
 
 
 def charges_of(
-    calls: Iterable[Checklist], job: str, region: str, next_key: Callable[[], str] | None = None
+    calls: Iterable[Checklist],
+    job: str,
+    region: str,
+    next_key: Callable[[], str] | None = None,
+    *,
+    reserved: bool = False,
 ) -> tuple[Charge, ...]:
     """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
 
     The first charge of a call has an idempotency key of its own, the others the same with FURTHER and their number
-    behind it. Without `next_key`, for a peek, none has one.
+    behind it. Without `next_key`, for a peek, none has one. The first one's key has
+    RESERVED at its end if the charge is an upper bound: by its price, or with `reserved`.
     """
     charges = []
     for call in calls:
         key = next_key() if next_key is not None and call.parts else ""
         for n, part in enumerate(call.parts):
             its_key = f"{key}{FURTHER}{n}" if n and key else key
+            if key and not n and (reserved or part.reserve):
+                its_key += RESERVED
             charges.append(Charge(part.units, part.bucket, call.method, job, region, its_key))
     return tuple(charges)
 

@@ -1,6 +1,7 @@
 """Corrections of charges, wherever they were charged: in the ledger, or on this machine's allowance.
 
 settle         what a charge counts from now on; `refund` gives it back
+Settlement     settles a call once, by what it is said to have cost; `LetThrough` has one
 joined         the id of a call that was charged to several buckets; `charges_in` takes it apart
 repay          what this machine drew on its allowance, to the ledger
 draw_of        what the journal has of one draw; `drawn_by` of a run's; `drawn_units` of all at a time
@@ -11,15 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
-from quota.common.text import show
+from quota.common.log import warn
+from quota.common.text import many, show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
-from quota.errors import UnknownCharge
+from quota.decision import Decision
+from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import MAX_CHARGES, RETENTION_SLACK_MS
 from quota.ledger.parts import correctable
 from quota.terms.arguments import text, whole
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from quota.deciding.account import Account
     from quota.ledger.entry import Charge, Entry
@@ -103,6 +107,62 @@ def repay(account: Account) -> None:
         repaid = allowance.repay(account.identity, account.ledger, account.retention_ms, account.clock())
         for corrected in repaid:
             _settle_repaid(account, corrected, corrected.charge.units)
+
+
+# -- what a call really cost -------------------------------------------------------------------------------------------
+
+
+class Settlement:
+    """Settles a call, once: of several buckets, in the first one. If it cost more than was charged, it counts in full,
+    and a line in the log says so: one a day for each method."""
+
+    def __init__(self, settle: Callable[[str, int], Charge | Entry], decision: Decision) -> None:
+        self._settle = settle
+        self._decision = decision
+        self._used_units: int | None = None
+
+    def settle(self, used_units: int) -> None:
+        """See `quota.deciding.spend.SpentCall.settle`."""
+        known, decision = self._used_units, self._decision
+        if known is not None and type(used_units) is int and used_units == known:
+            return
+        if known is not None:
+            raise UsageError(
+                f"this call of {decision.method} was settled with {many(known, 'unit')} already; "
+                "`budget.settle(call.id, units)` corrects that"
+            )
+        before = self._settle(decision.id or "", used_units)
+        self._used_units = used_units
+        if used_units > before.units:
+            _say_more(decision, before.units, used_units)
+
+
+class LetThrough(Decision):
+    """The decision about a call that was let through, and can be settled."""
+
+    _settlement: Settlement
+
+    def __reduce__(self) -> tuple[type[Decision], tuple[object, ...]]:
+        """A copy for another process is the decision alone."""
+        return Decision, tuple(self)
+
+
+MAX_TOLD = 1_000
+"""The most methods for which a process remembers that it said so."""
+
+_told: dict[tuple[str, str], int] = {}
+"""The day on which a process last said that a method of a project cost more than was reserved."""
+
+
+def _say_more(decision: Decision, reserved_units: int, used_units: int) -> None:
+    project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
+    if _told.get((project, method)) == day:
+        return
+    if len(_told) >= MAX_TOLD:
+        _told.clear()
+    _told[project, method] = day
+    said = "it counts in full, and a limit may be exceeded; reserve more"
+    warn("reserved_too_little", said, project=project, method=method, reserved=reserved_units, used=used_units)
 
 
 # -- what was drawn on the allowance -----------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """A charge around a block or a function, for clients that have no hook for charging: `Budget.spend`.
 
-`spendable` says what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too.
+Spend        charges on every entry
+SpentCall    what entering yields: the decision, which can be settled
+spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from contextlib import ContextDecorator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.decision import Decision
+    from quota.ledger.entry import Charge, Entry
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -23,14 +27,19 @@ ASYNC_KINDS = ("coroutine", "async generator")
 
 
 class Spend(ContextDecorator):
-    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does.
+    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does, unless
+    it settles the call that entering yields. With `reserves`, what a block charges is an upper bound.
 
-    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it accepts a
-    function that runs when it is called; raises UsageError for anything else.
+    As a decorator it accepts a function that runs when it is called; raises UsageError for anything else. Nobody can
+    settle its calls, so none of them reserves.
     """
 
-    def __init__(self, charge: Callable[[], Decision]) -> None:
+    def __init__(
+        self, charge: Callable[..., list[Decision]], settle: Callable[[str, int], Charge | Entry], *, reserves: bool
+    ) -> None:
         self._charge = charge
+        self._settle = settle
+        self._reserves = reserves
 
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for a coroutine or generator function."""
@@ -47,14 +56,28 @@ class Spend(ContextDecorator):
             )
         return super().__call__(func)
 
-    def __enter__(self) -> Decision:
-        decision = self._charge()
+    def _recreate_cm(self) -> Spend:
+        return Spend(self._charge, self._settle, reserves=False)
+
+    def __enter__(self) -> SpentCall:
+        decision = self._charge(reserved=self._reserves)[0]
         if not decision.admitted:
             raise Refused(decision)
-        return decision
+        call = SpentCall(*decision)
+        call._settlement = Settlement(self._settle, decision)
+        return call
 
     def __exit__(self, *exc: object) -> None:
         return None
+
+
+class SpentCall(LetThrough):
+    """The decision about a call that was let through. `settle` says what it really cost."""
+
+    def settle(self, used_units: int) -> None:
+        """Let the charge count `used_units`, 0 or more, whether that is less than was charged or more. Once: the same
+        number may be repeated, another one raises UsageError. Raises LedgerError; then it may be tried again."""
+        self._settlement.settle(used_units)
 
 
 def spendable(func: Any) -> tuple[str, str]:

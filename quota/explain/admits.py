@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.text import one_line
 from quota.deciding.checklist import cap
 from quota.deciding.corrections import drawn_units
@@ -15,7 +15,6 @@ from quota.terms.limits import MAX_UNITS, Limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quota.budget import Budget
     from quota.reports.spending import KeptRefusal
     from quota.session import Session
     from quota.terms.costs import CostBook

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
+from quota.common.members import members
 from quota.common.text import one_line
 from quota.deciding.corrections import charges_in, draw_of
 from quota.deciding.retry_at import counted
@@ -20,7 +21,6 @@ from quota.terms.limits import Calendar, Limit, cutoff
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.budget import Budget
     from quota.ledger.entry import Charge, Entry, Id
     from quota.recovery.allowance import Draw
     from quota.session import Session
@@ -81,17 +81,8 @@ class ChargeExplained:
     def as_json(self) -> dict[str, object]:
         return {
             "id": self.charge_id,
-            "asked_at": rfc3339(self.asked_ms),
-            "at": rfc3339(self.at_ms),
-            "credential": self.credential,
-            "project": self.project,
-            "method": self.charge.method,
-            "bucket": self.charge.bucket,
-            "job": self.charge.job,
-            "region": self.charge.region,
-            "run": self.run,
-            "charged_units": self.charged_units,
-            "units": self.charge.units,
+            **members(self, "asked_at at credential project run charged_units"),
+            **members(self.charge, "method bucket job region units"),
             "drawn": None
             if self.drawn is None
             else {
@@ -101,13 +92,9 @@ class ChargeExplained:
             },
             "limits": [
                 {
-                    "name": one.limit.name,
                     "window": one.limit.view.window.name,
-                    "limit_units": one.limit.limit_units,
-                    "before_units": one.before_units,
-                    "after_units": one.after_units,
-                    "whole": one.whole,
-                    "leaves_at": rfc3339(one.leaves_ms),
+                    **members(one.limit, "name limit_units"),
+                    **members(one, "before_units after_units whole leaves_at"),
                 }
                 for one in self.limits
             ],

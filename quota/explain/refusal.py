@@ -12,14 +12,15 @@ from heapq import merge
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
+from quota.common.members import members
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import counted, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, counted, room_at
 from quota.errors import UsageError
-from quota.explain.admits import changes_that_admit, closed_by_upstream
-from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
+from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, Ledger, read_entries
 from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
@@ -28,11 +29,7 @@ from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from quota.budget import Budget
-    from quota.deciding.retry_at import Clocks, Occupancy
     from quota.decision import LimitState
-    from quota.explain.admits import Change
-    from quota.ledger.contract import Exhaustion, Ledger
     from quota.ledger.entry import Entry
     from quota.session import Session
 
@@ -131,66 +128,40 @@ class RefusalExplained:
         decision = None if now is None else now.decision
         return {
             "refused_at": rfc3339(kept.at_ms),
-            "asked_at": rfc3339(self.asked_ms),
-            "credential": kept.credential,
-            "project": kept.project,
-            "method": kept.method,
-            "cost_units": kept.cost_units,
-            "calls": kept.calls,
-            "job": kept.job,
-            "region": kept.region,
-            "run": kept.run,
-            "machine": kept.machine,
-            "reason": kept.reason,
-            "refused_by": kept.refused_by,
-            "why": kept.why,
+            **members(self, "asked_at"),
+            **members(kept, "credential project method cost_units calls job region run machine reason refused_by why"),
             "retry_at": _time(kept.retry_at_ms),
-            "now": {
-                "admitted": decision is not None and decision.admitted,
-                "reason": "never" if decision is None else decision.reason,
-                "refused_by": None if decision is None else decision.refused_by,
-                "why": self.never if decision is None else decision.why(),
-                "retry_at": None if decision is None else _time(decision.retry_at_ms),
+            "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
+            if decision is None
+            else {
+                **members(decision, "admitted reason refused_by"),
+                "why": decision.why(),
+                "retry_at": _time(decision.retry_at_ms),
             },
             "limits": [
                 {
-                    "name": one.name,
-                    "window": one.window,
+                    **members(one, "name window room_at"),
                     "then": _state_json(one.then, one.then_unlogged_units),
                     "now": _state_json(one.now, 0 if one.now is None else one.now.unlogged_units),
-                    "room_at": _time(one.room_ms),
                 }
                 for one in self.limits
             ],
             "filled": {
                 "name": self.filled_name,
-                "log_whole": self.log_whole,
-                "unlogged_units": self.unlogged_units,
-                "upstream_units": self.upstream_units,
+                **members(self, "log_whole unlogged_units upstream_units"),
                 "unlogged_until": rfc3339(self.unlogged_until_ms) if self.unlogged_units else None,
                 "by": [one._asdict() for one in self.filled],
             },
             "expiring": self.expiring,
             "expiries": [
-                {
-                    "at": rfc3339(one.at_ms),
-                    "units": one.units,
-                    "kind": one.kind,
-                    "makes_room": one.makes_room,
-                    "charge": one.charge_id or None,
-                    "method": one.method or None,
-                    "job": one.job,
-                }
+                members(one, "at units kind makes_room job")
+                | {"charge": one.charge_id or None, "method": one.method or None}
                 for one in self.expiries
             ],
             "exhaustion": None
             if x is None
             else {
-                "bucket": x.bucket,
-                "since": rfc3339(x.since_ms),
-                "until": None if x.until_ms == NEVER else rfc3339(x.until_ms),
-                "evidence": x.evidence,
-                "reported_by": x.reported_by,
+                **members(x, "bucket since until evidence reported_by"),
                 "granted_units": self.granted_units or None,
                 "reopened_at": rfc3339(x.reopened_ms) if x.reopened_ms else None,
             },
@@ -433,9 +404,4 @@ def _time(at_ms: int | None) -> str | None:
 def _state_json(state: LimitState | None, unlogged_units: int) -> dict[str, object] | None:
     if state is None:
         return None
-    return {
-        "cost_units": state.cost_units,
-        "used_units": state.used_units,
-        "limit_units": state.limit_units,
-        "unlogged_units": unlogged_units,
-    }
+    return {**members(state, "cost_units used_units limit_units"), "unlogged_units": unlogged_units}

@@ -15,14 +15,10 @@ after it, and what is left then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from quota.inbound.contract import MAX_SCALE, Decision, LimitState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.inbound.contract import Limit, Policy
+from quota.inbound.contract import MAX_SCALE, Decision, Limit, LimitState, Policy
 
 Entries = tuple[tuple[int, int], ...]
 """The state of a log: (ms since the window began, units), the oldest first."""
@@ -40,15 +36,12 @@ class Algorithm(Protocol):
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         """From now until the first ms at which `cost` fits, if nothing else comes; 0 if it fits now."""
-        ...
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Any:
         """The current state after `cost` was counted, whether or not it fits."""
-        ...
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
         """The units that fit now, and from now until all of them do."""
-        ...
 
 
 class Counter:

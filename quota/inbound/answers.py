@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from quota.inbound.contract import Decision, Limit, LimitState
+from quota.inbound.deciding import Verdict
 from quota.inbound.fields import CURRENT, POLICY, QUOTA_EXCEEDED, Fields, current_field, seconds, x_fields
+from quota.inbound.rules import Rule
 from quota.web.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.inbound.contract import Decision, Limit, LimitState
-    from quota.inbound.deciding import Verdict
-    from quota.inbound.rules import Rule
 
 MAX_JITTER_S = 60
 AWAY_S = 1

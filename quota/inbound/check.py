@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPMethod
-from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding
 from quota.common.storage import obstacle
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 from quota.inbound.configured import rule_names, rule_of, rules_of, table_of
+from quota.inbound.rules import Rule, Rules
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import file_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.inbound.rules import Rule, Rules
-    from quota.settings.model import Settings
-
+from quota.settings.model import Settings
 
 _NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
 

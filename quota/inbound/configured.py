@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.named import read_named
 from quota.common.text import show
@@ -26,12 +27,8 @@ from quota.ledger.factory import file_of
 from quota.settings.address import address_of, file_url, path_at, place_of
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
+from quota.settings.model import Settings
 from quota.settings.toml import TomlTable, parse_span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from quota.settings.model import Settings
 
 MAX_KEYS_BYTES = 8 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")

@@ -19,15 +19,13 @@ Any error except `StorageAway` is a mistake of the caller.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.arguments import MAX_NUMBER, text, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Algorithm = Literal["counter", "gcra", "log"]
 """How a limit is held:
@@ -95,9 +93,8 @@ class Policy:
         if not isinstance(rule, str) or not _RULE.fullmatch(rule):
             raise ConfigError(f"rule {show(rule)}: a name is 1 to 64 of A-Z a-z 0-9 . _ -")
         if self.algorithm not in get_args(Algorithm):
-            raise ConfigError(
-                f"rule {rule}: algorithm {show(self.algorithm)} is none of {', '.join(get_args(Algorithm))}"
-            )
+            known = ", ".join(get_args(Algorithm))
+            raise ConfigError(f"rule {rule}: algorithm {show(self.algorithm)} is none of {known}")
         try:
             object.__setattr__(self, "limits", tuple(Limit(*limit) for limit in self.limits))
         except TypeError:
@@ -193,7 +190,6 @@ class Storage(Protocol):
 
         Raises StorageAway, and UsageError for a cost that is not 1 to `policy.most`.
         """
-        ...
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
         """Add whole numbers to totals that all workers share, by name (up to MAX_TOTALS). It also hands over how many
@@ -201,27 +197,21 @@ class Storage(Protocol):
 
         Raises StorageAway.
         """
-        ...
 
     def totals(self) -> Mapping[str, int]:
         """What all workers have added so far. Kept for 35 days after the last addition. Raises StorageAway."""
-        ...
 
     def alive(self, policy: Policy) -> int:
         """How many identities were counted in the current or the previous window of the policy's longest limit, as
         the workers handed it over. Raises StorageAway."""
-        ...
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
         """The identities that have used most, the largest first. Reads all of the rule: for people, not for
         every scrape. Raises StorageAway."""
-        ...
 
     def rotate(self) -> int:
         """Change the salt of `gcra` and `log`, from windows on that begin at or after the time it returns, in ms since
         1970: a minute from now. Nobody is freed by it (I4). Raises StorageAway."""
-        ...
 
     def close(self) -> None:
         """Let connections or the file go. The next call opens them again."""
-        ...

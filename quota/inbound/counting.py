@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
-from quota.inbound.contract import MAX_TOTALS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from quota.inbound.contract import Storage
+from quota.inbound.contract import MAX_TOTALS, Storage
 
 Outcome = Literal["admitted", "refused", "shadowed", "failed_open", "failed_closed"]
 """What became of a request; `shadowed`: refused by a rule that only watches."""

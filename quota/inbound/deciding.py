@@ -12,27 +12,20 @@ from __future__ import annotations
 
 import atexit
 import threading
-from asyncio import wait
+from asyncio import AbstractEventLoop, Future, wait
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.text import quoted
 from quota.errors import StorageAway
-from quota.inbound.contract import WALL_S
-from quota.inbound.counting import Counts
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
-    from collections.abc import Callable
-
-    from quota.inbound.contract import Decision, Storage
-    from quota.inbound.counting import Outcome
-    from quota.inbound.rules import Rule
+from quota.inbound.contract import WALL_S, Decision, Storage
+from quota.inbound.counting import Counts, Outcome
+from quota.inbound.rules import Rule
 
 FAILURES = 3
 OPEN_S = 1.0
@@ -88,7 +81,7 @@ class Breaker:
             if self._said or (self._said_at is not None and now - self._said_at < SAY_AGAIN_S):
                 return
             self._said, self._said_at = True, now
-        warn("inbound_storage_away storage=%s error=%s", quoted(self._label), quoted(error))
+        warn("inbound_storage_away", storage=self._label, error=error)
 
     def answered(self) -> None:
         """The storage answered."""
@@ -97,7 +90,7 @@ class Breaker:
         with self._lock:
             self._failures, said, self._said = 0, self._said, False
         if said:
-            warn("inbound_storage_back storage=%s", quoted(self._label))
+            warn("inbound_storage_back", storage=self._label)
 
     def start_over_in_child(self) -> None:
         self._lock = threading.Lock()

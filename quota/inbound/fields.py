@@ -15,12 +15,9 @@ The `X-RateLimit-*` fields have no specification. Here they describe the limit w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.inbound.contract import Limit, LimitState
+from quota.inbound.contract import Limit, LimitState
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 """The draft asks IANA to register it; that has not happened yet."""

@@ -14,17 +14,15 @@ A client may write what it likes into its request, so of what it says only this 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.text import nearest, show
 from quota.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

@@ -20,14 +20,12 @@ this module does not know it. So it takes the reading that hides least:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from unicodedata import combining, normalize
 
 from quota.common.text import show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ONE = "{}"
 """A segment of a pattern that any segment matches. No literal segment is spelled like this."""

@@ -6,14 +6,11 @@ From these counts comes how many identities are alive. A storage adds them up ov
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 Window = tuple[str, int, int]
 """A rule's window: the rule's name, the window's length in ms, and its number."""

@@ -9,20 +9,16 @@ metrics_app  an ASGI application that answers with it
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from quota.errors import StorageAway
-from quota.inbound.counting import BUCKETS_S, decision_times, requests_in
+from quota.inbound.contract import Storage
+from quota.inbound.counting import BUCKETS_S, Requests, decision_times, requests_in
 from quota.inbound.opening import opened
+from quota.inbound.rules import Rule, Rules
 from quota.reports.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
 from quota.reports.metrics import exposition as as_text
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from quota.inbound.contract import Storage
-    from quota.inbound.counting import Requests
-    from quota.inbound.rules import Rule, Rules
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_inbound_requests_total": (COUNTER, "Requests by rule, and what became of them."),

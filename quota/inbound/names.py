@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.errors import UsageError
-from quota.inbound.contract import MAX_WINDOW_MS
+from quota.inbound.contract import MAX_WINDOW_MS, Policy
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.inbound.contract import Policy
 
 NAME_BYTES = 8
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
 
 from quota.inbound.answers import fields_of, problem_of
-from quota.inbound.deciding import Decider
+from quota.inbound.deciding import Decider, Verdict
+from quota.inbound.fields import Fields
 from quota.inbound.opening import callable_app, opened
-from quota.web.problem import send_problem
+from quota.inbound.rules import Rule, Rules
+from quota.web.problem import Problem, send_problem
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Receive, Send], Awaitable[None]]
 
-    from quota.inbound.deciding import Verdict
-    from quota.inbound.fields import Fields
-    from quota.inbound.rules import Rule, Rules
-    from quota.web.problem import Problem
-
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _DENIAL = "websocket.http.response"
 _HEADS = frozenset(("http.response.start", "websocket.accept", f"{_DENIAL}.start"))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.inbound.answers import fields_of, problem_of
-from quota.inbound.deciding import Decider
+from quota.inbound.deciding import Decider, Verdict
+from quota.inbound.fields import Fields
 from quota.inbound.opening import callable_app, opened
+from quota.inbound.rules import Rule, Rules
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.inbound.deciding import Verdict
-    from quota.inbound.fields import Fields
-    from quota.inbound.rules import Rule, Rules
-
-    Environ = dict[str, Any]
-    StartResponse = Callable[..., Any]
-    App = Callable[[Environ, StartResponse], Iterable[bytes]]
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from quota.common.text import show
 from quota.errors import ConfigError
-from quota.inbound.rules import Rules
+from quota.inbound.contract import Storage
+from quota.inbound.rules import Rule, Rules
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import file_of
 from quota.settings.folders import make_state_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.inbound.contract import Storage
-    from quota.inbound.rules import Rule
 
 T = TypeVar("T")
 

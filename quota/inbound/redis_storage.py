@@ -8,12 +8,14 @@ process asks again (I7). That happens where a window ends while the call is on i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
+from quota.inbound import names
 from quota.inbound.algorithms import gcra_used
 from quota.inbound.contract import (
     MET_KEPT_MS,
@@ -21,35 +23,20 @@ from quota.inbound.contract import (
     WALL_S,
     Consumer,
     Decision,
+    Limit,
     LimitState,
+    Policy,
     checked_totals,
 )
 from quota.inbound.met import Met
-from quota.inbound.names import (
-    ROTATION_LEAD_MS,
-    SALTS_KEPT_MS,
-    SHARD,
-    Plan,
-    UnreadableError,
-    encoded,
-    new_salt,
-    outdated,
-    plan,
-    salt_names,
-    shard_of,
-)
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+Words = Sequence[str | bytes]
 
-    from quota.inbound.contract import Limit, Policy
-
-    Words = Sequence[str | bytes]
 
 TIMEOUT_S = 0.08
 """How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""
@@ -90,7 +77,7 @@ class RedisStorage:
         # On a connection that stands, a reply may take all of the time; in a cluster it leaves some for another node.
         self._client = client_of(target if target.kind == "cluster" else target._replace(timeout_s=WALL_S))
         self._behind_ms = 0  # the server's clock, less this host's
-        self._plans: dict[Policy, Plan] = {}
+        self._plans: dict[Policy, names.Plan] = {}
         # Salts as they were last read, to put back those that a full server drops: of days, with when each has ended.
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
@@ -102,7 +89,7 @@ class RedisStorage:
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
         cost = whole(cost, "units: the cost of a request", 1, policy.most)
-        identity_bytes = encoded(identity)
+        identity_bytes = names.encoded(identity)
         ends_s = elapsed_s() + WALL_S
         given_ms = 0 if self._clock is None else self._clock()
         for _ in range(MAX_ASKED):
@@ -118,19 +105,19 @@ class RedisStorage:
                 self._behind_ms = reply[1] - host_clock()
         raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
 
-    def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> Plan:
+    def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> names.Plan:
         """The salts, made where there are none yet: the first process makes them for all (I4). As a rule two questions:
         with the decision they fit into WALL_S on a slow line too."""
-        needed = salt_names(policy, now_ms)
+        needed = names.salt_names(policy, now_ms)
         fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
-        if SHARD not in fixed or len(fixed) < 2:
-            self._fixed = self._fixed or {SHARD: new_salt(), "0": new_salt()}
+        if names.SHARD not in fixed or len(fixed) < 2:
+            self._fixed = self._fixed or {names.SHARD: names.new_salt(), "0": names.new_salt()}
             for field, salt in self._fixed.items():  # whatever this process knew before, or somebody would begin afresh
                 self._ask("HSETNX", FIXED, field, salt, ends_s=ends_s)
             fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
             self._prolonged_ms = 0
         if not 0 <= now_ms - self._prolonged_ms < PROLONG_MS:
-            self._ask("PEXPIRE", FIXED, str(SALTS_KEPT_MS), ends_s=ends_s)
+            self._ask("PEXPIRE", FIXED, str(names.SALTS_KEPT_MS), ends_s=ends_s)
             self._prolonged_ms = now_ms
         of_days: dict[str, str] = {}
         if needed:
@@ -139,20 +126,20 @@ class RedisStorage:
             if None in found:
                 for (name, until_ms), salt in zip(needed.items(), found, strict=True):
                     if salt is None:
-                        made, _ = self._days.setdefault(name, (new_salt(), until_ms))
+                        made, _ = self._days.setdefault(name, (names.new_salt(), until_ms))
                         self._ask("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms), ends_s=ends_s)
                 found = self._ask(*read, ends_s=ends_s)
             of_days = dict(zip(needed, found, strict=True))
         try:
-            self._plans[policy] = of_windows = plan(policy, now_ms, fixed, of_days)
-        except UnreadableError as error:
+            self._plans[policy] = of_windows = names.plan(policy, now_ms, fixed, of_days)
+        except names.UnreadableError as error:
             raise self._damaged(SALTS + "*") from error
         self._fixed = fixed
         known = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
         self._days = {name: day for name, day in known.items() if day[1] > now_ms}
         return of_windows
 
-    def _answer(self, policy: Policy, plan: Plan, reply: list[int]) -> Decision:
+    def _answer(self, policy: Policy, plan: names.Plan, reply: list[int]) -> Decision:
         longest = policy.limits.index(policy.longest)
         known = reply[5 + 4 * longest]
         if known < 2 and (reply[0] or policy.count_rejected):
@@ -234,12 +221,12 @@ class RedisStorage:
         now_ms = self._now_ms()
         if not fixed:  # nobody was ever limited, so nobody knows a salt
             return now_ms
-        since_ms = now_ms + ROTATION_LEAD_MS
-        self._ask("HSET", FIXED, str(since_ms), new_salt())
-        self._ask("PEXPIRE", FIXED, str(SALTS_KEPT_MS))
+        since_ms = now_ms + names.ROTATION_LEAD_MS
+        self._ask("HSET", FIXED, str(since_ms), names.new_salt())
+        self._ask("PEXPIRE", FIXED, str(names.SALTS_KEPT_MS))
         try:
-            gone = outdated(fixed, now_ms)
-        except UnreadableError as error:
+            gone = names.outdated(fixed, now_ms)
+        except names.UnreadableError as error:
             raise self._damaged(FIXED) from error
         if gone:
             self._ask("HDEL", FIXED, *gone)
@@ -300,9 +287,9 @@ def _suffix(policy: Policy, limit: Limit, number: int) -> str:
     return f":{policy.rule}:{kind}{limit.window_ms}:{number}"
 
 
-def _words(policy: Policy, plan: Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
+def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
     """What the script of a policy is told: the number of its keys, the keys and the arguments."""
-    shard = f"{PREFIX}{{{shard_of(plan.shard_salt, identity)}}}"
+    shard = f"{PREFIX}{{{names.shard_of(plan.shard_salt, identity)}}}"
     keys: list[str | bytes] = []
     words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
     for limit, window in zip(policy.limits, plan.windows, strict=True):

@@ -10,9 +10,10 @@ that no rule matches is not limited. With several limits, a request is admitted 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
@@ -21,9 +22,6 @@ from quota.inbound.fields import policy_field
 from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
 from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
 from quota.terms.limits import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 Fail = Literal["open", "closed"]
 
@@ -46,20 +44,6 @@ class Rule:
     With `count_rejected` a refused request counts, too, so a client that keeps asking stays out.
     GET means HEAD as well: it costs as much. Raises ConfigError, which begins with the key that is wrong.
     """
-
-    __slots__ = (
-        "cost",
-        "fail",
-        "limits",
-        "methods",
-        "name",
-        "path",
-        "pattern",
-        "policies",
-        "policy",
-        "policy_field",
-        "shadow",
-    )
 
     def __init__(
         self,

@@ -7,55 +7,39 @@ written from SQLite's log into the file. If the machine dies, the last decisions
 
 from __future__ import annotations
 
+import sqlite3
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
-from quota.inbound.algorithms import States, decide, gcra_used
+from quota.inbound import names
+from quota.inbound.algorithms import Entries, States, decide, gcra_used
 from quota.inbound.contract import (
     MET_KEPT_MS,
     MET_LAG_MS,
     WALL_S,
     Consumer,
     Decision,
+    Limit,
+    Policy,
     checked_totals,
 )
-from quota.inbound.met import Met
-from quota.inbound.names import (
-    NAME_BYTES,
-    ROTATION_LEAD_MS,
-    SALTS_KEPT_MS,
-    SHARD,
-    Plan,
-    UnreadableError,
-    encoded,
-    new_salt,
-    outdated,
-    plan,
-    salt_names,
-)
+from quota.inbound.met import Met, Window
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.file_url import label_of, path_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
+_Numbered = tuple[names.Plan, tuple[int, ...], sqlite3.Connection]
 
-    from quota.inbound.algorithms import Entries
-    from quota.inbound.contract import Limit, Policy
-    from quota.inbound.met import Window
-
-    # With the numbers that the file gave the limits, and the connection that read them.
-    _Numbered = tuple[Plan, tuple[int, ...], sqlite3.Connection]
 
 T = TypeVar("T")
 
@@ -131,7 +115,7 @@ class SqliteStorage:
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
         cost = whole(cost, "units: the cost of a request", 1, policy.most)
-        identity_bytes = encoded(identity)
+        identity_bytes = names.encoded(identity)
         decision, made, met = self._transact(lambda db: self._decide(db, policy, identity_bytes, cost))
         if made is not None:
             self._plans[policy] = made
@@ -146,7 +130,7 @@ class SqliteStorage:
             raise StorageAway(self._wording.locked)
         try:
             return self._file.transact(work, write=write, within_s=ends_s - time.monotonic())
-        except (UnreadableError, struct.error) as error:
+        except (names.UnreadableError, struct.error) as error:
             raise StorageAway(self._wording.damaged) from error
         finally:
             self._lock.release()
@@ -204,12 +188,12 @@ class SqliteStorage:
 
     def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
         """The salts, made where there are none yet (I4), and the numbers of the limits."""
-        needed = salt_names(policy, now_ms)
+        needed = names.salt_names(policy, now_ms)
         sql = "INSERT OR IGNORE INTO salts VALUES (?, ?, ?)"
-        for name, until_ms in {SHARD: now_ms, "0": now_ms, **needed}.items():
-            db.execute(sql, (name, new_salt(), until_ms))
+        for name, until_ms in {names.SHARD: now_ms, "0": now_ms, **needed}.items():
+            db.execute(sql, (name, names.new_salt(), until_ms))
         fixed = self._fixed(db)
-        db.execute("UPDATE salts SET until_ms = ? WHERE instr(name, ':') = 0", (now_ms + SALTS_KEPT_MS,))
+        db.execute("UPDATE salts SET until_ms = ? WHERE instr(name, ':') = 0", (now_ms + names.SALTS_KEPT_MS,))
         db.execute("DELETE FROM salts WHERE until_ms <= ?", (now_ms,))
         stored = db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') > 0").fetchall()
         ids = []
@@ -218,7 +202,7 @@ class SqliteStorage:
             db.execute("INSERT OR IGNORE INTO limits (rule, kind, window_ms) VALUES (?, ?, ?)", row)
             sql = "SELECT id FROM limits WHERE rule = ? AND kind = ? AND window_ms = ?"
             ids.append(int(db.execute(sql, row).fetchone()[0]))
-        return plan(policy, now_ms, fixed, dict(stored)), tuple(ids), db
+        return names.plan(policy, now_ms, fixed, dict(stored)), tuple(ids), db
 
     def _fixed(self, db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') = 0").fetchall())
@@ -282,7 +266,9 @@ class SqliteStorage:
             return nlargest(count, ((used(state), checked_name(name)) for name, state in rows))
 
         largest = self._transact(work, write=False)
-        return [Consumer((name % 2**64).to_bytes(NAME_BYTES, "big").hex(), units, limit) for units, name in largest]
+        return [
+            Consumer((name % 2**64).to_bytes(names.NAME_BYTES, "big").hex(), units, limit) for units, name in largest
+        ]
 
     def rotate(self) -> int:
         now_ms = self._clock()
@@ -291,10 +277,10 @@ class SqliteStorage:
             fixed = self._fixed(db)
             if not fixed:  # nobody was ever limited, so nobody knows a salt
                 return now_ms
-            since_ms = now_ms + ROTATION_LEAD_MS
-            row = (str(since_ms), new_salt(), now_ms + SALTS_KEPT_MS)
+            since_ms = now_ms + names.ROTATION_LEAD_MS
+            row = (str(since_ms), names.new_salt(), now_ms + names.SALTS_KEPT_MS)
             db.execute("INSERT OR REPLACE INTO salts VALUES (?, ?, ?)", row)
-            db.executemany("DELETE FROM salts WHERE name = ?", [(name,) for name in outdated(fixed, now_ms)])
+            db.executemany("DELETE FROM salts WHERE name = ?", [(name,) for name in names.outdated(fixed, now_ms)])
             return since_ms
 
         return self._transact(work)
@@ -331,14 +317,14 @@ def counted(state: Any) -> int | None:
     """The state of `counter` or `gcra`. Raises UnreadableError for what is none."""
     if state is None or (type(state) is int and 0 <= state <= MAX_NUMBER):
         return state
-    raise UnreadableError
+    raise names.UnreadableError
 
 
 def checked_name(name: Any) -> int:
     """The name of an identity. Raises UnreadableError for what is none."""
     if type(name) is int:
         return name
-    raise UnreadableError
+    raise names.UnreadableError
 
 
 _ENTRY = struct.Struct(">IH")
@@ -354,5 +340,5 @@ def unpacked(state: bytes | None) -> Entries | None:
     if state is None:
         return None
     if type(state) is not bytes or not state:
-        raise UnreadableError
+        raise names.UnreadableError
     return tuple(_ENTRY.iter_unpack(state))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from quota.errors import ConfigError
+from quota.inbound.contract import Storage
 from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of
 from quota.ledger.file_url import check_options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quota.inbound.contract import Storage
 
 
 def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:

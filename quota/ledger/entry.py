@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from quota.terms.attribution import is_reservation
+
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""
 
@@ -35,7 +37,8 @@ Id = tuple[int, int]
 
 
 class Entry(NamedTuple):
-    """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made."""
+    """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made. If it is
+    `settled`, somebody has said what it counts, whether that was another number or the same (L15)."""
 
     ms: int
     seq: int
@@ -46,7 +49,13 @@ class Entry(NamedTuple):
     job: str
     region: str
     idempotency_key: str
+    settled: bool = False
 
     @property
     def id(self) -> str:
         return f"{self.ms}-{self.seq}"
+
+    @property
+    def reserved_units(self) -> int:
+        """What it counts as the upper bound of a cost that nobody has told yet; 0 for any other charge."""
+        return self.units if is_reservation(self.idempotency_key) and not self.settled else 0

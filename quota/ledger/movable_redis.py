@@ -90,7 +90,7 @@ class MovableRedisLedger(RedisLedger):
                 entry.job,
                 entry.region,
                 entry.idempotency_key,
-                "" if entry.units == entry.charged_units else str(entry.units),
+                str(entry.units) if entry.settled else "",
             )
         return self._read(read_id, self._script("fill", project, words, with_history=True))
 

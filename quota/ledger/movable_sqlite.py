@@ -108,7 +108,8 @@ class MovableSqliteLedger(SqliteLedger):
             if filled != after:
                 return filled or (-1, 0)
             db.executemany(
-                "REPLACE INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(project, *entry) for entry in entries]
+                "REPLACE INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(project, *entry) for entry in entries],
             )
             _raise_retention(db, project, retention_ms)
             last = (entries[-1].ms, entries[-1].seq)

@@ -2,8 +2,9 @@
 
     arguments                           what charge.lua is asked
     Question                            the call that asks it, packed once for all calls of a kind
-    result_of, result_of_line           a reply, as a ChargeResult
+    result_of                           a reply, as a ChargeResult
     says_more                           whether the script is to be asked again (L21)
+    policy_in                           how the server may drop our keys, where a reply says it
 
 The head of `lua/charge.lua` describes the arguments and the reply.
 """
@@ -24,14 +25,28 @@ from quota.terms.limits import Sliding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Exhaustion, LimitCheck
     from quota.ledger.unlogged import UnloggedUsage
 
 FIRST_TRY = "-1"
 """The retry_age_ms of a first try."""
 
-BEFORE_USED = 7
-"""How many words stand before the used units in a reply of charge.lua."""
+NOTHING = "-"
+"""The word of a reply of charge.lua for what there is not."""
+
+EVICTS = "\nevicts "
+"""Begins the last line of a reply that names the server's policy, once a day."""
+
+_OUTCOMES: dict[str, tuple[ChargeOutcome, int]] = {
+    "ADMITTED": ("admitted", 1),
+    "REFUSED": ("refused", 2),
+    "EXHAUSTED": ("exhausted", 1),
+    "CLOCK": ("clock", 0),
+    "MORE": ("counting", 0),
+    "BEHIND": ("behind", 0),
+    "GRANTED": ("granted", 0),
+}
+"""What the script answers, as the contract names it, and how many words it then has for each limit."""
 
 
 def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
@@ -40,7 +55,7 @@ def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
     words = [
         now,
         str(request.caller_ms),
-        "1t" if commit else "0t",
+        "1" if commit else "0",
         "\n".join(map(units_text, charges)),
         "\n".join([charge.method for charge in charges]),
         "\n".join([charge.job for charge in charges]),
@@ -114,70 +129,66 @@ def _span(check: LimitCheck) -> str | int:
     return f"{check.edges[0]} {check.edges[1]} {check.edges[2]}"
 
 
-def result_of(request: ChargeRequest, reply: Any, *, commit: bool) -> ChargeResult:
+def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
     """Raises one of UNREADABLE where the reply is none of ours."""
-    if type(reply) is str:
-        return result_of_line(request.checks, request.expected.epoch, reply, commit)
-    return _result_of_list(request, reply)
-
-
-def _result_of_list(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
-    outcome, ids, now_ms, last, closed, epoch, unlogged, *used = reply
-    charge_id, *also = ids.split(" ")
-    if ids and len(also) != len(request.also):
-        raise ValueError("an id for each charge")
-    if len(used) > len(request.checks):
-        raise ValueError("more numbers than limits")
-    if outcome == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
+    line, *seldom = reply.split("\n")
+    answer, ids, now_ms, last, epoch, *words = line.split(" ")
+    if answer == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
-    if outcome == "GRANTED":
-        read_grants(closed)
-        return ChargeResult("granted", None, int(now_ms), read_id(last), (), epoch=read_epoch(epoch), granted=closed)
+    outcome, for_each = _OUTCOMES[answer]
+    checks = request.checks
+    limits = len(checks)
+    if len(words) != for_each * limits:
+        raise ValueError("words for each limit")
+    charge_id, *also = (None,) if ids == NOTHING else ids.split(",")
+    if charge_id and len(also) != len(request.also):
+        raise ValueError("an id for each charge")
+    exhaustion, granted, unlogged = _seldom_said(checks, seldom) if seldom else (None, "", ())
     return ChargeResult(
-        "counting" if outcome == "MORE" else outcome.lower(),
-        charge_id or None,
+        outcome,
+        charge_id,
         int(now_ms),
         read_id(last),
-        _used_units(request.checks, outcome, used),
-        read_exhaustion(closed) if closed and outcome != "REFUSED" else None,
-        read_epoch(epoch),
-        _usages(request.checks, unlogged) if unlogged else (),
-        leaving_ms=_leaving_ms(request.checks, closed.split(" ")) if closed and outcome == "REFUSED" else (),
-        also=tuple(also),
-    )
-
-
-def result_of_line(checks: Sequence[LimitCheck], known_epoch: str, line: str, commit: bool) -> ChargeResult:
-    """The result of an ordinary decision, which comes as one line of text."""
-    words = line.split(" ")
-    outcome, now_ms, last, epoch = words[:4]
-    end = 4 + len(checks)
-    ms, _, seq = last.partition("-")
-    return ChargeResult(
-        _ORDINARY[outcome],
-        last if commit and outcome == "ADMITTED" else None,
-        int(now_ms),
-        (int(ms), int(seq)),
-        _used_units(checks, outcome, words[4:end]),
-        None,
-        epoch if epoch == known_epoch else read_epoch(epoch),
-        (),
+        _used_units(checks, outcome, words[:limits]),
+        exhaustion,
+        epoch if epoch == request.expected.epoch else read_epoch(epoch) if epoch != NOTHING else "",
+        unlogged,
         0,
-        "",
-        _leaving_ms(checks, words[end:]) if len(words) > end else (),
-        (),
+        granted,
+        _leaving_ms(words[limits:]),
+        tuple(also),
     )
 
 
-_ORDINARY: dict[str, ChargeOutcome] = {"ADMITTED": "admitted", "REFUSED": "refused"}
+def _seldom_said(
+    checks: Sequence[LimitCheck], lines: Sequence[str]
+) -> tuple[Exhaustion | None, str, tuple[tuple[UnloggedUsage, ...], ...]]:
+    """The exhaustion, the grants, and the unlogged usage for each limit, from the lines of a reply behind its first."""
+    exhaustion, granted = None, ""
+    records = [""] * len(checks)
+    for line in lines:
+        name, _, text = line.partition(" ")
+        if name == "exhaustion":
+            exhaustion = read_exhaustion(text)
+        elif name == "granted":
+            read_grants(text)
+            granted = text
+        elif name == "unlogged":
+            place, _, record = text.partition(" ")
+            records[int(place) - 1] = record
+        elif name != EVICTS.strip():
+            raise ValueError("a line that says nothing")
+    usages = zip(checks, records, strict=True)
+    unlogged = tuple([read_usages(check.view.name, record) for check, record in usages]) if any(records) else ()
+    return exhaustion, granted, unlogged
 
 
-def _used_units(checks: Sequence[LimitCheck], outcome: str, words: Sequence[str]) -> tuple[int, ...]:
+def _used_units(checks: Sequence[LimitCheck], outcome: ChargeOutcome, words: Sequence[str]) -> tuple[int, ...]:
     used_units = tuple(map(int, words))
     for units in used_units:
         if not 0 <= units < NEVER:
             raise ValueError("less than nothing is used, or more than can be counted")
-    if outcome == "REFUSED":
+    if outcome == "refused":
         for units, check in zip(used_units, checks, strict=True):
             if units + check.cost_units > check.cap_units:
                 break
@@ -186,22 +197,19 @@ def _used_units(checks: Sequence[LimitCheck], outcome: str, words: Sequence[str]
     return used_units
 
 
-def _leaving_ms(checks: Sequence[LimitCheck], words: list[str]) -> tuple[int | None, ...]:
-    """A word for each limit."""
-    leaving_ms = tuple([None if word == "-" else int(word) for word in words])
+def _leaving_ms(words: Sequence[str]) -> tuple[int | None, ...]:
+    leaving_ms = tuple([None if word == NOTHING else int(word) for word in words])
     for at_ms in leaving_ms:
         if at_ms is not None and not 0 <= at_ms < LATEST_MS:
             raise ValueError("a charge in the far future")
-    if len(leaving_ms) != len(checks):
-        raise ValueError("a word for each limit")
     return leaving_ms
-
-
-def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
-    """A line for each limit."""
-    return tuple(read_usages(check.view.name, line) for check, line in zip(checks, text.split("\n"), strict=True))
 
 
 def says_more(reply: Any) -> bool:
     """Whether the script has more to read, and is to be called again (L21)."""
-    return isinstance(reply, list) and reply[:1] == ["MORE"]
+    return isinstance(reply, str) and reply.startswith("MORE ")
+
+
+def policy_in(reply: str) -> str:
+    """The server's maxmemory-policy, where a reply says that it may drop our keys; else empty."""
+    return reply.partition(EVICTS)[2]

@@ -50,6 +50,7 @@ def read_entry(row: Sequence[str]) -> Entry:
         job=job,
         region=region,
         idempotency_key=idempotency_key,
+        settled=bool(corrected),
     )
 
 

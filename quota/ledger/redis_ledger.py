@@ -41,9 +41,9 @@ from quota.ledger.history import (
 )
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_decision import (
-    BEFORE_USED,
     FIRST_TRY,
     Question,
+    policy_in,
     result_of,
     says_more,
 )
@@ -184,9 +184,10 @@ class RedisLedger(StateChanges, OfOneProcess):
             more = reply
             if elapsed_s() - started_s >= COUNT_WITHIN_S:
                 break
-        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
-            self._say_evicts(str(reply.pop()))
-        return self._result(request, reply, commit)
+        result = self._result(request, reply)
+        if policy := policy_in(reply):
+            self._say_evicts(policy)
+        return result
 
     def _question(self, request: ChargeRequest, commit: bool) -> Question:
         """The packed words of a kind of charge, kept for the next one of it."""
@@ -202,9 +203,9 @@ class RedisLedger(StateChanges, OfOneProcess):
             known = self._questions[kind] = Question(request, commit)
         return known
 
-    def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
+    def _result(self, request: ChargeRequest, reply: Any) -> ChargeResult:
         try:
-            return result_of(request, reply, commit=commit)
+            return result_of(request, reply)
         except UNREADABLE as error:
             raise self._unreadable(reply) from error
 
@@ -225,7 +226,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         if first:
             from quota.ledger.redis_health import evicts
 
-            warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
+            warn("ledger_evicts", "; ".join(evicts(policy)), ledger=self.label)
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks

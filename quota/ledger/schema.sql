@@ -14,6 +14,7 @@ CREATE TABLE charges (
     job           TEXT    NOT NULL,
     region        TEXT    NOT NULL,
     idempotency_key TEXT  NOT NULL,  -- unique to the attempt
+    settled       INTEGER NOT NULL,  -- 1 after a correction, also to the same number (L15)
     PRIMARY KEY (project, ms, seq)
 ) WITHOUT ROWID;
 

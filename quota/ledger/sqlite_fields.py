@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 UNREADABLE = (ValueError, LookupError, AttributeError)
 """What is raised where a field is none of ours."""
 
-COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
+COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key, settled"
 
 _NEWEST = "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
-_APPEND = "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_APPEND = "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
 _BEGINNING = "FROM state WHERE project = ? AND name >= ? AND name < ?"
 
 
@@ -54,10 +54,12 @@ def following_id(last: Id, clock_ms: int) -> Id:
     return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
 
 
-def entry_of(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
-    if checked_row(row, integers=4)[0] >= LATEST_MS:
+def entry_of(row: tuple[int, int, int, int, str, str, str, str, str, int]) -> Entry:
+    checked_row(row[:-1], integers=4)
+    checked_row(row[-1:], integers=1, below=2)
+    if row[0] >= LATEST_MS:
         raise DamagedError("a charge in the far future")
-    return Entry(*row)
+    return Entry(*row[:-1], bool(row[-1]))
 
 
 # -- the fields --------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
@@ -223,7 +223,8 @@ class SqliteLedger(StateChanges, OfOneProcess):
                 return None
             entry = entry_of(row)
             db.execute(
-                "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
+                "UPDATE charges SET units = ?, settled = 1 WHERE project = ? AND ms = ? AND seq = ?",
+                (units, project, ms, seq),
             )
             named = {view.name: view.selector for view in views}
             for name, text in fields_of(db, project, "view").items():
@@ -347,7 +348,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
         at = newest_id(db, project)
         for _, _, *rest in ahead:
             at = following_id(at, now_ms)
-            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (project, *at, *rest))
+            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (project, *at, *rest))
         return at
 
     def repairs(self, project: str) -> Sequence[Repair]:

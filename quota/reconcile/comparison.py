@@ -20,15 +20,13 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.ledger.unlogged import UPSTREAM, UnloggedUsage, upstream_epoch
-from quota.terms.limits import MINUTE_MS, Sliding
+from quota.ledger.unlogged import UPSTREAM, Expiries, UnloggedUsage, upstream_epoch
+from quota.terms.limits import MINUTE_MS, Limit, Sliding, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quota.ledger.unlogged import Expiries
     from quota.terms.costs import CostBook
-    from quota.terms.limits import Limit, Window
 
 TOLERANCE_MS = 10 * MINUTE_MS
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import account_of
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
+from quota.common.members import members
 from quota.deciding.checklist import granted_units
 from quota.deciding.outlook import unlogged_usage
 from quota.errors import ConfigError, LedgerError, UsageError
@@ -26,22 +27,20 @@ from quota.ledger.contract import read_entries, retention_of
 from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.parts import correctable, notes_in
-from quota.ledger.unlogged import UPSTREAM
+from quota.ledger.unlogged import UPSTREAM, UnloggedUsage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
-from quota.terms.limits import DAY_MS, Calendar
+from quota.terms.evidence import whole_limits
+from quota.terms.limits import DAY_MS, Calendar, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from quota.budget import Budget
     from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import UnloggedUsage
     from quota.reconcile.monitoring import Figures
     from quota.session import Session
     from quota.settings.model import CredentialSettings
     from quota.terms.costs import CostBook, Metric, Pool
-    from quota.terms.limits import Limit
 
 BELIEVED_MS = 7 * DAY_MS
 """How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""
@@ -102,53 +101,31 @@ class Reconciled:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "credential": self.credential,
-            "project": self.project,
-            "cloud_project": self.cloud_project,
-            "at": rfc3339(self.at_ms),
+            **members(self, "credential project cloud_project at"),
             "newest_point": None if self.newest_ms is None else rfc3339(self.newest_ms),
             "lag_ms": None if self.newest_ms is None else max(0, self.at_ms - self.newest_ms),
             "tolerance_ms": TOLERANCE_MS,
             "buckets": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.buckets],
             "apart": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.apart],
-            "unlogged": [
-                {"limit": row.limit, "units": row.units, "until": rfc3339(row.until_ms)} for row in self.counted
-            ],
+            "unlogged": [members(row, "limit units until") for row in self.counted],
             "lowered": [
-                {
-                    "limit": row.limit,
-                    "configured_units": row.configured_units,
-                    "limit_units": row.enforced_units,
-                    "granted_units": row.granted_units,
-                    "until": rfc3339(row.until_ms),
-                }
+                members(row, "limit configured_units granted_units until") | {"limit_units": row.enforced_units}
                 for row in self.lowered
             ],
             "changed": self.changed,
-            **({"log_after": rfc3339(self.log_after_ms)} if self.log_after_ms else {}),
+            **(members(self, "log_after") if self.log_after_ms else {}),
         }
 
 
 def _bucket_json(count: BucketCount, granted: int | None) -> dict[str, object]:
     return {
         "bucket": count.bucket,
-        "since": rfc3339(count.period.since_ms),
-        "through": rfc3339(count.through_ms),
-        "upstream_units": count.upstream_units,
-        "our_units": count.our_units,
-        "near_units": count.near_units,
-        "unknown_units": count.unknown_units,
-        "drift_units": count.drift_units,
+        **members(count.period, "since"),
+        **members(count, "through upstream_units our_units near_units unknown_units drift_units"),
         "granted_units": granted,
         "methods": [
-            {
-                "method": row.method,
-                "upstream_units": row.upstream_units,
-                "our_units": row.our_units,
-                "our_calls": row.our_calls,
-                "price_units": row.price,
-                "upstream_price_units": row.upstream_price,
-            }
+            members(row, "method upstream_units our_units our_calls")
+            | {"price_units": row.price, "upstream_price_units": row.upstream_price}
             for row in count.methods
         ],
     }
@@ -229,7 +206,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         reports = [
             usage
             for count in buckets
-            for limit in _whole_limits(credential.limits, count.bucket, book)
+            for limit in whole_limits(credential.limits, count.bucket, book)
             if (usage := unlogged(count, limit, _lost(lost, limit, count), now_ms)) is not None
         ]
         if reports:
@@ -323,19 +300,6 @@ def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterat
 
 
 # -- what follows from it ----------------------------------------------------------------------------------------------
-
-
-def _whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
-    """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
-    a unit."""
-    prices = [price for of_method in book.methods.values() for price in of_method]
-    a_unit_a_call = all(price.units_in(bucket) in (0, 1) for price in prices)
-    for limit in limits:
-        selector = limit.view.selector
-        if limit.narrow or bucket not in (selector.buckets or (bucket,)):
-            continue
-        if selector.count == "units" or a_unit_a_call:
-            yield limit
 
 
 def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:

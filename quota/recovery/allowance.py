@@ -189,14 +189,8 @@ class Allowance:
         for charge in charges:
             remaining_units -= charge.units
             if not outage:
-                warn(
-                    "allowance_drawn project=%s method=%s units=%d left=%d: %s",
-                    identity.project,
-                    charge.method,
-                    charge.units,
-                    remaining_units,
-                    because,
-                )
+                drawn_now = {"method": charge.method, "units": charge.units, "left": remaining_units}
+                warn("allowance_drawn", because, project=identity.project, **drawn_now)
             outage.append(_OutageDraw(charge.units, remaining_units))
 
     def number(self, name: str) -> int | None:
@@ -336,7 +330,7 @@ class Allowance:
             else:
                 units = sum(draw.charge.units for draw in draws)
                 self._outages.pop(identity, None)
-                warn("debt_repaid project=%s charges=%d units=%d", identity.project, len(draws), units)
+                warn("debt_repaid", project=identity.project, charges=len(draws), units=units)
         return corrected
 
     def _mark_repaid(self, identity: Identity, last: int) -> list[Draw]:
@@ -353,20 +347,13 @@ class Allowance:
         """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""
         outage = self._outages.pop(identity, [])
         if len(outage) > 1:
-            units = sum(draw.units for draw in outage)
-            remaining_units = outage[-1].remaining_units
-            warn(
-                "allowance_used project=%s charges=%d units=%d left=%d",
-                identity.project,
-                len(outage),
-                units,
-                remaining_units,
-            )
+            units, left = sum(draw.units for draw in outage), outage[-1].remaining_units
+            warn("allowance_used", project=identity.project, charges=len(outage), units=units, left=left)
 
     def _warn(self, error: LedgerError) -> None:
         if not self._warned:
             self._warned = True
-            warn("allowance_unreadable path=%s: %s", self._path, error)
+            warn("allowance_unreadable", error, path=self._path)
 
     def close(self) -> None:
         """Close the journal, and log what was drawn and not repaid. May be called twice."""

@@ -44,45 +44,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.text import one_line, quoted
+from quota.common.text import many, one_line
 from quota.errors import LedgerError
-from quota.ledger.contract import RETENTION_SLACK_MS, root_of
+from quota.ledger.contract import RETENTION_SLACK_MS, ChargeResult, Expected, Ledger, LimitCheck, root_of
+from quota.ledger.entry import Entry
 from quota.ledger.parts import correctable, repairable
 from quota.ledger.unlogged import UnloggedUsage, is_carry
-from quota.recovery.knowledge import (
-    NO_EPOCH,
-    adds_nothing,
-    carried,
-    compared,
-    decided,
-    lacking_carries,
-    logged,
-    looked,
-    merge_counted,
-    recalled,
-    with_other_logs,
-    with_read,
-)
-from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
+from quota.recovery import knowledge
+from quota.recovery.knowledge import Knowledge, Rest
+from quota.recovery.loss import Loss, Usages, carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import SeenAheadError, Watermark
 from quota.recovery.repaired import as_repaired, concerns
-from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots, slots_of
+from quota.recovery.watermark_file import SLOTS, SlotContent, WatermarkFile, Written, epoch_tag, read_slots, slots_of
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.contract import ChargeResult, Expected, Ledger, LimitCheck
-    from quota.ledger.entry import Entry
-    from quota.recovery.knowledge import Knowledge, Rest
-    from quota.recovery.loss import Loss, Usages
-    from quota.recovery.watermark_file import SlotContent, Written
 
 P = ParamSpec("P")
 Reports = list[UnloggedUsage]
@@ -222,7 +203,7 @@ class HighWaterMark:
         before, slots = self._known, self._read_slots()
         watermarks = _watermarks(slots)
         self._read_siblings()
-        known = recalled(watermarks, self._siblings, self._label)
+        known = knowledge.recalled(watermarks, self._siblings, self._label)
         if self._known is not before:  # a signal handler has charged meanwhile, and read them itself
             return self._begin() if self._known is None else self._known
         self._known = known
@@ -243,9 +224,9 @@ class HighWaterMark:
         if now_s >= self._next_siblings_s:
             self._read_siblings()
             self._say_two_ledgers(known)
-        known = self._change(looked, seen, self._siblings)
+        known = self._change(knowledge.looked, seen, self._siblings)
         if seen.other_logs_tag != self._other_logs_tag and now_s >= self._next_carry_s:
-            known = self._change(with_other_logs, _watermarks(self._read_slots()))
+            known = self._change(knowledge.with_other_logs, _watermarks(self._read_slots()))
             self._other_logs_tag, self._next_carry_s = seen.other_logs_tag, now_s + CARRY_EVERY_S
         return known
 
@@ -255,11 +236,11 @@ class HighWaterMark:
         """Keep what a decision showed. Returns whether more is to be done: then do `follow_up`."""
         with self._lock:
             before = self._known or self._begin()
-            if self._file is None and self._is_usable and adds_nothing(before, checks, result):
+            if self._file is None and self._is_usable and knowledge.adds_nothing(before, checks, result):
                 return before.others.lacks_carry
-            known = self._change(decided, checks, result, self._label)
+            known = self._change(knowledge.decided, checks, result, self._label)
             if known.rest is not before.rest:
-                lacking = lacking_carries(before, checks, result)
+                lacking = knowledge.lacking_carries(before, checks, result)
                 self._say_behind(largest(lacking, lacking, result.now_ms))
             self._save()
             return known.others.lacks_carry or self._must_read(known) or known.is_without(result)
@@ -317,7 +298,7 @@ class HighWaterMark:
         with self._lock:
             if self._known is not None and self._known.epoch == known.epoch:
                 more = len(entries) == count
-                self._change(with_read, unread, entries, more=more)
+                self._change(knowledge.with_read, unread, entries, more=more)
                 self._save()
                 now_s = time.monotonic()
                 self._next_read_s = now_s + (now_s - started_s) / READ_SHARE if more else 0.0
@@ -336,13 +317,13 @@ class HighWaterMark:
         """
         with self._lock:
             known = self._known or self._begin()
-            if known.expected.epoch not in (expected.epoch, NO_EPOCH):
+            if known.expected.epoch not in (expected.epoch, knowledge.NO_EPOCH):
                 return
             watermarks, siblings, slots = self._all_that_was_seen(known, ledger, result)
             self._label = one_line(ledger.label)
             root = root_of(result.epoch)
             told: Usages = {}
-            merge_counted(told, watermarks, root, result.now_ms)
+            knowledge.merge_counted(told, watermarks, root, result.now_ms)
             tell = self._tell(ledger, new_epoch, retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
                 self._carry_over(ledger, result, watermarks, tell)
@@ -376,7 +357,7 @@ class HighWaterMark:
         found = carries(watermarks, root, since_ms, renamed).usages
         if found:
             tell([*found.values()])
-        self._change(carried, found, result.now_ms)
+        self._change(knowledge.carried, found, result.now_ms)
         self._save()
 
     def _compare(
@@ -392,7 +373,7 @@ class HighWaterMark:
         found = compare(ledger, self._project, result.epoch, result.last, result.now_ms, watermarks)
         epoch = tell([*found.usages.values()]) if found.usages else result.epoch
         compared_ms = max(watermark.at_ms for watermark in watermarks)
-        after = compared(found, epoch, self._label, result.now_ms, compared_ms)
+        after = knowledge.compared(found, epoch, self._label, result.now_ms, compared_ms)
         if self._known is not known:
             return  # a signal handler has restored it meanwhile, and both reports are in the ledger
         self._known = after
@@ -402,14 +383,10 @@ class HighWaterMark:
 
     def _say_behind(self, loss: Loss | None) -> None:
         if loss is not None:
-            warn(
-                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
-                "there (emptied? restored from an old copy?); they still count until they would have expired",
-                self._project,
-                self._label,
-                loss.units,
-                rfc3339(loss.until_ms),
-            )
+            said = "charges that this machine saw are missing there (emptied? restored from an old copy?); they still "
+            said += "count until they would have expired"
+            lost = {"lost_units": loss.units, "until": rfc3339(loss.until_ms)}
+            warn("ledger_behind", said, project=self._project, ledger=self._label, **lost)
 
     def _say_carried(self, result: ChargeResult, labels: dict[str, str], told: Usages) -> None:
         """Say what counts on that was seen in other logs, if the ledger was not told of it before."""
@@ -425,15 +402,10 @@ class HighWaterMark:
             if label in ("", self._label):
                 self._say_behind(loss)
                 continue
-            warn(
-                "ledger_moved project=%s from=%s to=%s carried=%d until=%s: what this machine saw there counts on here "
-                "until it would have expired; if these are two upstream projects, give each its own `project` name",
-                self._project,
-                quoted(label),
-                quoted(self._label),
-                loss.units,
-                rfc3339(loss.until_ms),
-            )
+            said = "what this machine saw there counts on here until it would have expired; if these are two upstream "
+            said += "projects, give each its own `project` name"
+            counts = {"from": label, "to": self._label, "carried": loss.units, "until": rfc3339(loss.until_ms)}
+            warn("ledger_moved", said, project=self._project, **counts)
 
     # -- what is stored ------------------------------------------------------------------------------------------------
 
@@ -462,11 +434,9 @@ class HighWaterMark:
         self._written = known.rest, newly
         if newly.lines < needed_lines and not self._said_full:
             self._said_full = True
-            warn(
-                "memory_full path=%s: there is no room for what was seen of %d limits; use fewer, or shorter names",
-                self.path,
-                needed_lines - newly.lines,
-            )
+            lacking = many(needed_lines - newly.lines, "limit")
+            said = f"there is no room for what was seen of {lacking}; use fewer, or shorter names"
+            warn("memory_full", said, path=self.path)
 
     def _claimed(self) -> WatermarkFile:
         """The file, made if it is not there, with a slot for this process if one is free. Raises OSError."""
@@ -508,13 +478,12 @@ class HighWaterMark:
         if apart and known.epoch and self.path is not None and first_today(self.path):
             other = max(apart, key=lambda watermark: watermark.at_ms)
             warn(
-                "two_ledgers project=%s ledger=%s other=%s: %s and %s count one project apart, and upstream sees the "
-                "sum; give both the same url, or, if these are two upstream projects, each its own `project` name",
-                self._project,
-                quoted(self._label),
-                quoted(other.label),
-                self._configuration,
-                other.configuration,
+                "two_ledgers",
+                f"{self._configuration} and {other.configuration} count one project apart, and upstream sees the sum; "
+                "give both the same url, or, if these are two upstream projects, each its own `project` name",
+                project=self._project,
+                ledger=self._label,
+                other=other.label,
             )
 
     def _give_up(self, error: OSError, file: WatermarkFile | None) -> None:
@@ -528,7 +497,7 @@ class HighWaterMark:
         self._close_file()
 
     def _warn(self, why: object) -> None:
-        warn("memory_unusable path=%s: %s; what this process sees of its ledger is lost when it ends", self.path, why)
+        warn("memory_unusable", f"{why}; what this process sees of its ledger is lost when it ends", path=self.path)
 
 
 def _watermarks(slots: Iterable[SlotContent]) -> list[Watermark]:
@@ -537,12 +506,12 @@ def _watermarks(slots: Iterable[SlotContent]) -> list[Watermark]:
 
 def _of_its_own_log(watermark: Watermark) -> Watermark:
     """Without what it knows of other logs, except for what its ledger counts of them."""
-    return watermark._replace(observations=tuple(logged(watermark, 0)), usages=tuple(watermark.counted()))
+    return watermark._replace(observations=tuple(knowledge.logged(watermark, 0)), usages=tuple(watermark.counted()))
 
 
 def _counts_apart(other: Watermark, known: Knowledge) -> bool:
     """Whether a process of another configuration saw units of another log that still count."""
     now_ms = max(other.at_ms, known.at_ms)
     return other.root != root_of(known.epoch) and any(
-        one.units > 0 and one.until_ms > now_ms for one in logged(other, now_ms)
+        one.units > 0 and one.until_ms > now_ms for one in knowledge.logged(other, now_ms)
     )

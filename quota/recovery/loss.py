@@ -21,22 +21,17 @@ loss report it once: their reports are merged by view and lost epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import one_line
-from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
+from quota.ledger.contract import RETENTION_SLACK_MS, Ledger, read_entries, root_of
+from quota.ledger.entry import Id
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
-from quota.recovery.observations import ViewObservation, merge, missing_usage, still_in_window
+from quota.recovery.observations import ViewObservation, Watermark, merge, missing_usage, still_in_window
 from quota.recovery.slices import furthest_slices, with_slices
 from quota.terms.limits import selector_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Id
-    from quota.recovery.observations import Watermark
 
 Usages = dict[tuple[str, str], UnloggedUsage]
 """Unlogged usage by view and epoch."""

@@ -21,17 +21,23 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.ledger.contract import root_of
+from quota.ledger.contract import LimitCheck, root_of
 from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
-from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
+from quota.ledger.unlogged import (
+    CARRIED,
+    Expiries,
+    UnloggedUsage,
+    expiries_text,
+    is_carry,
+    newest_expiries,
+    read_expiries,
+)
 from quota.terms.limits import Edges, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Id
-    from quota.ledger.unlogged import Expiries
     from quota.recovery.watermark_file import Head
 
 

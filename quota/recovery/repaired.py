@@ -13,20 +13,14 @@ An epoch tells whether what was seen in it was seen before a repair: it ends in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, repaired_ms_of, root_of
-from quota.recovery.observations import SeenAheadError
+from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, Repair, repaired_ms_of, root_of
+from quota.ledger.entry import Id
+from quota.ledger.unlogged import UnloggedUsage
+from quota.recovery.observations import SeenAheadError, ViewObservation, Watermark
 from quota.terms.limits import longest_ms_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.ledger.contract import Repair
-    from quota.ledger.entry import Id
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.recovery.observations import ViewObservation, Watermark
 
 
 def concerns(watermarks: Sequence[Watermark], epoch: str, now_ms: int) -> bool:

@@ -10,19 +10,14 @@ on expires at 15:00 tomorrow, all of it. What came after 15:00 expires with the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
-from quota.recovery.observations import SlicedUsage
-from quota.terms.limits import Sliding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from quota.ledger.entry import Entry, Id
-    from quota.ledger.unlogged import Expiries
-    from quota.recovery.observations import ViewObservation, Watermark
-    from quota.terms.limits import View
+from quota.ledger.entry import Entry, Id
+from quota.ledger.unlogged import Expiries
+from quota.recovery.observations import SlicedUsage, ViewObservation, Watermark
+from quota.terms.limits import Sliding, View
 
 SLICES = 24
 """The number of slices of a sliding window."""

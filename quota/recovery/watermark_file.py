@@ -21,12 +21,10 @@ import os
 import struct
 import threading
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from quota.common.folders import open_alone
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 SLOTS = 64
 """If more processes of one machine run at once, the others have no slot: they only read."""

@@ -17,7 +17,6 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from quota.common.folders import first_within, make_folder
-from quota.common.log import warn
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 FOLDER = "high-water-marks"
 """Part of the state folder. It has one folder for each project and endpoint."""
-
-FORMER_FOLDERS = ("marks", "watermarks", "seen")
-"""Older versions wrote here. They are not read any more."""
 
 FORGET_AFTER_DAYS = 400
 """After how many days a file is removed that nobody wrote: more than any window in use has."""
@@ -87,15 +83,7 @@ def make_room(path: str) -> None:
     folder = os.path.dirname(own)
     now_s = time.monotonic()
     is_due = now_s - _swept_at_s.get(folder, -inf) >= DAY_MS / 1000
-    is_first = is_due and not os.path.isdir(folder)
     make_folder(own)
-    for former in FORMER_FOLDERS if is_first else ():
-        unread = os.path.join(os.path.dirname(folder), former)
-        if os.path.isdir(unread):
-            warn(
-                "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
-                unread,
-            )
     if is_due:
         _swept_at_s[folder] = now_s
         _sweep(folder)

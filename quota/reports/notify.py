@@ -22,12 +22,12 @@ import subprocess
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
@@ -45,10 +45,6 @@ from quota.terms.attribution import machine_name
 from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from http.client import HTTPConnection
-    from urllib.parse import SplitResult
-
     from quota.session import Session
     from quota.settings.model import NotifySettings
 
@@ -188,7 +184,7 @@ def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float)
                 until_s - time.monotonic(),
             )
     except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
-        warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), _why(error))
+        warn("notify_failed", _why(error), event=notice.event, subject=one_line(notice.subject))
         return False
     return True
 
@@ -358,4 +354,4 @@ class Ping:
             address, _, query = read_address(self._ref, "ping", insecure=self._insecure).partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
         except (OSError, ValueError, ConfigError) as error:
-            warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, _why(error))
+            warn("ping_failed", _why(error), job=one_line(self._job), ping=word)

@@ -16,26 +16,22 @@ import heapq
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
+from quota.common.members import members
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
-from quota.ledger.contract import entries_between, just_before, read_entries
-from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS
+from quota.ledger.contract import Ledger, entries_between, just_before, read_entries
+from quota.ledger.entry import Entry, Id
+from quota.ledger.history import HISTORY_MS, OTHER, RUN_CHARS, History, HourOfSpending, RefusedSum, RunningSum
 from quota.ledger.parts import history_in
 from quota.terms.arguments import MAX_NUMBER, texts, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Entry, Id
-    from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
 
 SUMS_S, SUMS_READ = 0.002, 100
 """How long the sums may take to be rolled up, and how many charges behind them are read."""
@@ -83,25 +79,17 @@ class Spending:
         return sum(units for _, _, units in self.rows)
 
     def as_json(self) -> dict[str, object]:
+        gap = None if self.gap_ms is None else [*map(rfc3339, self.gap_ms)]
         return {
-            "since": rfc3339(self.since_ms),
-            "until": rfc3339(self.until_ms),
+            **members(self, "since until"),
             "by": list(self.by),
             "rows": [
                 {**dict(zip(self.by, values, strict=True)), "charges": charges, "units": units}
                 for values, charges, units in self.rows
             ],
-            "total_units": self.total_units,
-            **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
-            **({"upstream_units": self.upstream_units} if self.upstream_units else {}),
-            **(
-                {"gap": {"from": rfc3339(self.gap_ms[0]), "to": rfc3339(self.gap_ms[1])}}
-                if self.gap_ms is not None
-                else {}
-            ),
-            "refused": [
-                {"limit": one.limit, "job": one.job, "reason": one.reason, "calls": one.calls} for one in self.refused
-            ],
+            **members(self, "total_units", if_any="unlogged_units upstream_units"),
+            **({} if gap is None else {"gap": {"from": gap[0], "to": gap[1]}}),
+            "refused": [asdict(one) for one in self.refused],
         }
 
 
@@ -206,26 +194,23 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
         )
         for one in data["limits"]
     )
+    words: dict[str, Any] = {field: named(field) for field in _TEXTS}
     return KeptRefusal(
-        _moment(named("at")),
-        named("credential"),
-        project,
-        named("method"),
-        _units(data["cost_units"]),
-        named("job"),
-        named("region"),
-        named("run"),
-        named("machine"),
-        named("reason"),
-        None if data["refused_by"] is None else named("refused_by"),
-        None if data["retry_at"] is None else _moment(named("retry_at")),
-        named("why"),
-        limits,
-        _units(data.get("limits_left_out", 0)),
-        {str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
-        data,
-        max(1, _units(data.get("calls", 1))),
+        at_ms=_moment(named("at")),
+        project=project,
+        cost_units=_units(data["cost_units"]),
+        refused_by=None if data["refused_by"] is None else named("refused_by"),
+        retry_at_ms=None if data["retry_at"] is None else _moment(named("retry_at")),
+        limits=limits,
+        limits_left_out=_units(data.get("limits_left_out", 0)),
+        unlogged_units={str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
+        data=data,
+        calls=max(1, _units(data.get("calls", 1))),
+        **words,
     )
+
+
+_TEXTS = ("credential", "method", "job", "region", "run", "machine", "reason", "why")
 
 
 def _units(value: object) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.clock import NEVER, rfc3339
+from quota.common.members import members
 from quota.common.several import several
 from quota.deciding.checklist import cap
 from quota.errors import Refused
-from quota.ledger.contract import read_entries
+from quota.ledger.contract import Exhaustion, Notes, read_entries
 from quota.ledger.parts import notes_in
-from quota.session import machine_jitter_ms
+from quota.session import Session, machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
-from quota.terms.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, Window, cutoff, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,12 +25,9 @@ if TYPE_CHECKING:
     from quota.deciding.outlook import Outlook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import Exhaustion, Notes
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
-    from quota.session import Session
     from quota.terms.costs import Bucket, CostBook
-    from quota.terms.limits import Limit, Window
 
 
 class LimitRow(NamedTuple):
@@ -39,6 +37,9 @@ class LimitRow(NamedTuple):
     pace. That is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the
     time when the cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything
     that the limit counts, so nothing remains of it.
+
+    `reserved_units` of what is used were charged in the last hour as the most that a call may cost, and nobody has said
+    yet what it did cost.
 
     `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
     no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
@@ -56,6 +57,7 @@ class LimitRow(NamedTuple):
     shut: bool
     enforced_units: int
     grant: Grant | None
+    reserved_units: int
 
     @property
     def level(self) -> Literal["open", "near", "full"]:
@@ -130,42 +132,7 @@ class Status(NamedTuple):
         return 0 if all(credential.open for credential in self.credentials) else Refused.exit_status
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "at": rfc3339(self.at_ms),
-            "ledger": self.ledger,
-            "credentials": [
-                {
-                    "name": credential.name,
-                    "project": credential.project,
-                    "api": credential.api,
-                    **_verdict_json(credential),
-                    "limits": [_limit_json(row) for row in credential.limits],
-                    **({"unlogged_units": credential.unlogged_units} if credential.unlogged_units else {}),
-                    **(
-                        {"newest_charge_at": rfc3339(credential.outlook.ahead_ms)}
-                        if credential.outlook.ahead_ms
-                        else {}
-                    ),
-                    **({"owed_units": credential.owed_units} if credential.owed_units else {}),
-                    "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
-                    **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
-                }
-                for credential in self.credentials
-            ],
-        }
-
-
-def _compared_json(compared: Compared) -> dict[str, object]:
-    return {
-        "bucket": compared.bucket,
-        "since": rfc3339(compared.since_ms),
-        "through": rfc3339(compared.through_ms),
-        "compared_at": rfc3339(compared.at_ms),
-        "upstream_units": compared.upstream_units,
-        "our_units": compared.our_units,
-        "unknown_units": compared.unknown_units,
-        "drift_units": compared.drift_units,
-    }
+        return {**members(self, "at ledger"), "credentials": [_credential_json(one) for one in self.credentials]}
 
 
 def read_status(
@@ -239,6 +206,7 @@ def _limit_rows(
     at_ms: int,
 ) -> tuple[LimitRow, ...]:
     counts_since_ms, rows = notes.whole_after_ms, []
+    reserved = _reserved_units(budget, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
@@ -269,6 +237,7 @@ def _limit_rows(
                 opens_ms is not None or not enforced_units,
                 enforced_units,
                 grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+                reserved.get(limit.name, 0),
             )
         )
     return tuple(rows)
@@ -315,6 +284,25 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict
             del windows_ms[limit]
         if not windows_ms:
             break
+    return found
+
+
+RESERVED_MS = HOUR_MS
+"""How long a reservation that nobody settles is told of. An older one is spent, whatever became of its caller."""
+
+
+def _reserved_units(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
+    """By limit, the units of what it counts that are reserved. Read from the log: no decision goes by it."""
+    found: dict[str, int] = {}
+    if not any(state.used_units > state.unlogged_units for state in states):
+        return found
+    cutoffs_ms = {
+        limit: cutoff(limit.view.window, at_ms) for limit in budget.limits if limit.view.selector.count == "units"
+    }
+    for entry in read_entries(budget.ledger, budget.project, at_ms - RESERVED_MS + 1, NEVER):
+        for limit, cutoff_ms in cutoffs_ms.items() if entry.reserved_units else ():
+            if entry.ms > cutoff_ms and _counts(limit, entry):
+                found[limit.name] = found.get(limit.name, 0) + entry.reserved_units
     return found
 
 
@@ -376,49 +364,45 @@ def unlogged_units(states: Iterable[LimitState]) -> int:
     return max((state.unlogged_units for state in states), default=0)
 
 
-def _verdict_json(credential: CredentialRow) -> dict[str, object]:
+def _credential_json(credential: CredentialRow) -> dict[str, object]:
     outlook = credential.outlook
     return {
-        "open": credential.open,
+        **members(credential, "name project api open"),
         "closed_by": None if outlook.closed is None else outlook.closed.bucket,
         "full_by": None if outlook.full is None else outlook.full.refused_by,
-        "next_at": None if outlook.next_ms is None else rfc3339(outlook.next_ms),
+        **members(outlook, "next_at"),
+        "limits": [_limit_json(row) for row in credential.limits],
+        **members(credential, if_any="unlogged_units owed_units"),
+        **({"newest_charge_at": rfc3339(outlook.ahead_ms)} if outlook.ahead_ms else {}),
+        "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
+        **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
     }
 
 
+def _compared_json(compared: Compared) -> dict[str, object]:
+    units = members(compared, "upstream_units our_units unknown_units drift_units")
+    return {**members(compared, "bucket since through"), "compared_at": rfc3339(compared.at_ms), **units}
+
+
 def _limit_json(row: LimitRow) -> dict[str, object]:
+    limit, grant = row.limit, row.grant
     return {
-        "name": row.limit.name,
-        "window": row.limit.view.window.name,
-        "quota_units": row.limit.quota_units,
-        "headroom_units": row.limit.headroom_units,
-        "limit_units": row.limit.limit_units,
-        **(
-            {"granted_units": row.grant.quota_units, "enforced_units": row.enforced_units}
-            if row.grant is not None
-            else {}
-        ),
-        **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
-        "used_units": row.state.used_units,
-        "remaining_units": row.state.remaining_units,
-        **({"unlogged_units": row.state.unlogged_units} if row.state.unlogged_units else {}),
-        **({"upstream_units": row.state.upstream_units} if row.state.upstream_units else {}),
-        **(
-            {"counts_since": rfc3339(row.counts_since_ms), "exact_from": rfc3339(row.exact_from_ms)}
-            if row.exact_from_ms is not None
-            else {}
-        ),
-        "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
-        "resets_at": None if row.resets_ms is None else rfc3339(row.resets_ms),
+        "name": limit.name,
+        "window": limit.view.window.name,
+        **members(limit, "quota_units headroom_units limit_units"),
+        **({} if grant is None else {"granted_units": grant.quota_units, "enforced_units": row.enforced_units}),
+        **({"paced_units": row.state.limit_units} if limit.paced else {}),
+        **members(row.state, "used_units remaining_units"),
+        **members(row, if_any="reserved_units"),
+        **members(row.state, if_any="unlogged_units upstream_units"),
+        **({} if row.exact_from_ms is None else members(row, "counts_since exact_from")),
+        **members(row, "next_capacity_at resets_at"),
     }
 
 
 def _exhaustion_json(exhaustion: Exhaustion, early: Sequence[EarlyExhaustion]) -> dict[str, object]:
     return {
-        "bucket": exhaustion.bucket,
-        "since": rfc3339(exhaustion.since_ms),
-        "until": None if exhaustion.until_ms == NEVER else rfc3339(exhaustion.until_ms),
-        "evidence": exhaustion.evidence,
+        **members(exhaustion, "bucket since until evidence"),
         **next(({"used_units": x.used_units, "early": True} for x in early if x.bucket == exhaustion.bucket), {}),
         **({"reopened_because": exhaustion.reopened_because} if exhaustion.reopened_ms else {}),
     }

@@ -131,7 +131,7 @@ def _closed(row: TomlTable, buckets: Collection[str]) -> ClosedRule:
     if isinstance(value := row.value("lasts") if "lasts" in row else None, dict):
         if "asked" in value:
             refill = row.table("lasts", Refill._fields)
-            lasts = Refill(*(_pointer(refill, key) for key in Refill._fields))
+            lasts = Refill(*(parse_pointer(refill, key) for key in Refill._fields))
         else:
             lasts = _field(row, "lasts")
     elif value is not None:
@@ -142,7 +142,7 @@ def _closed(row: TomlTable, buckets: Collection[str]) -> ClosedRule:
 def _match(row: TomlTable) -> Match:
     status = row.whole("status", None, minimum=100, maximum=599)
     body = row.text("body", "").lower()
-    pointer = _pointer(row, "json") if "json" in row else None
+    pointer = parse_pointer(row, "json") if "json" in row else None
     value = row.value("is") if "is" in row else None
     if status is None and not body and pointer is None:
         raise row.error("it says of no answer that it is meant; give `status`, `body` or `json`")
@@ -174,11 +174,12 @@ def _field(table: TomlTable, key: str, groups: tuple[str, ...] = ()) -> Field:
             raise row.error(f'say how the time is written, as = "epoch" for example; {nearest(None, forms)}')
     elif "as" in row:
         raise row.error("is for times, as `reset` has one; remove it", "as")
-    pointer = _pointer(row, "json") if "json" in row else None
+    pointer = parse_pointer(row, "json") if "json" in row else None
     return Field(header.lower(), pointer, _pattern(row, groups or (key,)) if "pattern" in row else None, form)
 
 
-def _pointer(row: TomlTable, key: str) -> Pointer:
+def parse_pointer(row: TomlTable, key: str) -> Pointer:
+    """A place in a JSON document, as the key has it. Raises ConfigError."""
     pointer = row.text(key)
     if not pointer.startswith("/") or re.search(r"~(?![01])", pointer):
         raise row.error(f'{show(pointer)} is no JSON pointer; write for example "/errors/0/code"', key)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
+from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
-from quota.settings.api import parse_answers, parse_hosts, parse_routes
+from quota.settings.api import parse_answers, parse_hosts, parse_pointer, parse_routes
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window
+from quota.terms.reserve import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,9 +130,9 @@ def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, 
         )
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table, method, value, buckets))]
-    dated = _alone(table.as_table(value, method, ("units", "bucket", "prices")), "prices")
+    dated = _alone(table.as_table(value, method, (*_PART_KEYS, "prices")), "prices")
     prices: list[Price] = []
-    for row in dated.array("prices", ("units", "bucket", "parts", "since")):
+    for row in dated.array("prices", (*_PART_KEYS, "parts", "since")):
         if "parts" in row:
             parts = _parts(_alone(row, "parts"), "parts", row.value("parts"), buckets)
         else:
@@ -144,10 +146,13 @@ def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, 
 
 def _alone(row: TomlTable, key: str) -> TomlTable:
     """The same row. Raises ConfigError if it gives units or a bucket beside a key that has them inside."""
-    for other in ("units", "bucket"):
+    for other in _PART_KEYS:
         if other in row:
             raise row.error(f"cannot be combined with {key}; put it into each of these", other)
     return row
+
+
+_PART_KEYS = ("units", "bucket", "reserve")
 
 
 def _parts(
@@ -156,16 +161,18 @@ def _parts(
     """What one call costs: a number of the first bucket, a table for another one, or a list of tables. 0: it is
     free."""
     if isinstance(value, dict):
-        return _part(table.as_table(value, key, ("units", "bucket")), buckets, least)
+        return _part(table.as_table(value, key, _PART_KEYS), buckets, least)
     if not isinstance(value, list):
         units = table.as_whole(value, key, minimum=least)
         return (Part(next(iter(buckets)), units),) if units else ()
-    rows = table.array(key, ("units", "bucket"))
+    rows = table.array(key, _PART_KEYS)
     if len(rows) > MAX_PARTS:
         raise table.error(f"one call is charged to {MAX_PARTS} buckets at most", key)
     parts: dict[str, Part] = {}
     for row in rows:
         (part,) = _part(row, buckets, least=1)
+        if parts and part.reserve:
+            raise row.error("only the first bucket can have it: of that one an answer says what was used", "reserve")
         if part.bucket in parts:
             raise row.error(f"bucket {show(part.bucket)} stands here twice; add its units up", "bucket")
         parts[part.bucket] = part
@@ -173,8 +180,22 @@ def _parts(
 
 
 def _part(row: TomlTable, buckets: Mapping[str, Bucket], least: int = 0) -> tuple[Part, ...]:
-    bucket, units = row.text("bucket", next(iter(buckets)), choices=buckets), row.whole("units", minimum=least)
+    bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
+    if "reserve" in row:
+        if "units" in row:
+            raise row.error("cannot be combined with reserve, which says how many units a call may cost", "units")
+        reserve = _reserve(row.table("reserve", ("json", "default", "bytes_per_unit")))
+        return (Part(bucket, reserve.default, reserve),)
+    units = row.whole("units", minimum=least)
     return (Part(bucket, units),) if units else ()
+
+
+def _reserve(row: TomlTable) -> Reserve:
+    return Reserve(
+        default=row.whole("default", maximum=MAX_CHARGE_UNITS),
+        pointer=parse_pointer(row, "json") if "json" in row else None,
+        bytes_per_unit=row.whole("bytes_per_unit", None),
+    )
 
 
 def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:

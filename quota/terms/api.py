@@ -24,6 +24,19 @@ Pointer = tuple[str, ...]
 """A place in a JSON document: `/errors/0/code` (RFC 6901) as its parts."""
 
 
+def value_at(document: object, pointer: Pointer) -> object:
+    """What stands at a place in a JSON document; None where nothing does."""
+    value = document
+    for part in pointer:
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,6}", part, re.ASCII):
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            return None
+    return value
+
+
 def plain_path(path: str) -> str:
     """The path as a server may read it: decoded, with one slash for several, and none at its end."""
     return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
@@ -143,9 +156,10 @@ class AnswerRules(NamedTuple):
     closed: tuple[ClosedRule, ...] = ()
 
     def reads_body(self, status: int) -> bool:
-        """Whether the body of an answer with this status must be read."""
-        fields = [self.units, *(one for level in self.levels for one in level if isinstance(one, Field))]
+        """Whether the body of an answer with this status must be read before its caller has it. For `units` it is read
+        as the caller reads it."""
+        fields = [*(one for level in self.levels for one in level if isinstance(one, Field))]
         matches = [*self.free, *(rule.when for rule in self.closed)]
-        return any(one is not None and one.pointer is not None for one in fields) or any(
+        return any(one.pointer is not None for one in fields) or any(
             match.reads_body and match.status in (None, status) for match in matches
         )

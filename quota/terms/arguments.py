@@ -5,15 +5,13 @@ Without this check a bad number would be stored in the ledger, and would fail la
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from quota.common.text import show
 from quota.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING
 
 from quota.common.fork import start_over_in_child
 from quota.errors import UsageError
 from quota.terms.arguments import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
 
@@ -72,9 +69,19 @@ class AttemptKeys:
         return f"{self.run}{next(self._counter)}"
 
 
+RESERVED = "~"
+"""Ends the idempotency key of a reservation: a charge that is an upper bound, until the true cost is known. No ledger
+goes by it; it tells those who read the log."""
+
+
+def is_reservation(idempotency_key: str) -> bool:
+    return idempotency_key.endswith(RESERVED)
+
+
 def attempt_number(idempotency_key: str) -> int:
     """The counter in an idempotency key that `AttemptKeys` made; 0 for any other."""
-    return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
+    number = idempotency_key[8:].removesuffix(RESERVED)
+    return int(number) if number.isdigit() else 0
 
 
 def machine_name() -> str:

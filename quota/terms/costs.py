@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
@@ -13,12 +14,8 @@ from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, Route
 from quota.terms.arguments import texts
-from quota.terms.limits import Calendar, Window
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.terms.limits import Selector
+from quota.terms.limits import Calendar, Selector, Window
+from quota.terms.reserve import RequestBody, Reserve
 
 
 class Quota(NamedTuple):
@@ -31,7 +28,8 @@ class Quota(NamedTuple):
     window: Window
 
 
-class Bucket(NamedTuple):
+@dataclass(frozen=True)
+class Bucket:
     """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
 
     `quota_units` and `window` are those of the longest one, whose end is what people call the bucket's reset.
@@ -39,18 +37,13 @@ class Bucket(NamedTuple):
 
     name: str
     quotas: tuple[Quota, ...]
+    quota_units: int = field(init=False)
+    window: Window = field(init=False)
 
-    @property
-    def longest(self) -> Quota:
-        return max(self.quotas, key=lambda quota: quota.window.longest_ms)
-
-    @property
-    def quota_units(self) -> int:
-        return self.longest.units
-
-    @property
-    def window(self) -> Window:
-        return self.longest.window
+    def __post_init__(self) -> None:
+        longest = max(self.quotas, key=lambda quota: quota.window.longest_ms)
+        object.__setattr__(self, "quota_units", longest.units)
+        object.__setattr__(self, "window", longest.window)
 
 
 MAX_PARTS = 10
@@ -58,10 +51,18 @@ MAX_PARTS = 10
 
 
 class Part(NamedTuple):
-    """What one call adds to one bucket."""
+    """What one call adds to one bucket.
+
+    With `reserve`, which the first part of a price may have, that is known only after the call. Then `units` are the
+    bound where nobody knows the request.
+    """
 
     bucket: str
     units: int
+    reserve: Reserve | None = None
+
+    def __str__(self) -> str:
+        return f"{self.units:,} {self.bucket}" + (" reserved" if self.reserve else "")
 
 
 class Price(NamedTuple):
@@ -82,13 +83,23 @@ class Price(NamedTuple):
     def bucket(self) -> str:
         return self.parts[0].bucket if self.parts else ""
 
+    @property
+    def reserved(self) -> bool:
+        """Whether it is a bound, which an answer settles."""
+        return bool(self.parts and self.parts[0].reserve)
+
+    def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
+        """What a call with this body is charged."""
+        bounds = [part.reserve.bound(body) if part.reserve else part.units for part in self.parts]
+        return tuple([part._replace(units=units) for part, units in zip(self.parts, bounds, strict=True)])
+
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""
         return sum(part.units for part in self.parts if part.bucket == bucket)
 
     def __str__(self) -> str:
         """For people: `1 core and 5 points`."""
-        return " and ".join(f"{part.units:,} {part.bucket}" for part in self.parts) or "free"
+        return " and ".join(map(str, self.parts)) or "free"
 
 
 @dataclass(frozen=True)

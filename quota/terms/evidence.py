@@ -1,17 +1,133 @@
-"""What upstream's answers say of its buckets, beside what the ledger counts."""
+"""What an answer of upstream says of a bucket, whatever was asked: evidence of what others use. Pure.
+
+    Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
+    Heard          what follows from a level: until when it holds, and which limits it concerns
+    heard          makes it; None where nothing follows
+    whole_limits   the limits that count every unit of a bucket, whoever uses it
+
+Nothing is ever freed by a level. It only says that no more than this remains: where we believe in more, others have
+used the difference. For example with a limit of 5,000 units an hour, of which we have charged 700:
+
+    remaining 4,400   upstream has counted 600. The other 100 are under way, or of before its reset. Nothing follows
+    remaining 4,000   upstream has counted 1,000, so others have used 300. They count here until upstream's reset
+
+**Which window.** A bucket may have several, and an answer seldom says of which it speaks. It is the one with the number
+that the answer names as its limit, else the shortest that may still last until the reset which the answer names, else
+the shortest. A wrong guess does no harm: upstream refuses calls when any of its windows is full, so no more than this
+remains in the others either, and what counts too much is gone at that reset.
+
+**Of which period.** What upstream said before its reset must not count after it. So an answer is void where the reset
+that it names is no further away than the call took: it may be over, because the answer may have been on its way for as
+long. Where an answer names none and upstream counts by the calendar, it is void if the call left in an earlier period.
+For a while after our clock began a new one, so is what may still speak of the one before by upstream's clock.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.terms.costs import Bucket, CostBook
+    from quota.terms.limits import Limit, Window
 
 
 class Level(NamedTuple):
     """What an answer of upstream says of one bucket: `remaining_units` of `limit_units` until `reset_ms`.
 
-    `limit_units` and `reset_ms` (ms since 1970, by this machine's clock) are None where the answer does not say.
+    `limit_units` and `reset_ms` (ms since 1970, by the ledger's clock) are None where the answer does not say.
     """
 
     bucket: str
     remaining_units: int
     limit_units: int | None = None
     reset_ms: int | None = None
+
+
+class Heard(NamedTuple):
+    """What follows from a level, until `until_ms`. Upstream's period began at `since_ms`; 0 where its window slides.
+
+    `limits` are those that count the whole bucket in such a window; `alone` of these count no other bucket.
+    """
+
+    level: Level
+    since_ms: int
+    until_ms: int
+    limits: tuple[Limit, ...]
+    alone: tuple[Limit, ...]
+
+    @property
+    def why_empty(self) -> str:
+        """Why the bucket is closed until then; "" where units remain."""
+        if self.level.remaining_units:
+            return ""
+        return "nothing remains" if self.level.limit_units is None else f"0 of {self.level.limit_units:,} remain"
+
+    def used_units(self, limit: Limit) -> int:
+        """What upstream has counted at least, of what a limit may hold; less than 0 where more remains than that."""
+        return min(self.level.limit_units or limit.quota_units, limit.quota_units) - self.level.remaining_units
+
+
+def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:
+    """What follows at `now_ms` from an answer to a call that was charged at `charged_ms`; None where nothing does: the
+    bucket is none of the book, the numbers are absurd, or they are of a period that is over."""
+    bucket, limit_units = book.buckets.get(level.bucket), level.limit_units
+    most_units = MAX_UNITS if limit_units is None else limit_units
+    if bucket is None or not 0 <= level.remaining_units <= most_units <= MAX_UNITS or not most_units:
+        return None
+    if level.reset_ms is not None and level.reset_ms - now_ms <= max(0, now_ms - charged_ms):
+        return None
+    whole = tuple(whole_limits(limits, bucket.name, book))
+    window = _window(level, bucket, whole, now_ms)
+    since_ms, until_ms = 0, now_ms + window.longest_ms
+    if isinstance(window, Calendar):
+        since_ms, until_ms, _ = window.edges(now_ms)
+        speaks_of_ms = charged_ms if level.reset_ms is None else level.reset_ms
+        if speaks_of_ms <= since_ms + min(MINUTE_MS, window.longest_ms // 60):
+            return None
+    elif level.reset_ms is None and charged_ms <= now_ms - window.longest_ms:
+        return None
+    if level.reset_ms is not None:
+        until_ms = min(until_ms, level.reset_ms)
+    concerned = tuple([limit for limit in whole if _as_long(limit.view.window, window)])
+    alone = tuple([limit for limit in concerned if (limit.view.selector.buckets or (*book.buckets,)) == (bucket.name,)])
+    return Heard(level, since_ms, until_ms, concerned, alone)
+
+
+def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -> Window:
+    """Of which window of its bucket a level speaks."""
+    windows = sorted([quota.window for quota in bucket.quotas], key=lambda window: window.longest_ms)
+
+    def numbers(window: Window) -> set[int]:
+        granted = {quota.units for quota in bucket.quotas if quota.window == window}
+        return granted | {limit.quota_units for limit in whole if _as_long(limit.view.window, window)}
+
+    named = [window for window in windows if level.limit_units in numbers(window)] or windows
+    if level.reset_ms is None:
+        return named[0]
+    left_ms = level.reset_ms - now_ms
+    return next((window for window in named if 24 * left_ms <= 25 * window.longest_ms), named[-1])
+
+
+def _as_long(one: Window, other: Window) -> bool:
+    """Whether two windows are of one length: 24 hours are a day, which may have 25, and 30 days a month."""
+    shorter, longer = sorted((one.longest_ms, other.longest_ms))
+    return 24 * longer <= 25 * shorter
+
+
+def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
+    """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
+    a unit."""
+    for limit in limits:
+        selector = limit.view.selector
+        if limit.narrow or bucket not in (selector.buckets or (bucket,)):
+            continue
+        if selector.count == "units" or _a_unit_a_call(bucket, book):
+            yield limit
+
+
+def _a_unit_a_call(bucket: str, book: CostBook) -> bool:
+    return all(price.units_in(bucket) in (0, 1) for prices in book.methods.values() for price in prices)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 MAX_UNITS = 10**15
 """Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""

@@ -6,11 +6,9 @@ health    all of them as status and document
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 Status = Literal["pass", "warn", "fail"]
 

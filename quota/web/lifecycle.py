@@ -4,6 +4,7 @@
     listen          a socket, or one line that says why not
     address_of      where it listens, as people type it
     serve           serve until SIGTERM or SIGINT
+    served          serve in a thread, for a while
 
 The signals are waited for in a thread of its own, so that they also end a process whose every other thread hangs. From
 the signal on, requests under way have GRACE_S to end by themselves; the process ends within END_WITHIN_S, whatever it
@@ -109,6 +110,20 @@ def serve(make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], obj
         server.run(sockets=[listener])
     except SystemExit:  # uvicorn's way to say that the application's own start failed
         raise QuotaError("the application did not start; QUOTA_LOG=info shows why") from None
+
+
+@contextmanager
+def served(app: App) -> Iterator[tuple[str, int]]:
+    """Serve on loopback, in a thread, for as long as the block lasts: where, as host and port."""
+    with listen("127.0.0.1", 0) as listener:
+        server = _server(app, None)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def _server(app: App, ready: Callable[[], object] | None) -> uvicorn.Server:

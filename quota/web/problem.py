@@ -7,12 +7,10 @@ send_problem    a problem as the answer of an ASGI application
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 MEDIA_TYPE = "application/problem+json"
 

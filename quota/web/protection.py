@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 from urllib.parse import unquote
 
 from quota.common.log import line
 from quota.common.text import describe, show
 from quota.web.problem import Problem, send_problem
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+Message = Any
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
 
-    Message = Any
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Any, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
 
 OF_A_PAGE = "default-src 'self'; frame-ancestors 'none'"
 """The Content-Security-Policy of an application that serves pages: all comes from it, and nobody frames it."""

@@ -86,7 +86,7 @@ def _who_filled(x: RefusalExplained) -> Iterator[str]:
     else:
         whole, unlogged_units = spent.total() + x.unlogged_units, x.unlogged_units
     if unlogged_units:
-        spent["only upstream counted" if x.upstream_units >= unlogged_units else "not in the log"] = unlogged_units
+        spent["others, as upstream said:" if x.upstream_units >= unlogged_units else "not in the log"] = unlogged_units
     named = [f"{who} {units:,}" for who, units in spent.most_common(NAMED) if units * SHARE >= whole]
     if named:
         named[0] += f" of {whole:,}"
@@ -203,7 +203,7 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
     if lost:
         yield f"now also {many(lost, noun)} of charges that the ledger's log lacks, until {until}"
     if x.upstream_units:
-        yield f"now also {many(x.upstream_units, noun)} that only upstream counted, until {until}"
+        yield f"now also {many(x.upstream_units, noun)} used by others, as upstream said, until {until}"
     row = x.limit(x.filled_name)
     if row is None or row.then is None:
         return
@@ -241,7 +241,7 @@ def _what(one: Expiry) -> str:
 
 _WHAT = {
     "lost": "charges that the log lacks",
-    "upstream": "what only upstream counted",
+    "upstream": "used by others, as upstream said",
     "reset": "all of them: reset",
     "pace": "its pace goes on",
 }
@@ -341,6 +341,8 @@ def _corrected(x: ChargeExplained) -> str:
     repaid = ""
     if x.drawn is not None and x.entry is not None:
         repaid = f"Repaid on {weekday(x.entry.ms)} as charge {x.entry.id}. "
+    if x.entry is not None and x.entry.reserved_units:
+        return f"{repaid}It is reserved: nobody has said yet what the call cost"
     if x.charged_units == x.charge.units:
         return f"{repaid}It was never corrected"
     how = "refunded: it counts nothing" if not x.charge.units else f"settled: it counts {many(x.charge.units, 'unit')}"

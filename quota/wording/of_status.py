@@ -26,6 +26,11 @@ def early_of(credential: CredentialRow) -> Iterator[Line]:
 def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
     """What else does not show in a credential's verdict and limits."""
     for row in credential.limits:
+        if row.reserved_units:
+            reserved = many(row.reserved_units, "unit")
+            yield Line(
+                f"{row.limit.name}: includes {reserved} reserved; what these calls cost is not known yet", "note"
+            )
         yield from (Line(text, "note") for text in _unlogged(row))
         if row.grant is not None:
             yield Line(_lowered(row, at_ms), "note")
@@ -60,8 +65,8 @@ def _unlogged(row: LimitRow) -> Iterator[str]:
     if lost:
         yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
     if state.upstream_units:
-        units = many(state.upstream_units, "unit")
-        yield f"{row.limit.name}: includes {units} that only upstream counted, until {until}"
+        used = many(state.upstream_units, "unit")
+        yield f"{row.limit.name}: {used} used by others, as upstream said, until {until}"
 
 
 def _lowered(row: LimitRow, at_ms: int) -> str:

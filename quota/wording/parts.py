@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 Tone = Literal["", "strong", "note", "bad", "verdict"]
 """How a line is meant: plain, its point, something unusual, something wrong, or a refusal's cause."""

@@ -126,7 +126,7 @@ def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: 
             assert (await budget.peek("forecast.get")).admitted
             assert second.id is not None
             assert await budget.settle(second.id, 4) == entries[1]
-            assert await budget.refund(second.id) == entries[1]._replace(units=4)
+            assert await budget.refund(second.id) == entries[1]._replace(units=4, settled=True)
             assert await budget.usage() == blocking.usage()
             assert await budget.usage("nightly") == blocking.usage("nightly")
             outlook = await budget.outlook(["history.get"])

@@ -352,7 +352,7 @@ def test_what_only_upstream_counted_is_told_apart(world: World) -> None:
     x = world.explain()
     assert (x.unlogged_units, x.upstream_units, x.expiries[0].kind) == (1_450, 1_450, "upstream")
     shown = " ".join(" ".join(shown_lines(render(refusal_told(x)))).split())
-    assert "now also 1,450 units that only upstream counted" in shown
+    assert "now also 1,450 units used by others, as upstream said" in shown
 
 
 def test_an_allowance_that_would_have_let_it_through(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
@@ -619,8 +619,9 @@ def test_who_filled_a_limit_is_named_with_what_nobody_here_charged(world: World)
     assert world.charge("videos.list", units=40).admitted
     report_upstream(world, 0, 600)
     assert not world.charge("videos.list", units=1_000).admitted
-    assert "Filled by: only upstream counted 600 of 1,240; job job0, videos.list 150; job job1, videos.list 150" in (
-        head(world)
+    assert (
+        "Filled by: others, as upstream said: 600 of 1,240; job job0, videos.list 150; job job1, videos.list 150"
+        in (head(world))
     )
     world.session.ledger.exhaust("main", Exhaustion("units", world.now_ms, world.now_ms + HOUR_MS, "no", "host"))
     report_upstream(world, 1, 600)

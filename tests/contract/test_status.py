@@ -393,7 +393,7 @@ def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tm
 
 @pytest.mark.parametrize("searches", [0, 1])
 def test_no_log_is_read_for_a_limit_that_is_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch, searches: int) -> None:
-    """Its oldest charge may lie behind a hundred thousand others."""
+    """Its oldest charge may lie behind a hundred thousand others. The last hour is read for what is reserved."""
     session = scene.configure(DAY + NARROW)
     scene.spend(1, "videos.list")
     scene.now_ms += MINUTE_MS
@@ -407,7 +407,7 @@ def test_no_log_is_read_for_a_limit_that_is_idle(scene: Scene, monkeypatch: pyte
     read_status(session)
     monkeypatch.setattr(session.ledger, "read", noting)
     rows = {row.limit.name: row for row in read_status(session).credentials[0].limits}
-    assert sum(count for *_, count in asked) <= 10
+    assert sum(count for *_, count in asked) <= 20
     assert rows["few"].next_capacity_ms == (scene.now_ms + HOUR_MS if searches else None)
     assert rows["day"].next_capacity_ms == TEN_MS + DAY_MS
 

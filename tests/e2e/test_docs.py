@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from quota.explain.admits import Setting
 from quota.explain.refusal import Filled
 from quota.jobs.emulator import Emulator
+from quota.reports.spending import Refusals
 from support.commands import Quota
 from support.pages import differs, try_page
 from support.servers import free_port
@@ -78,11 +80,22 @@ def test_the_readme_names_every_page() -> None:
     assert [page for page in PAGES if f"`docs/{page}.md`" not in readme] == []
 
 
+def fields_in(*nodes: ast.AST) -> set[str]:
+    """The fields of JSON that code writes: keys of its dicts, and what it names to `members`."""
+    found: set[str] = set()
+    for node in (below for one in nodes for below in ast.walk(one)):
+        if isinstance(node, ast.Dict):
+            found |= {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "members":
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            found |= {name for one in given if isinstance(one, ast.Constant) for name in str(one.value).split()}
+    return found
+
+
 def test_every_field_of_a_status_is_described() -> None:
     tree = ast.parse((ROOT / "quota/reports/status.py").read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.endswith("_json")]
-    dicts = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Dict)]
-    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    fields = fields_in(*functions)
     page = (DOCS / "deploy.md").read_text(encoding="utf-8")
     plain = {"at", "ledger", "credentials", "name", "project", "api"}
     assert len(fields) > 25
@@ -91,8 +104,7 @@ def test_every_field_of_a_status_is_described() -> None:
 
 def test_every_field_of_a_spending_is_described() -> None:
     tree = ast.parse((ROOT / "quota/reports/spending.py").read_text(encoding="utf-8"))
-    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    fields = fields_in(tree) | {field.name for field in dataclasses.fields(Refusals)}
     page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
     assert len(fields) > 15
     assert sorted(field for field in fields if not re.search(rf"`{field}`|\b{field}, |, {field}\b", page)) == []
@@ -100,9 +112,7 @@ def test_every_field_of_a_spending_is_described() -> None:
 
 def test_every_field_of_an_explanation_is_described() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "quota/explain").glob("*.py")]
-    dicts = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
-    fields |= {*Filled._fields, *Setting._fields}
+    fields = fields_in(*trees) | {*Filled._fields, *Setting._fields}
     page = (DOCS / "explain.md").read_text(encoding="utf-8") + (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
     refusal = {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"}
     assert len(fields) > 40

@@ -36,7 +36,7 @@ if "-x" in sys.argv:
     words.append(sys.stdin.read())
 reply = redis.Redis(port=PORT, decode_responses=True).execute_command(*words)
 if isinstance(reply, str):
-    print(reply)
+    print(f'"{{reply}}"' if "--no-raw" in sys.argv else reply)
 else:
     for number, line in enumerate(reply, 1):
         print(f"{{number}}) (integer) {{line}}" if isinstance(line, int) else f'{{number}}) "{{line}}"')
@@ -136,7 +136,7 @@ def test_php_and_python_share_one_budget(server: RedisServer, budget: Budget, ph
     assert not budget.charge("videos.list").admitted
     assert budget.refund(str(last["id"])).job == "nightly"
     assert budget.charge("search.list").admitted
-    assert run_php(php, server.port, home) == [{"outcome": "REFUSED", "id": "", "used_units": 9_500}]
+    assert run_php(php, server.port, home) == [{"outcome": "REFUSED", "id": "-", "used_units": 9_500}]
 
 
 def test_php_reads_on_where_there_is_more(server: RedisServer, budget: Budget, php: str, home: Path) -> None:

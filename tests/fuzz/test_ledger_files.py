@@ -125,6 +125,7 @@ LEDGER_COLUMNS = {
         "job",
         "region",
         "idempotency_key",
+        "settled",
     ),
     "state": ("name", "value"),
 }

@@ -44,7 +44,7 @@ _LEDGERS = tuple(
     f"contract/ledger/test_{name}.py"
     for name in (
         *("rules", "retention", "rooms", "counting", "clocks", "charge_script", "several_charges", "ledger", "grants"),
-        *("claims", "script_bounds", "formats", "refusal_history", "fast_path", "history", "random_operations"),
+        *("claims", "script_bounds", "formats", "refusal_history", "history", "random_operations"),
     )
 )
 """Of each group the quick ones are first: most mutants fall to those."""

@@ -101,9 +101,9 @@ class PlainSimulation:
         self.totals[job.name].ticks += 1
         prices = [self.price(job, step) for step in steps]
         for method, parts, _ in prices:
-            for bucket, units in parts:
-                row = self.row(self.wanted, job, method, bucket)
-                row.add((tick.at_ms - self.start_ms) // DAY_MS, units * most, most)
+            for part in parts:
+                row = self.row(self.wanted, job, method, part.bucket)
+                row.add((tick.at_ms - self.start_ms) // DAY_MS, part.units * most, most)
         if not any(region.pending for region in regions):
             for region in regions:
                 region.pending = True
@@ -133,8 +133,8 @@ class PlainSimulation:
                     self.refused_until[key] = (again_ms, decision.refused_by)
                     return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started, of_run = True, of_run + first_units
-                for bucket, units in parts:
-                    self.row(self.spent, job, method, bucket).add(tick.at_ms // SLOT_MS, units)
+                for part in parts:
+                    self.row(self.spent, job, method, part.bucket).add(tick.at_ms // SLOT_MS, part.units)
                 region.cursor = index + 1
             region.pending, region.cursor, region.completed_at_ms = False, None, tick.at_ms
             self.totals[job.name].passes[region.name] += 1

@@ -18,6 +18,7 @@ from typing import Any
 import redis
 
 from quota.ledger.redis_scripts import script
+from support.replies import words_of
 
 WINDOWS_MS = (40, 300, 2_500)
 SLACK_MS = 400
@@ -151,7 +152,7 @@ class RandomScripts:
                 edge = self.clock_ms // EDGE_MS * EDGE_MS
                 span = check.window_ms or f"{edge} {edge + EDGE_MS} {edge + 2 * EDGE_MS}"
                 args += [check.view, check.cap, check.cost(spents), span]
-            reply: list[Any] = self.charge_script(KEYS, args)
+            reply: list[Any] = words_of(self.charge_script(KEYS, args))
             assert all(self.client.pttl(key) != -1 for key in KEYS), "a key without a lifetime"
             if reply[0] != "MORE":
                 return reply

@@ -29,6 +29,9 @@ def blocking() -> None:
             print(one.id, [limit.remaining_units for limit in one.limits])
         with budget.spend("videos.list") as decision:
             budget.settle(decision.id or "", 3)
+        with budget.spend("search.list", units=200) as call:
+            call.settle(100)
+            call.settle("100")  # type: ignore[arg-type]
 
         @budget.spend("videos.list")
         def title(video: str) -> int:
@@ -58,6 +61,8 @@ async def awaited() -> None:
         try:
             async with budget.spend("videos.list") as decision:
                 await budget.refund(decision.id or "")
+            async with budget.spend("search.list", units=200) as call:
+                await call.settle(100)
         except quota.Refused as refused:
             print(refused.decision.why())
         except (quota.CostExceedsLimit, quota.LedgerError) as error:

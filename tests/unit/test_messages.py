@@ -72,6 +72,7 @@ COMMANDS = commands(cli)
 SAID_BY = {
     "jobs/api/serving.py": ["serve"],
     "jobs/plan/plan.py": ["plan"],
+    "jobs/store/export.py": ["export"],
     "jobs/store/store.py": ["search"],
     "jobs/tick.py": ["run", "schedule"],
 }
@@ -86,6 +87,7 @@ MANY_COMMANDS = {
     "quota/cli/ledger.py": "quota.cli.ledger",
     "quota/cli/reports.py": "quota.cli.reports",
     "jobs/commands.py": "quota.jobs.commands",
+    "jobs/data.py": "quota.jobs.data",
 }
 """Where commands are defined, and the module that is."""
 

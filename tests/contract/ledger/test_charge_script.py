@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from quota.ledger.redis_scripts import script
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
+from support.replies import words_of
 from support.servers import immortal
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class Scripts:
 
     def run(self, name: str, *args: object) -> Any:
         keys = keys_of(name)
-        return self.client.eval(script(name)[0], len(keys), *keys, *map(str, args))
+        reply = self.client.eval(script(name)[0], len(keys), *keys, *map(str, args))
+        return words_of(reply) if name == "charge" else reply
 
     def arguments(self, *limits: tuple[object, ...], **given: object) -> list[object]:
         self.attempt_keys += 1
@@ -702,3 +705,87 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
     assert scripts.charge(day)[7] == "9"
     scripts.now_ms = NOW + DAY_MS + 30 * 60_000
     assert scripts.used() == 2
+
+
+# -- arguments that contradict each other ------------------------------------------------------------------------------
+
+
+def test_a_clock_outside_the_edges_of_a_later_limit_reads_and_writes_nothing(scripts: Scripts) -> None:
+    """L11. However much there is to be read for the limits before it."""
+    scripts.fill(300)
+    before, tomorrow_ms = scripts.client.hgetall(STATE), scripts.now_ms + DAY_MS
+    edges = f"{tomorrow_ms} {tomorrow_ms + DAY_MS} {tomorrow_ms + 2 * DAY_MS}"
+    assert scripts.charge((ALL, 10**6, 1, DAY_MS), ("units|*|*|day@UTC", 10**6, 1, edges))[0] == "CLOCK"
+    assert scripts.client.hgetall(STATE) == before
+    assert scripts.to_verdict((ALL, 10**6, 1, DAY_MS))[1] == 2, "300 entries were left to be read"
+
+
+@pytest.mark.parametrize("charges", [0, 1])
+def test_who_saw_a_ledger_before_its_first_charge_expects_nothing(scripts: Scripts, charges: int) -> None:
+    """L18. EPOCH and LAST of that reply, passed on as they are."""
+    day = (ALL, 10, 1, DAY_MS)
+    said = scripts.client.eval(script("charge")[0], 3, *KEYS, *map(str, scripts.arguments(day, commit=0)))
+    last, epoch = said.split(" ")[3:5]
+    assert (epoch, last) == ("-", "0-0")
+    for _ in range(charges):
+        scripts.charge(day)
+    assert scripts.charge(day, expected=f"{epoch} {last}")[0] == "ADMITTED"
+
+
+@pytest.mark.parametrize("spans", [(3, DAY_MS), (DAY_MS, 3)])
+def test_of_a_view_that_is_named_with_two_windows_what_is_stored_is_true(
+    scripts: Scripts, spans: tuple[int, int]
+) -> None:
+    """L3. No caller should: a view's name has its window. But nobody who shares the view may count wrongly by it."""
+    scripts.fill(10)
+    assert scripts.used() == 10
+    counted = {3: "4", DAY_MS: "11"}
+    reply = scripts.charge(*((ALL, 100, 1, span) for span in spans))
+    assert reply[7:] == [counted[span] for span in spans]
+    total, tail, head, _ = str(scripts.client.hget(STATE, f"view:{ALL}")).split()
+    assert int(total) == len(scripts.client.xrange(LOG, tail, head))
+    assert head == reply[3]
+    assert [scripts.used(span=span) for span in (*spans, *spans)] == [int(counted[span]) for span in (*spans, *spans)]
+
+
+# -- what is text stays text -------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_first_charge_where_all_came_in_one_millisecond(scripts: Scripts) -> None:
+    """As charges do that are made together."""
+    for _ in range(5):
+        scripts.charge((ALL, 5, 1, DAY_MS))
+    for cost in range(1, 6):
+        reply = scripts.charge((ALL, 5, cost, DAY_MS), u=cost)
+        assert (reply[:5], reply[7:]) == (["REFUSED", "", str(NOW), f"{NOW}-4", str(NOW)], ["5"])
+
+
+def test_a_longer_window_lengthens_all_lives_at_once(scripts: Scripts) -> None:
+    limit, retention_ms = (ALL, 10**6, 1, HOUR_MS), 40 * DAY_MS
+    for _ in range(2):
+        scripts.charge(limit)
+    scripts.run("settle", scripts.charge(limit)[1], 0)
+    for _ in range(2):
+        scripts.charge(limit, retention_ms=retention_ms)
+        assert scripts.client.hget(STATE, "retention_ms") == str(retention_ms)
+        assert all(scripts.client.pttl(key) > retention_ms - HOUR_MS for key in KEYS)
+
+
+def test_the_servers_own_clock_is_read_to_the_millisecond(scripts: Scripts) -> None:
+    """It tells microseconds without leading zeros."""
+    scripts.now_ms = 0
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    sha = scripts.client.script_load(script("charge")[0])
+    words = scripts.arguments((ALL, 10, 0, DAY_MS), commit=0, u=0)
+    digits: set[int] = set()
+    deadline = time.monotonic() + 20
+    while not digits >= {5, 6} and time.monotonic() < deadline:
+        with scripts.client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.evalsha(sha, 3, *KEYS, *map(str, words))
+            pipe.time()
+            before, reply, after = pipe.execute()
+        now_ms = int(words_of(reply)[2])
+        assert before[0] * 1_000 + before[1] // 1_000 <= now_ms <= after[0] * 1_000 + after[1] // 1_000
+        digits.add(len(str(before[1])))
+    assert digits >= {5, 6}

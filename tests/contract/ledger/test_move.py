@@ -129,8 +129,8 @@ def used_up(places: Places, ledger: Movable, charges: int = 7) -> None:
     for number in range(charges):
         places.now_ms += 0 if number % 3 else 1_000
         found = decide(ledger, f"k{number}", 3 + number)
-        if number % 5 == 1:
-            ledger.settle("p", str(found.id), number, [DAY])
+        if number % 5 in (1, 2):  # to another number, and to the same
+            ledger.settle("p", str(found.id), number if number % 5 == 1 else 3 + number, [DAY])
     ledger.exhaust("p", Exhaustion("search", NOW_MS, NEVER, "limit: 0\nof 0", "web1"))
     ledger.exhaust("p", Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "quota", "web1"))
     ledger.reopen("p", "uploads", "raised: they said so")

@@ -38,6 +38,7 @@ from quota.ledger.redis_scripts import script
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
 from support.random_operations import RandomOperations
+from support.replies import words_of
 from support.servers import RedisServer, executables, immortal
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Limited(Scripts):
         keys = keys_of(name)
         before = contents(self.client) if self.asked is not self.client else {}
         try:
-            return self.asked.eval(script(name)[0], len(keys), *keys, *map(str, args))
+            reply = self.asked.eval(script(name)[0], len(keys), *keys, *map(str, args))
+            return words_of(reply) if name == "charge" else reply
         except redis.ResponseError as error:
             said, after = str(error), contents(self.client)
             if name == "charge" and "this user may not run" not in said:  # who says this has tried all of them

@@ -69,7 +69,8 @@ BOUNDS = {
 PLACES = {
     "FIRST_LIMIT",
     "LIMIT_SIZE",
-    "FIRST_USED",
+    "FIRST_CLOSED",
+    "FIELDS_BEFORE",
     "FIRST_CHARGE",
     "CHARGE_SIZE",
     "FIRST_ENTRY",
@@ -97,8 +98,6 @@ def test_every_bound_of_the_scripts_is_listed_here() -> None:
         "size",
         "count",
         "1",
-        "2",
-        "10",
     }
 
 

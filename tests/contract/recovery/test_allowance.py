@@ -55,7 +55,7 @@ class Machine:
     def budget(self, *, units: int = 500, max_cost: int = 10, allowance: int = 25) -> Budget:
         """A budget as a new process of this machine would make it."""
         self.opened.append(Allowance(self.journal, max_cost, allowance, lambda: self.now_ms))
-        self.opened[-1]._file._deadline_s = HELD_S
+        self.opened[-1]._file.deadline_s = HELD_S
         return Budget(
             credential="main",
             project="p",

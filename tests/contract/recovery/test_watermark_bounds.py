@@ -184,19 +184,6 @@ def test_a_file_of_another_version_is_said_and_left_alone(scene: Scene, caplog: 
         assert file.read() == b"\x01" * 200
 
 
-@pytest.mark.parametrize("former", ["seen", "watermarks"])
-def test_the_folder_of_an_older_version_is_said_once(
-    scene: Scene, caplog: pytest.LogCaptureFixture, former: str
-) -> None:
-    os.makedirs(scene.folder / former)
-    for _ in range(2):
-        assert scene.budget(limit(10)).charge("videos.list").admitted
-        scene.another_process()
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert said.startswith(f"memory_unusable path={scene.folder}/{former}: an older quota-ledger wrote it")
-    assert said.endswith("delete it")
-
-
 @pytest.mark.parametrize("count", [0, 1, 56, 57, 58, 1_000])
 def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -> None:
     """Up to 56 of them are read at once with their head, more take another read."""

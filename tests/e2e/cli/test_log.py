@@ -32,7 +32,7 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
                 continue
             named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-            if (named in LEVELS and "log" in of.lower() and "math" not in of) or named == "warn":
+            if named in LEVELS and "log" in of.lower() and "math" not in of:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
@@ -55,7 +55,11 @@ def events() -> set[str]:
         found |= {texts[0].split(" ")[0]} - {"%s", "%s:"}
     for path in [*ROOT.glob("quota/**/*.py"), *ROOT.glob("jobs/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("line", "_debug", "_say") and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") in ("line", "warn", "_debug", "_say")
+                and node.args
+            ):
                 name = getattr(node.args[0], "value", None)
                 found |= {name} if isinstance(name, str) and re.fullmatch(r"[a-z]+(_[a-z]+)+", name) else set()
     return found

@@ -80,7 +80,7 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     assert quota("reconcile", "--check").returncode == 1
     status = quota("status").stdout
     assert "OPEN: 9,200 units" in status
-    assert "day: includes 300 units that only upstream counted, until" in " ".join(status.split())
+    assert "day: 300 units used by others, as upstream said, until" in " ".join(status.split())
     (row,) = quota.json("status")["credentials"]
     assert [limit["upstream_units"] for limit in row["limits"]] == [300, 300]
 

@@ -66,7 +66,7 @@ def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
     if request.param == "sqlite":
         with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
             row = ("main", now_ms, 9, 5, 5, f"b{ODD}", f"m{ODD}", f"j{ODD}", f"r{ODD}", ODD)
-            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)", row)
     else:
         with redis.Redis(port=server.port) as client:
             fields = {"u": f"b{ODD}=5", "m": f"m{ODD}", "j": f"j{ODD}", "g": f"r{ODD}", "k": ODD}

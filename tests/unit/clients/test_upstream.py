@@ -109,7 +109,7 @@ def test_the_routes_name_the_method_of_a_request() -> None:
         ("", 403, True),
         (GITHUB, 200, False),
         (GITHUB, 304, False),
-        ("units = { json = '/usage' }", 200, True),
+        ("units = { json = '/usage' }", 200, False),
         ("remaining = { json = '/left' }", 200, True),
         ("closed = [{ status = 200, json = '/error' }]", 200, True),
         ("closed = [{ status = 200, json = '/error' }]", 201, False),

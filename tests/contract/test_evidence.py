@@ -1,0 +1,369 @@
+"""What upstream's answers say remains is evidence of what others use: L17 and L20, `quota.deciding.evidence`."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.budget import Budget, account_of
+from quota.deciding.evidence import charged_ms, news, observe
+from quota.deciding.outlook import unlogged_usage
+from quota.settings.books import parse_book
+from quota.settings.load import default_limits
+from quota.terms.evidence import Level
+from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.decision import Decision
+    from quota.terms.costs import CostBook
+    from support.setup import Setup
+
+CORE = """
+api = "example"
+source = "the tests"
+read_on = 2026-11-01
+[buckets.core]
+quota = 1_000
+resets = {resets}
+[default]
+get = 1
+other = 1
+[methods]
+read = 1
+"""
+
+HOURLY = parse_book(CORE.format(resets='{ calendar = "hour", zone = "UTC" }'), "hourly")
+SLIDING = parse_book(CORE.format(resets='"1h"'), "sliding")
+
+
+# -- upstream, and all who spend there ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One call of ours: what it really costs, when it was charged, and in which of upstream's periods it counted."""
+
+    decision: Decision
+    units: int
+    charged_units: int
+    counted_in: int | None = None
+
+
+@dataclass
+class Upstream:
+    """Counts 1,000 units in each period. By the calendar, or in an hour that the first call begins."""
+
+    skew_ms: int
+    calendar: bool
+    period: int = 0
+    ends_ms: int = 0
+    turned_ms: int = 0
+    used: Counter[int] = field(default_factory=Counter)
+
+    def count(self, units: int, true_ms: int) -> tuple[int, int, int, int]:
+        """The period, what remains in it, its end and the time, by upstream's clock and in whole seconds."""
+        now_ms = true_ms + self.skew_ms
+        self.turn(now_ms)
+        if not self.calendar and not self.ends_ms:
+            self.ends_ms = now_ms + HOUR_MS
+        self.used[self.period] += units
+        left = max(0, 1_000 - self.used[self.period])
+        return self.period, left, -(-self.ends_ms // SECOND_MS) * SECOND_MS, now_ms // SECOND_MS * SECOND_MS
+
+    def turn(self, now_ms: int) -> None:
+        if self.calendar:
+            self.period, self.ends_ms = now_ms // HOUR_MS, (now_ms // HOUR_MS + 1) * HOUR_MS
+        elif self.ends_ms and self.ends_ms <= now_ms:
+            self.period, self.ends_ms, self.turned_ms = self.period + 1, 0, self.ends_ms
+
+
+@dataclass
+class World:
+    """Three processes with clocks of their own, upstream and others that spend there, and what happens next."""
+
+    setup: Setup
+    book: CostBook
+    rng: random.Random
+    upstream: Upstream
+    says_reset: bool = True
+    calls: list[Call] = field(default_factory=list)
+    others: Counter[int] = field(default_factory=Counter)
+    budgets: list[Budget] = field(default_factory=list)
+    given_back: list[tuple[int, int]] = field(default_factory=list)
+    _next: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.budgets = [self.budget(self.rng.randint(-2_000, 2_000)) for _ in range(3)]
+        self.onlooker = self.budget(0)
+
+    def budget(self, skew_ms: int) -> Budget:
+        return Budget(
+            credential="main",
+            project=self.setup.project,
+            book=self.book,
+            limits=default_limits(self.book),
+            ledger=self.setup.ledger,
+            clock=lambda: self.setup.now_ms + skew_ms,
+        )
+
+    def later(self, in_ms: int, what: Callable[[], None]) -> None:
+        heapq.heappush(self._next, (self.setup.now_ms + in_ms, next(self._numbers), what))
+
+    def run(self, until_ms: int) -> None:
+        while self._next and self._next[0][0] < until_ms:
+            self.setup.now_ms, _, what = heapq.heappop(self._next)
+            what()
+            self.check()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def others_spend(self) -> None:
+        units = self.rng.choice((1, 3, 8, 40))
+        period, *_ = self.upstream.count(units, self.setup.now_ms)
+        self.others[period] += units
+        self.later(self.rng.randint(1, 300_000), self.others_spend)
+
+    def call(self) -> None:
+        self.later(self.rng.choice((50, 400, 3_000, 90_000)), self.call)
+        budget = self.rng.choice(self.budgets)
+        charged_units = self.rng.choice((1, 2, 12))
+        decision = budget.charge("read", units=charged_units)
+        if not decision.admitted:
+            return
+        call = Call(decision, self.rng.randint(1, charged_units), charged_units)
+        self.calls.append(call)
+        self.later(self.delay_ms(), lambda: self.arrive(budget, call))
+
+    def delay_ms(self) -> int:
+        return self.rng.choice((1, 30, 500, 8_000, 120_000))
+
+    def arrive(self, budget: Budget, call: Call) -> None:
+        if self.rng.random() < 0.1:  # it never does
+            if self.rng.random() < 0.5:
+                self.settle(budget, call, 0)
+            return
+        call.counted_in, left, ends_ms, date_ms = self.upstream.count(call.units, self.setup.now_ms)
+        said = left, ends_ms, date_ms
+        if self.rng.random() < 0.9:
+            self.later(self.delay_ms(), lambda: self.answered(budget, call, *said))
+
+    def settle(self, budget: Budget, call: Call, units: int) -> None:
+        self.given_back.append((self.setup.now_ms, call.charged_units - units))
+        budget.settle(str(call.decision.id), units)
+        call.charged_units = units
+
+    def answered(self, budget: Budget, call: Call, left: int, ends_ms: int, date_ms: int) -> None:
+        self.settle(budget, call, call.units)
+        account = account_of(budget)
+        reset_ms = ends_ms - date_ms + account.clock() if self.says_reset else None
+        level = Level("core", left, 1_000, reset_ms)
+        before = self.used()
+        told = dict(account.told_ms)
+        if found := news(account, call.decision, [level], account.clock()):
+            observe(account, call.decision, [said.level for said in found])
+        after = self.used()
+        for name, units in before.items():
+            assert after[name] >= units, "a header freed units"
+        self.check()
+        if not found and told != {} and account.clock() - max(told.values()) < SECOND_MS:
+            return  # told within this second
+        self.follows(call, after, 1_000 - left, reset_ms)
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def used(self) -> dict[str, int]:
+        return {state.name: state.used_units for state in self.onlooker.usage()}
+
+    def follows(self, call: Call, used: dict[str, int], upstream_units: int, reset_ms: int | None) -> None:
+        """Our count is not below upstream's by more than 1 percent, but for what has left ours since the call was
+        charged: others were hidden by that."""
+        since_ms, now_ms = charged_ms(call.decision), self.setup.now_ms
+        gone = sum(units for at_ms, units in self.given_back if at_ms >= since_ms)
+        for one in self.calls:
+            if since_ms - HOUR_MS < charged_ms(one.decision) <= now_ms - HOUR_MS:
+                gone += one.charged_units
+        since_edge_ms = min(self.setup.now_ms, charged_ms(call.decision)) % HOUR_MS
+        same_hour = self.setup.now_ms // HOUR_MS == charged_ms(call.decision) // HOUR_MS == call.counted_in
+        near = since_edge_ms < MINUTE_MS + 5_000 or not same_hour
+        took_ms = now_ms - since_ms + 4_000  # by clocks that differ
+        if (self.upstream.calendar and near) or (reset_ms is not None and reset_ms - now_ms <= took_ms):
+            return  # void
+        for units in used.values():
+            assert units + gone >= upstream_units - 10, "our count does not follow upstream's"
+
+    def check(self) -> None:
+        """What counts here for others is no more than they used, in the period of upstream that is ours."""
+        now_ms = self.setup.now_ms
+        self.upstream.turn(now_ms + self.upstream.skew_ms)
+        states = {state.name: state for state in self.onlooker.usage()}
+        if self.upstream.calendar:
+            hour = now_ms // HOUR_MS
+            periods = {hour, self.upstream.period} if self.upstream.period > hour else {hour}
+            least_ms = hour * HOUR_MS
+        else:
+            # A reset is reckoned when the answer comes, and so may lie as much later as that took.
+            late = now_ms < self.upstream.turned_ms + 2 * MINUTE_MS + 5 * SECOND_MS
+            periods = {self.upstream.period, self.upstream.period - late}
+            least_ms = now_ms - HOUR_MS + 1
+        most = 0
+        for period in periods:
+            missed = [c for c in self.calls if c.counted_in == period and charged_ms(c.decision) < least_ms]
+            most = max(most, self.others[period] + sum(call.units for call in missed))
+        for state in states.values():
+            assert state.upstream_units <= most, (state, most, periods)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", ["calendar", "calendar without reset", "hour from the first call"])
+def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, seed: int) -> None:
+    """Three processes, calls that overtake each other, answers late or lost, others who spend, clocks that differ."""
+    rng = random.Random(f"{kind} {seed}")
+    setup.now_ms -= setup.now_ms % HOUR_MS - 52 * MINUTE_MS
+    calendar, skew_ms = kind.startswith("calendar"), rng.randint(-3_000, 3_000)
+    upstream = Upstream(skew_ms, calendar, ends_ms=setup.now_ms + skew_ms + 8 * MINUTE_MS)
+    book = HOURLY if calendar else SLIDING
+    world = World(setup, book, rng, upstream, says_reset=not kind.endswith("without reset"))
+    world.later(0, world.call)
+    world.later(0, world.others_spend)
+    world.run(setup.now_ms + 20 * MINUTE_MS)
+    assert len(world.calls) > 10
+    assert len(world.others) == 2
+
+
+# -- at the same moment, and how often ---------------------------------------------------------------------------------
+
+
+def made(setup: Setup, book: CostBook = HOURLY) -> Budget:
+    """A budget, as each process has one."""
+    return Budget(
+        credential="main",
+        project=setup.project,
+        book=book,
+        limits=default_limits(book),
+        ledger=setup.ledger,
+        clock=lambda: setup.now_ms,
+    )
+
+
+def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
+    """What an answer says; how many levels of it were worth a question."""
+    account = account_of(budget)
+    found = news(account, decision, levels, account.clock())
+    if found:
+        observe(account, decision, [said.level for said in found])
+    return len(found)
+
+
+def others_in(budget: Budget) -> set[int]:
+    return {state.upstream_units for state in budget.usage()}
+
+
+def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
+    """Eight have charged 10 each and all are told of 380: others have used 300."""
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budgets = [made(setup) for _ in range(8)]
+    decisions = [budget.charge("read", units=10) for budget in budgets]
+    ready = threading.Barrier(len(budgets))
+
+    def hears(budget: Budget, decision: Decision) -> None:
+        ready.wait()
+        hear(budget, decision, Level("core", 620, 1_000, setup.now_ms + MINUTE_MS))
+
+    threads = [threading.Thread(target=hears, args=pair) for pair in zip(budgets, decisions, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert others_in(budgets[0]) == {300}
+    setup.now_ms += MINUTE_MS
+    assert others_in(budgets[0]) == {0}, "upstream has reset"
+
+
+def test_what_many_hear_is_merged_by_the_larger(setup: Setup) -> None:
+    """Each asks before anybody tells: what they found is one report, however large, and no sum."""
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budget = made(setup)
+    decision = budget.charge("read", units=10)
+    account = account_of(budget)
+    epoch = f"@upstream/core/{setup.now_ms - 30 * MINUTE_MS}/*"
+    hear(budget, decision, Level("core", 900, 1_000, setup.now_ms + MINUTE_MS))
+    found = [usage for usage in unlogged_usage(account) if usage.epoch == epoch]
+    assert {usage.expiries for usage in found} == {((90, setup.now_ms + MINUTE_MS),)}
+    late = [usage._replace(expiries=((70, setup.now_ms + MINUTE_MS),)) for usage in found]
+    setup.ledger.add_unlogged(setup.project, "e", late)  # type: ignore[attr-defined]
+    assert others_in(budget) == {90}
+
+
+def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: Setup) -> None:
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    budget = made(setup)
+    reset_ms = setup.now_ms + MINUTE_MS
+
+    def call(left: int) -> int:
+        return hear(budget, budget.charge("read"), Level("core", left, 1_000, reset_ms))
+
+    assert call(999) == 0, "all of it was ours"
+    assert call(989) == 0, "9 of others are less than 1 percent of 950"
+    assert call(987) == 1, "10 are more"
+    assert others_in(budget) == {10}
+    assert call(800) == 0, "told within this second"
+    assert call(0) == 1, "but not that nothing remains"
+    setup.now_ms += SECOND_MS
+    assert call(800) == 0, "less than was told"
+    assert others_in(budget) == {995}, "what nothing remains of counts as used up, and is not freed"
+
+
+def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
+    book = parse_book(
+        """
+        api = "example"
+        source = "the tests"
+        read_on = 2026-11-01
+        [buckets.core]
+        quota = 1_000
+        resets = "1h"
+        [buckets.points]
+        windows = [{ quota = 900, resets = "1m" }, { quota = 9_000, resets = "1h" }]
+        [default]
+        get = 1
+        other = 1
+        [methods]
+        read = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+        """,
+        "two",
+    )
+    budget = made(setup, book)
+    decision = budget.charge("read")
+    levels = Level("core", 899, 1_000, setup.now_ms + HOUR_MS), Level("points", 795, 900, setup.now_ms + SECOND_MS)
+    assert hear(budget, decision, *levels) == 2
+    states = {state.name: (state.used_units, state.upstream_units) for state in budget.usage()}
+    assert sorted(states.values()) == [(5, 0), (101, 100), (105, 100)], states
+
+
+def test_no_level_frees_a_unit_whatever_it_says(setup: Setup) -> None:
+    """Hundreds of levels that cannot be, or may be: no error, and our count never falls."""
+    rng = random.Random(1)
+    setup.now_ms -= setup.now_ms % HOUR_MS - 10 * MINUTE_MS
+    budget = made(setup)
+    odd = [0, 1, -1, 7, 500, 999, 1_000, 1_001, 10**9, 2**53, 10**18, -(10**18)]
+    told = 0
+    for _ in range(500):
+        setup.now_ms += rng.choice((0, SECOND_MS))
+        decision = budget.peek("read")._replace(id=f"{setup.now_ms - rng.choice((0, 50, HOUR_MS))}-0")
+        reset_ms = rng.choice((None, 0, -5, 10**18, setup.now_ms + rng.choice(odd)))
+        level = Level(rng.choice(("core", "core", "other", "")), rng.choice(odd), rng.choice((None, *odd)), reset_ms)
+        before = budget.usage()
+        told += hear(budget, decision, level)
+        for then, now in zip(before, budget.usage(), strict=True):
+            assert then.used_units <= now.used_units <= 1_000
+    assert told

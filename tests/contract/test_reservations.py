@@ -1,0 +1,329 @@
+"""A call is charged the most that it may cost, and settled by what it did cost: once, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import pickle
+import signal
+import subprocess
+import sys
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+import quota
+from quota.cli.render import render_status
+from quota.common.clock import NEVER, host_clock
+from quota.dashboard.app import Dashboard
+from quota.explain.charge import ChargeExplained, explain_charge
+from quota.ledger.contract import read_entries
+from quota.reports.status import RESERVED_MS, read_status
+from quota.session import Session
+from quota.settings.load import load_settings
+from quota.wording.of_explanations import charge_told
+from quota.wording.parts import Line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.ledger.entry import Entry
+    from support.loops import Run
+
+NOW_MS = 1_795_255_200_000
+
+MODEL = """
+api = "model"
+source = "https://model.example/limits"
+read_on = 2026-11-21
+[buckets.tokens]
+quota = 1_000_000
+resets = "24h"
+[buckets.requests]
+quota = 1_000
+resets = "24h"
+[default]
+get = 1
+other = 5
+[methods]
+chat = 4_096
+talk = [{{ reserve = {{ default = 900 }} }}, {{ units = 1, bucket = "requests" }}]
+later = {{ prices = [{{ units = 5 }}, {{ reserve = {{ default = 700 }}, since = 2026-11-22 }}] }}
+models = {{ units = 1, bucket = "requests" }}
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "model.toml"
+project = "{project}"
+[[credentials.main.limits]]
+name = "day"
+units = {units}
+window = "24h"
+[[credentials.main.limits]]
+name = "calls"
+count = "calls"
+units = 1_000
+window = "24h"
+"""
+
+projects = count()
+
+
+def lines(explained: ChargeExplained) -> list[Line]:
+    return [part for part in charge_told(explained) if isinstance(part, Line)]
+
+
+class World:
+    """Sessions of a configuration, under a clock that the test moves."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.now_ms = NOW_MS
+        self.config = folder / "quota.toml"
+        (folder / "model.toml").write_text(MODEL.format())
+        self.project = f"p{next(projects)}"  # what this process has told of others is not of this one
+        self.config.write_text(CONFIG.format(url=url, units=10_000, project=self.project))
+        self._session = Session(load_settings(self.config), clock=lambda: self.now_ms)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def budget(self) -> quota.Budget:
+        return self._session.budget()
+
+    def log(self) -> list[Entry]:
+        return list(read_entries(self._session.ledger, self.project, 0, NEVER))
+
+    def used(self) -> int:
+        return self.budget.usage()[0].used_units
+
+    def reserved(self) -> tuple[int, ...]:
+        """Of each limit, by the status."""
+        return tuple(row.reserved_units for row in read_status(self._session).credentials[0].limits)
+
+
+@pytest.fixture
+def world(ledger_url: str, state_dir: Path, tmp_path: Path) -> Any:
+    made = World(ledger_url, tmp_path)
+    yield made
+    made.session.close()
+
+
+# -- in code -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used", [0, 1, 7_999, 8_000, 8_001, 60_000])
+def test_what_a_call_used_is_what_it_counts_whatever_was_reserved(world: World, used: int) -> None:
+    with world.budget.spend("chat", units=8_000, job="nightly") as call:
+        assert (call.admitted, call.cost_units, call.remaining_units) == (True, 8_000, 2_000)
+        assert (world.used(), world.reserved()) == (8_000, (8_000, 0))
+        call.settle(used)
+        assert (world.used(), world.reserved()) == (used, (0, 0))
+    assert [(e.id, e.units, e.charged_units, e.settled, e.job) for e in world.log()] == [
+        (call.id, used, 8_000, True, "nightly")
+    ]
+
+
+def test_what_nobody_settles_stays_reserved_whatever_becomes_of_its_caller(world: World) -> None:
+    with pytest.raises(ZeroDivisionError), world.budget.spend("chat", units=3_000):
+        raise ZeroDivisionError
+    with world.budget.spend("chat", units=2_000):
+        pass
+    assert (world.used(), world.reserved()) == (5_000, (5_000, 0))
+    with world.budget.spend("chat", units=1_000) as late:
+        pass
+    late.settle(10)
+    assert (world.used(), world.reserved()) == (5_010, (5_000, 0))
+    world.now_ms += RESERVED_MS
+    assert (world.used(), world.reserved()) == (5_010, (0, 0)), "an hour later it is spent"
+
+
+def test_a_copy_of_a_call_is_its_decision(world: World) -> None:
+    with world.budget.spend("chat", units=3_000) as call:
+        copied = pickle.loads(pickle.dumps(call))  # noqa: S301  # our own
+    assert (copied, type(copied)) == (call, quota.Decision)
+
+
+def test_what_a_killed_caller_reserved_is_spent(world: World) -> None:
+    script = (
+        "import os, quota, sys\n"
+        "with quota.open(sys.argv[1]) as q, q.budget().spend('chat', units=3_000):\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(world.config)], check=False, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    world.now_ms = host_clock()
+    assert (world.used(), world.reserved()) == (3_000, (3_000, 0))
+    world.now_ms += RESERVED_MS
+    assert (world.used(), world.reserved()) == (3_000, (0, 0))
+
+
+def test_a_call_is_settled_once(world: World) -> None:
+    with world.budget.spend("chat", units=3_000) as call:
+        call.settle(500)
+        call.settle(500)
+        with pytest.raises(quota.UsageError) as refused:
+            call.settle(501)
+    assert str(refused.value) == (
+        "this call of chat was settled with 500 units already; `budget.settle(call.id, units)` corrects that"
+    )
+    with pytest.raises(quota.UsageError):
+        call.settle(True)
+    assert world.used() == 500
+    world.budget.settle(call.id or "", 501)
+    assert world.used() == 501
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "12", True, None, 10**9 + 1, 10**30])
+def test_what_is_no_number_of_units_settles_nothing(world: World, wrong: Any) -> None:
+    with world.budget.spend("chat", units=3_000) as call:
+        with pytest.raises(quota.UsageError) as refused:
+            call.settle(wrong)
+        assert str(refused.value).isprintable()
+        assert (world.used(), world.reserved()) == (3_000, (3_000, 0))
+        call.settle(7)
+    assert world.used() == 7
+
+
+def test_more_than_was_reserved_counts_in_full_and_one_line_a_day_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def over(method: str, units: int) -> None:
+        with world.budget.spend(method, units=units) as call:
+            call.settle(units + 1)
+
+    with caplog.at_level(logging.WARNING, "quota"):
+        for method in ("chat", "chat", "models", "models"):
+            over(method, 100)
+        told = [record.getMessage() for record in caplog.records]
+        assert told == [
+            f"reserved_too_little project={world.project} method={method} reserved=100 used=101: it counts in full, "
+            "and a limit may be exceeded; reserve more"
+            for method in ("chat", "models")
+        ]
+        world.now_ms += 24 * 3_600_000
+        over("chat", 100)
+    assert len(caplog.records) == 3
+
+
+def test_a_bound_that_can_never_fit_raises_as_any_call_does(world: World) -> None:
+    with pytest.raises(quota.CostExceedsLimit), world.budget.spend("chat", units=10_001):
+        raise AssertionError("its body has run")
+    with pytest.raises(quota.Refused), world.budget.spend("chat", units=6_000), world.budget.spend("chat", units=6_000):
+        raise AssertionError("its body has run")
+    assert (world.used(), world.reserved()) == (6_000, (6_000, 0))
+
+
+def test_a_price_is_no_bound_and_neither_is_what_nobody_can_settle(world: World) -> None:
+    """A block that is charged the book's price, a decorated function, `charge`: each costs what it costs."""
+
+    @world.budget.spend("chat", units=10)
+    def decorated() -> None: ...
+
+    decorated()
+    with world.budget.spend("chat") as call:
+        pass
+    world.budget.charge("chat", units=100)
+    assert (world.used(), world.reserved()) == (4_206, (0, 0))
+    call.settle(1)
+    assert world.used() == 111
+
+
+def test_on_an_event_loop_the_same_is_awaited(world: World, run: Run) -> None:
+    async def main() -> None:
+        async with quota.open_async(world.config) as q:
+            budget = q.budget()
+
+            async def one(used: int | None) -> None:
+                async with budget.spend("chat", units=1_000) as call:
+                    assert call.cost_units == 1_000
+                    if used is not None:
+                        await call.settle(used)
+
+            await asyncio.gather(*map(one, (None, 10, 2_000, 1_000)))
+            with pytest.raises(ZeroDivisionError):
+                async with budget.spend("chat", units=500) as call:
+                    raise ZeroDivisionError
+            with pytest.raises(quota.UsageError):
+                await call.settle(-1)
+            await call.settle(5)
+            await call.settle(5)
+            with pytest.raises(quota.UsageError, match="settled with 5 units already"):
+                await call.settle(6)
+
+            @budget.spend("chat", units=7)
+            async def decorated() -> None: ...
+
+            await decorated()
+            assert (await budget.usage())[0].used_units == 1_000 + 10 + 2_000 + 1_000 + 5 + 7
+
+    run(main())
+    with quota.open(world.config) as q:
+        rows = read_status(q).credentials[0].limits
+        assert [row.reserved_units for row in rows] == [1_000, 0]
+
+
+# -- by the cost book --------------------------------------------------------------------------------------------------
+
+
+def test_a_price_that_is_a_bound_is_reserved_whoever_charges_it(world: World) -> None:
+    first = world.budget.charge("talk")
+    several = world.budget.charge_many(["talk", ("talk", 300), "chat"])
+    assert (world.used(), world.reserved()) == (900 + 900 + 300 + 4_096, (2_100, 0))
+    assert [entry.reserved_units for entry in world.log()] == [900, 0, 900, 0, 300, 0, 0]
+    with world.budget.spend("talk") as call:
+        call.settle(20)
+    world.budget.settle(first.id or "", 30)
+    world.budget.refund(several[1].id or "")
+    assert (world.used(), world.reserved()) == (20 + 30 + 900 + 4_096, (900, 0))
+    assert world.budget.usage()[1].used_units == 4, "a call counts as one, whatever it cost"
+    assert world.budget.peek("talk").admitted
+    assert len(world.log()) == 9
+
+
+def test_a_price_becomes_a_bound_on_its_day(world: World) -> None:
+    world.budget.charge("later")
+    world.now_ms += 24 * 3_600_000
+    world.budget.charge("later")
+    assert [(entry.units, entry.reserved_units) for entry in world.log()] == [(5, 0), (700, 700)]
+
+
+# -- whatever becomes of the ledger ------------------------------------------------------------------------------------
+
+
+def test_a_repair_keeps_what_is_reserved(world: World) -> None:
+    world.now_ms += 3 * 24 * 3_600_000
+    with world.budget.spend("chat", units=3_000) as call:
+        call.settle(3_000)
+    with world.budget.spend("chat", units=2_000):
+        pass
+    world.now_ms = NOW_MS
+    assert world.session.ledger.repair(world.project, "after", world.now_ms)
+    assert [(entry.reserved_units, entry.settled) for entry in world.log()] == [(0, True), (2_000, False)]
+
+
+def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
+    with world.budget.spend("chat", units=3_000):
+        pass
+    with world.budget.spend("chat", units=2_000) as call:
+        call.settle(100)
+    status = read_status(world.session)
+    day = status.as_json()["credentials"][0]["limits"][0]  # type: ignore[index]
+    assert (day["used_units"], day["reserved_units"]) == (3_100, 3_000)
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(render_status(status))
+    assert "day: includes 3,000 units reserved; what these calls cost is not known yet" in shown.getvalue()
+    reserved, settled = (explain_charge(world.session, entry.id) for entry in world.log())
+    assert "It is reserved: nobody has said yet what the call cost" in [one.text for one in lines(reserved)]
+    assert "It was settled: it counts 100 units now, 2,000 before" in [one.text for one in lines(settled)]
+    dashboard = Dashboard(world.session)
+    dashboard.now.get(60)
+    html = dashboard.site.overview(dashboard.state())
+    assert "of 10,000 used, 3,000 of them reserved" in html

@@ -1,0 +1,362 @@
+"""A call to a language model is charged the most that it may cost before it leaves, and settled by its answer, whatever
+client reads it and however it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import httpx
+import pytest
+import redis
+import requests
+
+import quota
+from quota.async_budget import AsyncBudget, Awaiter
+from quota.clients.aiohttp import aiohttp_middleware
+from quota.clients.httpx import httpx_async_transport, httpx_transport
+from quota.clients.requests import requests_adapter
+from quota.common.clock import NEVER
+from quota.reports.status import read_status
+from quota.session import Session
+from quota.settings.load import load_settings
+from support.model import Model
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from quota.budget import Budget
+    from quota.ledger.entry import Entry
+    from support.servers import RedisServer
+
+BOOK = """
+api = "model"
+source = "https://model.example/limits"
+read_on = 2026-11-21
+hosts = ["{host}"]
+[routes]
+"POST /v1/chat" = "chat"
+[answers]
+units = {units}
+[buckets.requests]
+quota = 1_000
+resets = "24h"
+[buckets.tokens]
+quota = 1_000_000
+resets = "24h"
+[default]
+get = 1
+other = 5
+[methods]
+chat = [
+  {{ bucket = "tokens", reserve = {{ json = "/max_tokens", default = 4_096, bytes_per_unit = 3 }} }},
+  {{ units = 1, bucket = "requests" }},
+]
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "model.toml"
+project = "model"
+[[credentials.main.limits]]
+name = "tokens"
+bucket = "tokens"
+units = 10_000
+window = "24h"
+"""
+
+BODY_JSON = '{ json = "/usage/total_tokens" }'
+HEADER = '{ header = "X-Cost" }'
+
+
+class World:
+    def __init__(self, url: str, folder: Path, model: Model) -> None:
+        self.model = model
+        self._folder, self._url = folder, url
+        self.session = self._open(BODY_JSON)
+
+    def _open(self, units: str) -> Session:
+        (self._folder / "model.toml").write_text(BOOK.format(host=self.model.host, units=units))
+        config = self._folder / "quota.toml"
+        config.write_text(CONFIG.format(url=self._url))
+        return Session(load_settings(config))
+
+    def where_answers_say_it_in(self, units: str) -> None:
+        self.session.close()
+        self.session = self._open(units)
+
+    @property
+    def budget(self) -> Budget:
+        return self.session.budget()
+
+    def tokens(self) -> list[Entry]:
+        log = self.session.ledger.read("model", (0, 0), NEVER, 1_000)
+        assert [entry.units for entry in log if entry.bucket == "requests"] == [1] * (len(log) // 2)
+        return [entry for entry in log if entry.bucket == "tokens"]
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with Model() as model:
+        yield model
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def world(
+    request: pytest.FixtureRequest, state_dir: Path, tmp_path: Path, model: Model, redis_server: RedisServer
+) -> Iterator[World]:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    if request.param == "redis":
+        with redis.Redis(port=redis_server.port) as client:
+            client.flushall()
+        url = redis_server.url
+    world = World(url, tmp_path, model)
+    yield world
+    world.session.close()
+
+
+# -- the clients, as far as these tests use them -----------------------------------------------------------------------
+
+Stop = "Callable[[bytes], bool]"
+
+
+def never(piece: bytes) -> bool:
+    return False
+
+
+class Requests:
+    def __init__(self, budget: Budget) -> None:
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.session.mount("http://", requests_adapter(budget))
+
+    def ask(self, url: str, data: object) -> bytes:
+        return self.session.post(url, json=data, timeout=100).content
+
+    def stream(self, url: str, data: object, stop: Any = never) -> None:
+        with self.session.post(url, json=data, timeout=100, stream=True) as response:
+            for line in response.iter_lines(chunk_size=None):
+                if stop(line):
+                    return
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class Httpx:
+    def __init__(self, budget: Budget) -> None:
+        self.client = httpx.Client(transport=httpx_transport(budget), trust_env=False, timeout=100)
+
+    def ask(self, url: str, data: object) -> bytes:
+        return self.client.post(url, json=data).content
+
+    def stream(self, url: str, data: object, stop: Any = never) -> None:
+        with self.client.stream("POST", url, json=data) as response:
+            for line in response.iter_lines():
+                if stop(line.encode()):
+                    return
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def awaited(budget: Budget) -> AsyncBudget:
+    return AsyncBudget(budget, Awaiter(budget.ledger))
+
+
+class AsyncHttpx:
+    def __init__(self, budget: Budget) -> None:
+        self.runner = asyncio.Runner()
+        transport = httpx_async_transport(awaited(budget))
+        self.client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=100)
+
+    def ask(self, url: str, data: object) -> bytes:
+        return self.runner.run(self.client.post(url, json=data)).content
+
+    def stream(self, url: str, data: object, stop: Any = never) -> None:
+        async def read() -> None:
+            async with self.client.stream("POST", url, json=data) as response:
+                async for line in response.aiter_lines():
+                    if stop(line.encode()):
+                        return
+
+        self.runner.run(read())
+
+    def close(self) -> None:
+        self.runner.run(self.client.aclose())
+        self.runner.close()
+
+
+class Aiohttp:
+    ways = ("lines", "any", "chunked", "chunks", "readline")
+
+    def __init__(self, budget: Budget) -> None:
+        self.runner = asyncio.Runner()
+        self.session = self.runner.run(self.open(aiohttp_middleware(awaited(budget))))
+        self.way = "lines"
+
+    async def open(self, middleware: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(middlewares=[middleware], timeout=aiohttp.ClientTimeout(100))
+
+    def ask(self, url: str, data: object) -> bytes:
+        async def read() -> bytes:
+            async with self.session.post(url, json=data) as response:
+                return await response.read()
+
+        return self.runner.run(read())
+
+    def stream(self, url: str, data: object, stop: Any = never) -> None:
+        async def pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+            match self.way:
+                case "lines":
+                    async for piece in content:
+                        yield piece
+                case "any":
+                    async for piece in content.iter_any():
+                        yield piece
+                case "chunked":
+                    async for piece in content.iter_chunked(5):
+                        yield piece
+                case "chunks":
+                    async for piece, _ in content.iter_chunks():
+                        yield piece
+                case "readline":
+                    while piece := await content.readline():
+                        yield piece
+
+        async def read() -> None:
+            async with self.session.post(url, json=data) as response:
+                async for piece in pieces(response.content):
+                    if stop(piece):
+                        return
+
+        self.runner.run(read())
+
+    def close(self) -> None:
+        self.runner.run(self.session.close())
+        self.runner.close()
+
+
+CLIENTS: Any = [Requests, Httpx, AsyncHttpx, Aiohttp]
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, world: World) -> Iterator[Any]:
+    client = request.param(world.budget)
+    yield client
+    client.close()
+
+
+def asking(how: str, use: int, max_tokens: int = 1_000) -> tuple[dict[str, Any], int]:
+    """A request, and its bound. The clients write JSON with and without spaces."""
+    data = {"how": how, "use": use, "max_tokens": max_tokens}
+    return data, max_tokens
+
+
+BROKEN = (requests.RequestException, httpx.HTTPError, aiohttp.ClientError)
+
+# -- what is charged ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["json", "gzip", "br", "events", "no-done", "packed"])
+@pytest.mark.parametrize("use", [70, 1_500])
+def test_an_answer_that_says_what_it_used_settles_the_call(world: World, client: Any, how: str, use: int) -> None:
+    data, bound = asking(how, use)
+    client.ask(world.model.url, data)
+    (entry,) = world.tokens()
+    assert bound < entry.charged_units <= bound + 40, "with a unit for three bytes of the body"
+    assert (entry.units, entry.settled, entry.reserved_units) == (use, True, 0)
+    assert read_status(world.session).credentials[0].limits[0].reserved_units == 0
+
+
+@pytest.mark.parametrize("how", ["silent", "quiet", "cut", "hang-up"])
+def test_an_answer_that_does_not_say_it_keeps_the_bound(world: World, client: Any, how: str) -> None:
+    data, bound = asking(how, 70)
+    if how in ("cut", "hang-up"):
+        with pytest.raises(BROKEN):
+            client.ask(world.model.url, data)
+    else:
+        client.ask(world.model.url, data)
+    (entry,) = world.tokens()
+    assert bound < entry.units == entry.charged_units == entry.reserved_units
+    assert read_status(world.session).credentials[0].limits[0].reserved_units == entry.units
+
+
+def test_a_header_may_say_it(world: World) -> None:
+    world.where_answers_say_it_in(HEADER)
+    for number, kind in enumerate(CLIENTS):
+        client = kind(world.budget)
+        client.ask(world.model.url, asking("header", 30 + number)[0])
+        client.close()
+    assert [entry.units for entry in world.tokens()] == [30, 31, 32, 33]
+
+
+def test_a_bound_that_does_not_fit_is_refused_and_one_that_never_can_says_so(world: World, client: Any) -> None:
+    client.ask(world.model.url, asking("silent", 70, max_tokens=6_000)[0])
+    with pytest.raises(quota.Refused):
+        client.ask(world.model.url, asking("json", 70, max_tokens=6_000)[0])
+    for much in (10_001, 10**9, 10**12):
+        with pytest.raises(quota.UsageError) as refused:
+            client.ask(world.model.url, asking("json", 70, max_tokens=much)[0])
+        assert str(refused.value).isprintable()
+    assert len(world.model.asked) == len(world.tokens()) == 1
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_reads_until_done_settles_and_who_stops_before_keeps_the_bound(world: World, client: Any) -> None:
+    for way in getattr(client, "ways", ("",)):
+        client.way = way
+        client.stream(world.model.url, asking("events", 70, 500)[0], lambda piece: b"[DONE]" in piece)
+        world.model.go_on.release()
+        client.stream(world.model.url, asking("steps", 70, 500)[0], lambda piece: b"data" in piece)
+        settled, kept = world.tokens()[-2:]
+        assert (settled.units, kept.units) == (70, kept.charged_units), way
+        world.model.forget()
+
+
+def test_each_event_is_handed_on_before_the_next_one_comes(world: World, client: Any) -> None:
+    data, _ = asking("steps", 70)
+    told: list[bytes] = []
+
+    def stop(piece: bytes) -> bool:
+        if piece.strip():
+            told.append(piece)
+            world.model.go_on.release()
+        return False
+
+    world.model.go_on.release()
+    client.stream(world.model.url, data, stop)
+    assert b"".join(told).count(b"data: ") == 5
+    assert world.tokens()[0].units == 70
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_with_usage_adds_one_settle_and_nothing_else(
+    state_dir: Path, tmp_path: Path, model: Model, redis_server: RedisServer
+) -> None:
+    world = World(redis_server.url, tmp_path, model)
+    with redis.Redis(port=redis_server.port, decode_responses=True) as server:
+
+        def trips(client: Any, how: str) -> dict[str, int]:
+            client.ask(model.url, asking(how, 70, max_tokens=100)[0])
+            server.config_resetstat()
+            client.ask(model.url, asking(how, 70, max_tokens=100)[0])
+            stats = server.info("commandstats")
+            asked = {name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()}
+            return {name: calls for name, calls in asked.items() if name.startswith(("eval", "get", "set", "hget"))}
+
+        for kind in CLIENTS:
+            client = kind(world.budget)
+            assert trips(client, "silent")["evalsha"] == 1
+            assert trips(client, "json")["evalsha"] == 2
+            assert trips(client, "events")["evalsha"] == 2
+            client.close()
+    world.session.close()

@@ -1,0 +1,111 @@
+"""Many processes reserve and settle at once: never is more reserved and used than the limit, but for what a call cost
+beyond its bound; and in the end the ledger has what upstream said."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from quota.common.clock import NEVER
+from quota.ledger.contract import read_entries
+from quota.session import Session
+from quota.settings.load import load_settings
+from support.model import Model
+from support.processes import Children
+from support.reserving import asked, awaiting, blocking
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+BOOK = """
+api = "model"
+source = "https://model.example/limits"
+read_on = 2026-11-21
+hosts = ["{host}"]
+routes = {{ "POST /v1/chat" = "chat" }}
+answers = {{ units = {{ json = "/usage/total_tokens" }} }}
+[buckets.tokens]
+quota = 1_000_000
+resets = "24h"
+[default]
+get = 1
+other = 5
+[methods]
+chat = {{ reserve = {{ json = "/max_tokens", default = 4_096, bytes_per_unit = 3 }} }}
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "model.toml"
+project = "at-once"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+"""
+
+SAYS = ("json", "gzip", "events", "no-done")
+ROWS: Any = [
+    *((blocking, "requests", n) for n in range(3)),
+    *((blocking, "httpx", n) for n in range(3, 6)),
+    (awaiting, "httpx", 6),
+    (awaiting, "aiohttp", 7),
+]
+CALLS = 50
+UNITS = 150_000
+"""Less than all calls cost: some are refused."""
+
+
+def work(target: Any, *row: Any) -> Any:
+    return target(*row)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_never_is_more_reserved_and_used_than_the_limit(
+    kind: str, state_dir: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    if kind == "redis":
+        with redis.Redis(port=redis_server.port) as client:
+            client.flushall()
+        url = redis_server.url
+    config = tmp_path / "quota.toml"
+    with Model() as model:
+        (tmp_path / "model.toml").write_text(BOOK.format(host=model.host))
+        config.write_text(CONFIG.format(url=url, units=UNITS))
+        session = Session(load_settings(config))
+        rows = [(target, config, model.url, client, seed, CALLS) for target, client, seed in ROWS]
+        with Children(work, *rows, start="spawn") as children:
+            while any(process.is_alive() for process in children.processes):
+                used = session.budget().usage()[0].used_units
+                # What arrived before the next line may cost more than it reserved, and was settled or will be.
+                beyond = sum(max(0, one["use"] - one["max_tokens"]) for one in list(model.asked) if one["how"] in SAYS)
+                assert used <= UNITS + beyond
+            refused = sum(children.answers())
+        log = list(read_entries(session.ledger, "at-once", 0, NEVER))
+        session.close()
+
+    assert len(model.asked) == len(log) == CALLS * len(ROWS) - refused
+    assert 0 < refused < CALLS * len(ROWS) // 2
+    # Each call has a bound that tells it from most others; what it counts is what upstream said, or else that bound.
+    told = Counter((one["use"] if one["how"] in SAYS else None) for one in model.asked)
+    held = Counter(entry.units if entry.settled else None for entry in log)
+    assert held == told
+    bounds = sorted(one["max_tokens"] for one in model.asked if one["how"] not in SAYS)
+    kept = sorted(entry.units for entry in log if not entry.settled)
+    assert all(bound < units <= bound + 40 for bound, units in zip(bounds, kept, strict=True))
+    assert all(entry.units == entry.charged_units == entry.reserved_units for entry in log if not entry.settled)
+
+
+def test_the_calls_are_of_every_kind() -> None:
+    dice = random.Random(1)
+    calls = [asked(dice) for _ in range(2_000)]
+    silent = sum(one["how"] in ("silent", "quiet") for one in calls)
+    cut = sum(one["how"] in ("cut", "hang-up") for one in calls)
+    dearer = sum(one["use"] > one["max_tokens"] + 40 for one in calls)
+    assert all(abs(found - wanted) < 50 for found, wanted in ((silent, 200), (cut, 200), (dearer, 100)))

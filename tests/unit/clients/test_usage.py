@@ -1,0 +1,127 @@
+"""What a call used is found in its answer while the caller reads it, however the pieces fall."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+
+import pytest
+
+from quota.clients.upstream import units_in
+from quota.clients.upstream_errors import MAX_BODY_BYTES
+from quota.clients.usage import MAX_EVENT_BYTES, Usage
+from quota.terms.api import Field
+
+TOTAL = Field(pointer=("usage", "total_tokens"))
+
+
+def usage(*, events: bool = True) -> Usage:
+    return Usage(partial(units_in, TOTAL), events=events)
+
+
+def said(*pieces: bytes, events: bool = True, end: bool = True) -> int | None:
+    found = usage(events=events)
+    for piece in pieces:
+        found.feed(piece)
+    if end:
+        found.end()
+    return found.take()
+
+
+def event(units: object) -> bytes:
+    return b"data: " + json.dumps({"usage": {"total_tokens": units}}).encode() + b"\n\n"
+
+
+def test_of_events_the_last_one_that_says_it_counts() -> None:
+    quiet = b'event: delta\ndata: {"choices": [], "usage": null}\n\n'
+    assert said(event(3), quiet, event(7), quiet, b": a comment\n\n") == 7
+    assert said(quiet) is None
+    assert said(event(3), b"data: no json\n\n", b"data\n\n", b"\n\n\n") == 3
+    assert said(b'data: {"usage":\ndata:  {"total_tokens": 5}}\n\n') == 5, "one event of two lines"
+    assert said(event(3)[:-2]) == 3, "the last event has no end"
+
+
+def test_what_was_said_is_taken_once() -> None:
+    found = usage()
+    found.feed(event(3))
+    assert found.take() is None
+    found.feed(b"data: [DONE]\n\n")
+    assert (found.take(), found.take()) == (3, None)
+    found.feed(event(9))
+    found.end()
+    assert found.take() is None
+
+
+def test_who_stops_early_is_told_nothing_unless_upstream_said_that_it_is_done() -> None:
+    assert said(event(3), event(7), end=False) is None
+    assert said(event(7), b"data: [DONE]\n", end=False) == 7
+    assert said(event(7), b"data: [DONE]\r\n\r\n", end=False) == 7
+    assert said(event(7), b"data: [DONE]\r\r", end=False) == 7
+    assert said(event(7), b"data: [DONE]\r", end=False) is None, "an LF may follow"
+    assert said(event(7), b"data: [DONE]", end=False) is None
+    assert said(event(7), b"data: [DONE]ish\n\n", end=False) is None
+    assert said(event(7), b"data: [DONE]\n\n", event(9)) == 7
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+def test_the_pieces_may_fall_anywhere(ends: bytes) -> None:
+    dice = random.Random(3)
+    text = b"".join(event(n) for n in (3, None, 8)) + b'data: {"usage":\ndata: {"total_tokens": 9}}\n\ndata: [DONE]\n\n'
+    text = text.replace(b"\n", ends)
+    for size in (1, 2, 3, 5, 1_000):
+        assert said(*(text[at : at + size] for at in range(0, len(text), size))) == 9
+    for _ in range(300):
+        cuts = sorted(dice.sample(range(len(text)), 4))
+        assert said(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == 9
+
+
+@pytest.mark.parametrize("units", [-1, 1.5, "7", True, None, [], 10**16, 10**400, float("nan")])
+def test_what_is_no_whole_number_of_units_says_nothing(units: object) -> None:
+    assert said(event(5), event(units)) == 5
+    assert said(event(units)) is None
+    assert said(event(units)[6:], events=False) is None
+
+
+def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
+    long = b'data: {"usage": {"total_tokens": 4}, "x": "' + b"x" * MAX_EVENT_BYTES + b'"}\n\n'
+    assert said(event(3), long) == 3
+    assert said(long, event(7)) == 7
+    found = usage()
+    for _ in range(300):
+        found.feed(b"x" * 65_000)
+        assert len(found._kept) < 2 * MAX_EVENT_BYTES, "no more than that is kept"
+    for _ in range(300):
+        found.feed(b"\ndata: " + b"x" * 1_000)
+    assert sum(map(len, found._data)) <= MAX_EVENT_BYTES
+    found.feed(b"\n\n" + event(6))
+    found.end()
+    assert found.take() == 6
+
+
+def test_no_stream_raises_and_what_it_says_is_a_number_of_units() -> None:
+    dice = random.Random(5)
+    whole = b"".join(event(n) for n in (3, None, 8)) + b'event: x\ndata: {"usage": {"total_tokens": 4}}\n\n'
+    for _ in range(2_000):
+        text = bytearray(whole * dice.randint(1, 3))
+        for _ in range(dice.randint(1, 9)):
+            text[dice.randrange(len(text))] = dice.choice((10, 13, 58, 123, 45, dice.randrange(256)))
+        cuts = sorted(dice.randrange(len(text)) for _ in range(3))
+        pieces = [bytes(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        found = said(*pieces, events=dice.random() < 0.8)
+        assert found is None or (type(found) is int and found >= 0)
+
+
+def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() -> None:
+    whole = event(12)[6:]
+    assert said(whole[:5], whole[5:], events=False) == 12
+    assert said(whole, events=False, end=False) is None
+    assert said(whole[:-9], events=False) is None
+    assert said(b"", events=False) is None
+    found = usage(events=False)
+    for _ in range(16):
+        found.feed(b" " * 1_000_000)
+        assert len(found._kept) <= MAX_BODY_BYTES + 1_000_000
+    found.feed(whole)
+    found.end()
+    assert found.take() is None

@@ -1,0 +1,124 @@
+"""What follows from a level that an answer of upstream names, and that nothing follows from one that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.settings.books import parse_book
+from quota.settings.load import default_limits
+from quota.terms.evidence import Level, heard, whole_limits
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+
+BOOK = parse_book(
+    """
+    api = "example"
+    source = "the tests"
+    read_on = 2026-11-01
+    [buckets.core]
+    windows = [{ quota = 1_000, resets = "1h" }, { quota = 5_000, resets = { calendar = "day", zone = "UTC" } }]
+    [buckets.burst]
+    quota = 60
+    resets = "1m"
+    [default]
+    get = 1
+    other = 1
+    [methods]
+    read = 1
+    write = 5
+    """,
+    "book",
+)
+LIMITS = default_limits(BOOK)
+DAY = Calendar("day", "UTC")
+MIDNIGHT = DAY.edges(1_793_000_000_000)[0]
+NOW = MIDNIGHT + 9 * HOUR_MS
+
+
+def follows(
+    remaining: int, limit: int | None = None, reset_ms: int | None = None, *, took_ms: int = 50, now_ms: int = NOW
+) -> tuple[int, set[str]] | None:
+    """How long it holds, and which limits it concerns."""
+    said = heard(Level("core", remaining, limit, reset_ms), BOOK, LIMITS, now_ms - took_ms, now_ms)
+    return None if said is None else (said.until_ms - now_ms, {limit.name for limit in said.limits})
+
+
+def test_it_speaks_of_the_window_that_the_answer_names_by_its_limit_or_its_reset() -> None:
+    of_core = [limit for limit in LIMITS if limit.view.selector.buckets == ("core",)]
+    hour = {limit.name for limit in of_core if limit.view.window == Sliding(HOUR_MS)}
+    day = {limit.name for limit in of_core} - hour
+    assert (len(hour), len(day)) == (1, 2)
+    left_ms = MIDNIGHT + DAY_MS - NOW
+    # (what is said, until when it holds, whose limits)
+    assert follows(900, 1_000, NOW + MINUTE_MS) == (MINUTE_MS, hour)
+    assert follows(900, 5_000, NOW + MINUTE_MS) == (MINUTE_MS, day)
+    assert follows(900, 1_000) == (HOUR_MS, hour)
+    assert follows(900, 5_000) == (left_ms, day)
+    # without a limit, or with one that no window has
+    assert follows(900, None, NOW + HOUR_MS) == (HOUR_MS, hour)
+    assert follows(900, None, NOW + 3 * HOUR_MS) == (3 * HOUR_MS, day)
+    assert follows(900, 777_777, NOW + 3 * HOUR_MS) == (3 * HOUR_MS, day)
+    assert follows(900) == (HOUR_MS, hour)
+    # no longer than its period
+    assert follows(900, 1_000, NOW + 400 * DAY_MS) == (HOUR_MS, hour)
+    assert follows(900, 5_000, NOW + 400 * DAY_MS) == (left_ms, day)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "limit", "reset_ms"),
+    [
+        pytest.param(-1, 1_000, None, id="negative"),
+        pytest.param(1_001, 1_000, None, id="more than the limit"),
+        pytest.param(0, 0, None, id="a limit of nothing"),
+        pytest.param(0, -5, None, id="a negative limit"),
+        pytest.param(10**18, None, None, id="more than anybody grants"),
+        pytest.param(5, 10**18, None, id="a limit of more than anybody grants"),
+        pytest.param(5, 1_000, NOW, id="over now"),
+        pytest.param(5, 1_000, 0, id="over since 1970"),
+        pytest.param(5, 1_000, NOW + 50, id="over, if the answer was on its way for as long as the call took"),
+    ],
+)
+def test_nothing_follows_from_what_cannot_be_or_is_over(
+    remaining: int, limit: int | None, reset_ms: int | None
+) -> None:
+    assert follows(remaining, limit, reset_ms) is None
+
+
+def test_nothing_follows_for_a_bucket_that_the_book_does_not_have() -> None:
+    assert heard(Level("search", 0, 30), BOOK, LIMITS, NOW, NOW) is None
+
+
+def test_yesterdays_level_says_nothing_of_today() -> None:
+    said = 10, 5_000
+    assert follows(*said, took_ms=MINUTE_MS, now_ms=MIDNIGHT + MINUTE_MS - 1) is None, "charged yesterday"
+    assert follows(*said, now_ms=MIDNIGHT + 30_000) is None, "upstream's clock may be behind"
+    assert follows(*said, MIDNIGHT + 5_000, now_ms=MIDNIGHT + 1_000) is None, "it is behind"
+    assert follows(*said, now_ms=MIDNIGHT + 2 * MINUTE_MS) is not None
+    assert follows(*said, MIDNIGHT + DAY_MS, now_ms=MIDNIGHT + 1_000) is not None
+    assert follows(10, 1_000, took_ms=HOUR_MS) is None, "charged a window ago"
+
+
+def test_what_others_used_is_no_more_than_what_upstream_counted_or_a_limit_can_hold() -> None:
+    hour = next(limit for limit in LIMITS if limit.view.window == Sliding(HOUR_MS))
+
+    def used(remaining: int, limit: int | None) -> int:
+        said = heard(Level("core", remaining, limit, NOW + MINUTE_MS), BOOK, LIMITS, NOW, NOW)
+        assert said is not None
+        return said.used_units(hour)
+
+    assert used(400, 1_000) == 600
+    assert used(400, None) == 600
+    assert used(400, 500) == 100, "upstream grants this token less: what it has counted is no more for that"
+    assert used(14_000, 15_000) < 0, "more remains than the limit could hold"
+
+
+def test_the_limits_that_count_a_whole_bucket() -> None:
+    def limit(**selector: object) -> Limit:
+        return Limit("one", 10, View(Selector(**selector), Sliding(HOUR_MS)), 10, 0)  # type: ignore[arg-type]
+
+    every, both = limit(), limit(buckets=("core", "burst"))
+    others = [limit(buckets=("burst",)), limit(methods=("read",)), limit(jobs=("a",)), limit(count="calls")]
+    assert list(whole_limits([every, both, *others], "core", BOOK)) == [every, both]
+    said = heard(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
+    assert said is not None
+    assert said.limits == (every, both)
+    assert said.alone == (), "each of them counts another bucket, too"

@@ -1,0 +1,139 @@
+"""The most that a request may cost, by its body: whatever the body is."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from quota.errors import ConfigError
+from quota.settings.books import parse_book
+from quota.terms.reserve import NO_BODY, RequestBody, Reserve
+
+CHAT = Reserve(4_096, ("max_tokens",), 3)
+
+BOOK = """
+api = "model"
+source = "https://model.example/limits"
+read_on = 2026-11-21
+[buckets.tokens]
+quota = 1_000_000
+resets = "1m"
+[buckets.requests]
+quota = 1_000
+resets = "1m"
+[default]
+get = 1
+other = 5
+[methods]
+chat = {chat}
+"""
+
+
+def body(data: Any) -> RequestBody:
+    return RequestBody(data if isinstance(data, bytes) else json.dumps(data).encode())
+
+
+def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounded_up() -> None:
+    assert body({"max_tokens": 100}) == RequestBody(b'{"max_tokens": 100}')
+    assert CHAT.bound(body({"max_tokens": 100})) == 100 + 7  # 19 bytes
+    assert CHAT.bound(body({"max_tokens": 100, "x": ""})) == 100 + 10  # 28 bytes
+    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": 100})) == 100
+    assert Reserve(4_096, ("a", "0", "b/c")).bound(body({"a": [{"b/c": 7}]})) == 7
+    assert Reserve(50).bound(body({"max_tokens": 100})) == 50
+    assert Reserve(50, None, 10).bound(RequestBody(b"x" * 101)) == 61
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [(0, 0), (1, 1), (2.0, 2), (2.1, 3), (10**9, 10**9), (10**30, 10**30), (1e300, int(1e300))],
+)
+def test_a_number_from_0_on_is_one_and_a_fraction_is_rounded_up(said: float, bound: int) -> None:
+    assert Reserve(4_096, ("max_tokens",), 100).bound(body({"max_tokens": said})) == bound + 1
+
+
+@pytest.mark.parametrize("said", [-1, -0.5, "4096", True, False, None, [], {}, [7], float("nan"), float("inf")])
+def test_what_is_no_such_number_is_the_default(said: Any) -> None:
+    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": said})) == 4_096
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"null", b"[]", b'"max_tokens"', b"\xff\xfe", b"7", b"[" * 100_000, b'{"max_tokens": ' + b"9" * 5_000],
+)
+def test_a_body_that_is_no_json_counts_by_its_length(content: bytes) -> None:
+    assert CHAT.bound(RequestBody(content)) == 4_096 + -(-len(content) // 3)
+
+
+def test_a_body_that_cannot_be_read_counts_by_the_length_that_is_known() -> None:
+    assert CHAT.bound(NO_BODY) == 4_096
+    assert CHAT.bound(RequestBody(None, 30)) == 4_106
+    assert CHAT.bound(RequestBody(None)) == 4_096
+
+
+def test_a_very_long_body_is_not_parsed() -> None:
+    long = b'{"max_tokens": 5, "x": "' + b"x" * 16_000_000 + b'"}'
+    assert CHAT.bound(RequestBody(long)) == 4_096 + -(-len(long) // 3)
+    assert CHAT.bound(RequestBody(long[:-1_000_000] + b'"}')) == 5 + -(-(len(long) - 1_000_000 + 2) // 3)
+
+
+def test_a_call_costs_a_unit_at_least() -> None:
+    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": 0})) == 1
+
+
+def test_no_body_raises() -> None:
+    dice = random.Random(7)
+    whole = json.dumps({"max_tokens": 100, "messages": [{"role": "user", "content": "é" * 30}], "n": [1, 2.5]}).encode()
+    for _ in range(3_000):
+        content = bytearray(whole)
+        for _ in range(dice.randint(1, 4)):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        bound = CHAT.bound(RequestBody(bytes(content[: dice.randint(0, len(content))])))
+        assert type(bound) is int
+        assert bound >= 1
+
+
+# -- in a cost book ----------------------------------------------------------------------------------------------------
+
+
+def test_a_book_says_it_in_place_of_units() -> None:
+    book = parse_book(
+        BOOK.format(chat='{ reserve = { json = "/max_tokens", default = 4_096, bytes_per_unit = 3 } }'), "b"
+    )
+    (part,) = book.price("chat").parts
+    assert (part.bucket, part.units, part.reserve, str(part)) == ("tokens", 4_096, CHAT, "4,096 tokens reserved")
+    book = parse_book(
+        BOOK.format(chat='[{ reserve = { default = 9 }, bucket = "tokens" }, { units = 1, bucket = "requests" }]'), "b"
+    )
+    assert [(part.bucket, part.units, part.reserve) for part in book.price("chat").parts] == [
+        ("tokens", 9, Reserve(9)),
+        ("requests", 1, None),
+    ]
+    dated = "{ prices = [{ units = 5 }, { reserve = { default = 9 }, since = 2026-12-01 }] }"
+    assert parse_book(BOOK.format(chat=dated), "b").price("chat").parts[0].reserve == Reserve(9)
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        ("{ reserve = { default = 9 }, units = 5 }", "chat.units: cannot be combined with reserve"),
+        ('[{ units = 1 }, { bucket = "requests", reserve = { default = 9 } }]', "only the first bucket can have it"),
+        ("{ reserve = {} }", "chat.reserve.default: missing"),
+        ("{ reserve = 5 }", "chat.reserve: "),
+        ("{ reserve = { default = 0 } }", "chat.reserve.default: 0 is not a whole number from 1 to"),
+        ("{ reserve = { default = 1_000_000_001 } }", "chat.reserve.default: "),
+        ("{ reserve = { default = true } }", "chat.reserve.default: "),
+        ("{ reserve = { default = 9, bytes_per_unit = 0 } }", "chat.reserve.bytes_per_unit: "),
+        ("{ reserve = { default = 9, bytes_per_unit = 2.5 } }", "chat.reserve.bytes_per_unit: "),
+        ('{ reserve = { default = 9, json = "max_tokens" } }', "is no JSON pointer"),
+        ('{ reserve = { default = 9, json = "/a~2" } }', "is no JSON pointer"),
+        ('{ reserve = { default = 9, jsn = "/a" } }', "chat.reserve.jsn: unknown key; did you mean 'json'?"),
+    ],
+)
+def test_a_reserve_that_is_none_is_one_line(chat: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_book(BOOK.format(chat=chat), "b")
+    assert said in str(refused.value)
+    assert str(refused.value).isprintable()
