@@ -76,7 +76,7 @@ def mutants(book: CostBook) -> Iterator[tuple[str, CostBook]]:
     for name, bucket in book.buckets.items():
         for number, quota in enumerate(bucket.quotas):
             quotas = (*bucket.quotas[:number], quota._replace(units=quota.units + 1), *bucket.quotas[number + 1 :])
-            wrong_bucket = bucket._replace(quotas=quotas)
+            wrong_bucket = replace(bucket, quotas=quotas)
             yield f"{name} has more in {quota.window.name}", book._replace(buckets={**book.buckets, name: wrong_bucket})
         methods = {method: tuple(renamed(price, name) for price in prices) for method, prices in book.methods.items()}
         buckets = {"renamed" if key == name else key: one for key, one in book.buckets.items()}
