@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @click.option("--check", metavar="FILE", type=click.Path(), help="A cost book in a file: is it one?")
 @click.option("--try", "request_", metavar="REQUEST", help='Which method "GET https://..." is, and what it costs.')
 @click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
+@click.option("--list", "listing", is_flag=True, help="The books that are shipped, and when each was read.")
+@click.option("--diff", nargs=2, metavar="OLD NEW", help="In what two books differ, by name or file.")
 @credential_option
 @json_option
 @config_option
@@ -34,11 +36,15 @@ def costs(
     check: str | None,
     request_: str | None,
     answer: str | None,
+    listing: bool,
+    diff: tuple[str, str] | None,
     credential: str | None,
     as_json: bool,
     config: str | None,
 ) -> None:
-    """Show what each API method costs, and when its price changes.
+    """Show what each API method costs, and when its price changes. METHOD may be the name of a shipped book.
+
+    With --json, a book that is named has all that its file says as `definition`.
 
     With --try, show what a request is by the cost book's routes. FILE of --answer has its answer,
     {"status": 403, "headers": {}, "body": {}}. Nothing is sent or charged.
@@ -47,11 +53,21 @@ def costs(
     Example:
       quota costs search.list
       quota costs --book youtube-v3-buckets
+      quota costs github --json
+      quota costs --list
+      quota costs --diff youtube-v3 ./youtube-v3.toml
       quota costs --check github.toml --try "GET https://api.github.com/users"
     """
     from quota.common.clock import NEVER, host_clock
-    from quota.settings.books import load_book
+    from quota.settings.books import book_names, book_tables, load_book
 
+    if listing or diff:
+        if (listing and diff) or any(one is not None for one in (method, book, check, request_, answer)):
+            raise click.UsageError("--list and --diff stand alone; leave the others out")
+        _whole_books(diff, as_json)
+        return
+    if method in book_names() and book is None and check is None:
+        method, book = None, method
     if check is not None and book is not None:
         raise click.UsageError("--check and --book both name a cost book; leave one out")
     if check is not None:
@@ -91,6 +107,7 @@ def costs(
                 "book": chosen.name,
                 "source": chosen.source,
                 "read_on": chosen.read_on.isoformat(),
+                **({} if book is None or method is not None else {"definition": book_tables(book)}),
                 "methods": [
                     {
                         "method": name,
@@ -122,6 +139,25 @@ def costs(
         )
     say(f"cost book {chosen.name}, read on {chosen.read_on} from")
     say(chosen.source)
+
+
+def _whole_books(diff: tuple[str, str] | None, as_json: bool) -> None:
+    """The books that are shipped, or in what two differ."""
+    from quota.cli.books import difference_lines, differing, listed_books, show_books
+    from quota.common.clock import host_clock
+    from quota.settings.books import load_book
+
+    if diff is not None:
+        rows = list(differing(*map(load_book, diff)))
+        if as_json:
+            print_json({"old": diff[0], "new": diff[1], "differences": rows})
+        else:
+            for line in difference_lines(rows):
+                say(line)
+    elif as_json:
+        print_json({"books": listed_books(host_clock())})
+    else:
+        show_books(host_clock())
 
 
 def _part_json(part: Part) -> dict[str, object]:
