@@ -167,18 +167,26 @@ def _part_json(part: Part) -> dict[str, object]:
 @click.command()
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def init(path: str, force: bool) -> None:
+@click.option("--api", metavar="NAME", help="For the API of this cost book; `quota costs --list` has them.")
+def init(path: str, force: bool, api: str | None) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
     \b
     Example:
       quota init && $EDITOR quota.toml && quota check
+      quota init --api github && $EDITOR quota.toml && quota check
     """
     from shlex import quote
 
-    from quota.common.resources import read_text
+    if api is None:
+        from quota.common.resources import read_text
 
-    text = read_text("quota.config", "quota.toml")
+        text = read_text("quota.config", "quota.toml")
+    else:
+        from quota.cli.starting import configuration_for
+        from quota.settings.books import load_book
+
+        text = configuration_for(api, load_book(api))
     try:
         _write_whole(path, text, replace=force)
     except FileExistsError:

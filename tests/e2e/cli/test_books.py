@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -105,3 +106,30 @@ def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, told: b
     for command in ("check", "doctor"):
         said = f"read costs 25 units from {since} on, and 1 units until then"
         assert (said in " ".join(quota(command).stdout.split())) is told, command
+
+
+@pytest.mark.parametrize("name", book_names())
+def test_a_configuration_for_each_book_is_checked_and_asked(quota: Quota, name: str) -> None:
+    (quota.folder / "quota.toml").unlink(missing_ok=True)
+    assert quota("init", "--api", name).returncode == 0
+    text = (quota.folder / "quota.toml").read_text()
+    secret = re.search(r'"(?:bearer:)?env:([A-Z_]+)"', text)
+    (quota.folder / "quota.toml").write_text(text.replace('"my-project"', '"mine"'))
+    checked = quota("check", **({} if secret is None else {secret[1]: "a-token"}))
+    assert (checked.returncode, checked.stdout) == (0, "quota.toml: no errors\n")
+    file = tomllib.loads(text)["credentials"][name]
+    assert file["limits"], "what the provider grants"
+    peek = re.search(r"#   quota (peek \S+)\n", text)
+    assert peek is not None
+    done = quota(*peek[1].split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("would admit "), done.stdout
+
+
+def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
+    aged(quota, 0)
+    (quota.folder / "quota.toml").unlink()
+    assert quota("init", "--api", "own.toml").returncode == 0
+    assert quota("check", OWN_KEY="x").returncode == 0
+    assert "did you mean 'github'?" in quota("init", "--api", "gihub", "other.toml").stderr
+    assert not (quota.folder / "other.toml").exists()
