@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from quota.clients.caller import Caller
     from quota.deciding.recorder import Recorder
     from quota.ledger.contract import Ledger
     from quota.recovery.allowance import Allowance
@@ -274,27 +275,56 @@ class Session(OfOneProcess):
         """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
         budget, as the routes of the book say; with an `endpoint`, to that host instead.
 
-        It calls those hosts as whom the credential's `auth` names. A refusal raises `quota.Refused`. `timeout_s` is for
-        requests that name no timeout. The session works as long as this one is open.
+        It calls those hosts with the credential's `key`, where the book says, or as whom its `auth` names. No other
+        host sees a secret. A refusal raises `quota.Refused`. `timeout_s` is for requests that name no timeout. The
+        session works as long as this one is open.
         """
         self._check_open()
         try:
             import requests
         except ImportError as error:
             raise UsageError("q.requests() needs the library requests: pip install requests") from error
-        from quota.clients.requests import authorization, requests_adapter
+        from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
-        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
-        adapter = requests_adapter(self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s)
-        login = self._login(chosen)
+        caller, hosts = self._caller(chosen)
+        adapter = requests_adapter(
+            self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s, caller=caller
+        )
         made = requests.Session()
-        if login is not None:
-            made.auth = authorization(login, hosts, insecure=chosen.insecure_endpoint)
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         self._services.append(made)
         return made
+
+    def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> Any:
+        """The same as a `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and `proxy`."""
+        self._check_open()
+        try:
+            import httpx
+        except ImportError as error:
+            raise UsageError("q.httpx() needs the library httpx: pip install httpx") from error
+        from quota.clients.httpx import httpx_transport
+
+        for name in ("transport", "mounts", "proxy"):
+            if name in options:
+                raise UsageError(f"q.httpx() makes its own transport, which charges; leave {name} out")
+        chosen = self.credential(credential)
+        caller, hosts = self._caller(chosen)
+        transport = httpx_transport(self.budget(chosen.name), hosts=hosts, max_units=max_units, caller=caller)
+        made = httpx.Client(transport=transport, **options)
+        self._services.append(made)
+        return made
+
+    def _caller(self, chosen: CredentialSettings) -> tuple[Caller, tuple[str, ...]]:
+        """Who calls for a credential, with its key or as whom `auth` names, and the hosts that are metered for it."""
+        from quota.clients.caller import Caller
+
+        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
+        key = self._key(chosen.name)
+        login = self._login(chosen) if key is None else None
+        place, insecure = chosen.book.key, chosen.insecure_endpoint
+        return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure), hosts
 
     def close(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice, and by several threads.

@@ -7,8 +7,8 @@ import re
 
 from quota.common.resources import read_text
 from quota.settings.books import book_names
+from quota.settings.limits import default_limits
 from quota.settings.lint import EXAMPLE_PROJECT
-from quota.settings.load import default_limits
 from quota.terms.costs import CostBook
 from quota.terms.limits import Calendar, Limit, Window
 

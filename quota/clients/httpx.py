@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from quota.clients.caller import Caller
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
 from quota.common.text import show
@@ -30,17 +31,20 @@ def httpx_transport(
     *,
     hosts: HostNames | None = None,
     inner: httpx.BaseTransport | None = None,
+    caller: Caller | None = None,
+    max_units: int | None = None,
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
     What a client is told of `http2`, `verify` and `cert` concerns transports that it makes itself: tell `inner`. So is
     a proxy: with a `proxy` or `mounts` of its own, a client passes this transport by, and nothing is charged.
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
-    of the cost book, whose `routes` name the `method`.
+    of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
+    unsigned. `max_units` is the most that is spent in all.
     """
     import httpx
 
-    gate = HostGate(budget, method, hosts)
+    gate = HostGate(budget, method, hosts, max_units)
     below = httpx.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
         raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
@@ -89,6 +93,16 @@ def httpx_transport(
 
     class MeteredTransport(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if caller is None:
+                return self._attempt(request)
+            response = self._attempt(_signed(httpx, caller, request))
+            again = isinstance(request.stream, httpx.ByteStream)
+            if again and caller.renewed(str(request.url), response.status_code):
+                response.close()
+                response = self._attempt(_signed(httpx, caller, request))
+            return response
+
+        def _attempt(self, request: httpx.Request) -> httpx.Response:
             attempt = gate.charge(request.method, str(request.url), _body_of(httpx, request))
             if attempt is None:
                 return below.handle_request(request)
@@ -201,6 +215,14 @@ def httpx_async_transport(
             gate.close()
 
     return MeteredTransport()
+
+
+def _signed(library: Any, caller: Caller, request: httpx.Request) -> httpx.Request:
+    url, headers = caller.signed(request.method, str(request.url), request.headers)
+    leaving: httpx.Request = library.Request(
+        request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+    )
+    return leaving
 
 
 # The callers of these have imported the library, and pass it as an argument.

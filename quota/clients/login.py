@@ -53,6 +53,8 @@ def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
 class _Bearer(user_credentials.Credentials):
     """A token as it stands."""
 
+    renewable = False
+
     def refresh(self, request: Any) -> None:
         raise RefreshError("upstream refused the token")  # type: ignore[no-untyped-call]
 

@@ -107,7 +107,7 @@ class Meter:
         if not decision.admitted:
             raise Refused(decision)
         parts = call[2]
-        return Attempt(self.budget, decision, reserved=bool(parts and parts[0].reserve))
+        return Attempt(self.budget, decision, self._run_limit, reserved=bool(parts and parts[0].reserve))
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -142,12 +142,16 @@ def _warn_default_price(book: str, method: str, units: int) -> None:
 class Attempt:
     """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    What it is charged first is `reserved` if that is an upper bound.
+    What it is charged first is `reserved` if that is an upper bound. `run_limit` is what its run may spend, if anything
+    limits that.
     """
 
-    def __init__(self, budget: Budget, decision: Decision, *, reserved: bool = False) -> None:
+    def __init__(
+        self, budget: Budget, decision: Decision, run_limit: RunLimit | None = None, *, reserved: bool = False
+    ) -> None:
         self.decision = decision
         self._budget = budget
+        self._run_limit = run_limit
         self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution()
         self._closed = False
@@ -257,9 +261,12 @@ class Attempt:
         if used_units is None or used_units > MAX_CHARGE_UNITS:
             return
         settlement, self._settlement = self._settlement, None
+        if settlement is None:
+            return
         try:
-            if settlement is not None:
-                settlement.settle(used_units)
+            settlement.settle(used_units)
+            if self._run_limit is not None:
+                self._run_limit.give_back(self.decision.cost_units - used_units)
         except QuotaError as error:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
 

@@ -20,17 +20,13 @@ import ssl
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from quota.clients.caller import Caller
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
-from quota.common.hosts import is_readable_on_the_way
-from quota.common.redact import redact
-from quota.common.text import show
-from quota.errors import ConfigError
-from quota.terms.hosts import Hosts
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import requests
     from requests.adapters import HTTPAdapter
@@ -49,15 +45,17 @@ def requests_adapter(
     hosts: HostNames | None = None,
     max_units: int | None = None,
     timeout_s: float | None = None,
+    caller: Caller | None = None,
     **options: Any,
 ) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the cost book, whose `routes` name the `method`. `max_units` is the most that is spent in all, and `timeout_s`
-    the timeout of requests that name none.
+    the timeout of requests that name none. `caller` signs what leaves; the client's own request stays unsigned.
     """
     from requests.adapters import HTTPAdapter
+    from requests.structures import CaseInsensitiveDict
 
     gate = HostGate(budget, method, hosts, max_units)
     options["max_retries"] = 0
@@ -66,6 +64,26 @@ def requests_adapter(
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if timeout_s is not None and kwargs.get("timeout") is None:
                 kwargs["timeout"] = timeout_s
+            if caller is None:
+                return self._attempt(request, *args, **kwargs)
+            response = self._signed(caller, request, *args, **kwargs)
+            again = request.body is None or isinstance(request.body, bytes | str)
+            if again and caller.renewed(request.url or "", response.status_code):
+                response.close()
+                response = self._signed(caller, request, *args, **kwargs)
+            return response
+
+        def _signed(
+            self, caller: Caller, request: requests.PreparedRequest, *args: Any, **kwargs: Any
+        ) -> requests.Response:
+            leaving = request.copy()
+            leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
+            leaving.headers = CaseInsensitiveDict(headers)
+            response = self._attempt(leaving, *args, **kwargs)
+            response.request, response.url = request, request.url or ""
+            return response
+
+        def _attempt(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             body = RequestBody.of(request.body, request.headers.get("content-length"))
             attempt = gate.charge(request.method or "GET", request.url or "", body)
             if attempt is None:
@@ -85,30 +103,6 @@ def requests_adapter(
             return response
 
     return MeteredAdapter(**options)
-
-
-def authorization(credentials: Any, hosts: HostNames, *, insecure: bool = False) -> Callable[..., Any]:
-    """What `requests.Session.auth` takes: each request to the `hosts` carries these credentials of google-auth, which
-    are renewed in time; that is not charged. No other host sees them.
-
-    Raises ConfigError for a request that would show them to others on the way, unless `insecure`.
-    """
-    from google.auth.transport.requests import Request
-
-    known, renewing = Hosts(hosts), Request()
-
-    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        url = request.url or ""
-        if known.serve(url):
-            if not insecure and is_readable_on_the_way(url):
-                raise ConfigError(
-                    f"{show(redact(url))} would get the secret in plain text; give an https:// address, or "
-                    "insecure_endpoint = true"
-                )
-            credentials.before_request(renewing, request.method, url, request.headers)
-        return request
-
-    return authorized
 
 
 def _never_left(error: Exception) -> bool:

@@ -38,13 +38,13 @@ class RunLimit:
         return fits
 
     def give_back(self, units: int) -> None:
-        """Units that were taken and not charged."""
+        """Units that were taken and not charged, or not used. Below 0: more was used than taken."""
         with self._lock:
             self.spent_units -= units
 
     def refusal(self, account: Account, method: str, units: int) -> Decision:
         """The decision about a call that does not fit."""
-        left = self.max_units - self.spent_units
+        left = max(0, self.max_units - self.spent_units)
         return Decision(
             admitted=False,
             id=None,

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, cast, get_args
 from quota.common.text import many, nearest, show
 from quota.errors import UsageError
 from quota.settings.toml import TomlTable, parse_span
-from quota.terms.api import VERBS, AnswerRules, ClosedRule, Field, Form, LevelRule, Match, Pointer, Refill, Route
+from quota.terms.api import (
+    VERBS,
+    AnswerRules,
+    ClosedRule,
+    Field,
+    Form,
+    KeyPlace,
+    LevelRule,
+    Match,
+    Pointer,
+    Refill,
+    Route,
+)
 from quota.terms.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -28,6 +40,23 @@ def parse_hosts(root: TomlTable) -> tuple[str, ...]:
         except UsageError as error:
             raise root.error(str(error), "hosts", index) from None
     return hosts
+
+
+def parse_key(root: TomlTable) -> KeyPlace:
+    """Where the API wants its key: `{ header = "X-Api-Key" }`, with a `scheme` or none, or `{ query = "key" }`."""
+    if "key" not in root:
+        return KeyPlace()
+    row = root.table("key", ("header", "scheme", "query"))
+    for key in ("header", "scheme", "query"):
+        if key in row and not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", row.text(key)):
+            raise row.error("1 to 64 characters that a header's name may have", key)
+    if ("header" in row) == ("query" in row):
+        raise row.error('name one place: { header = "X-Api-Key" } or { query = "key" }')
+    if "query" in row:
+        if "scheme" in row:
+            raise row.error("stands before a key in a header; remove it", "scheme")
+        return KeyPlace("", "", row.text("query"))
+    return KeyPlace(row.text("header"), row.text("scheme", ""))
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------

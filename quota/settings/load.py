@@ -26,48 +26,29 @@ from platformdirs import user_config_path
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.owners import doubt_of_path
 from quota.common.resources import read_text
-from quota.common.text import listed, many, nearest, one_line, show
+from quota.common.text import many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
-from quota.settings.books import load_book, parse_window
+from quota.settings.books import load_book
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
+from quota.settings.jobs import ANSWER_KEYS, SCHEDULE_KEYS, parse_jobs
+from quota.settings.limits import default_limits, parse_limits
 from quota.settings.model import (
     BUILT_IN,
-    BUILT_IN_FETCHES,
-    DEFAULT_HEADROOM_PERCENT,
-    DEFAULT_MAX_ANSWER_S,
-    DEFAULT_MAX_BODY_MB,
-    DEFAULT_MAX_ITEMS,
-    DEFAULT_MISFIRE_GRACE_MS,
     DEFAULT_RETENTION_MS,
-    MAX_MISFIRE_GRACE_MS,
     CredentialSettings,
-    JobSettings,
     LedgerSettings,
     NotifySettings,
     Settings,
     StoreSettings,
-    TableSettings,
     Unavailable,
-    check_table,
 )
-from quota.settings.schedules import Every, load_zone, parse_schedule
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.limits import (
-    DAY_MS,
-    HOUR_MS,
-    MINUTE_MS,
-    PERIOD_MS,
-    Calendar,
     Limit,
-    Selector,
-    Sliding,
-    View,
-    Window,
-    format_duration,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +118,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         path=path,
         ledger=ledger,
         credentials=credentials,
-        jobs=_jobs(root.table("jobs", default={}), credentials, folder),
+        jobs=parse_jobs(root.table("jobs", default={}), credentials, folder),
         store=_store(root.table("store", _STORE_KEYS, default={}), folder, ledger),
         textfile=path_at(root, folder, "textfile", root.text("textfile")) if "textfile" in root else None,
         notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
@@ -304,7 +285,7 @@ def _credential(
         project=project,
         key_ref=reference(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
-        limits=_limits(row, book) if "limits" in row else its_limits,
+        limits=parse_limits(row, book) if "limits" in row else its_limits,
         cloud_project=_cloud_project(row) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
@@ -351,308 +332,16 @@ def _is_address(endpoint: str) -> bool:
         return False
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
-
-_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
-_SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
-
-
-def default_limits(book: CostBook) -> tuple[Limit, ...]:
-    """Two limits for each window in which upstream counts a bucket, each with 5% of its quota as headroom: a sliding
-    window as long as upstream's period, and upstream's own calendar window (`day` and `pacific-day`). One that slides
-    needs no other. Of two quotas for the same window the smaller holds.
-    """
-    limits = []
-    for bucket in book.buckets.values():
-        prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
-        names: dict[Window, str] = {}
-        quotas: dict[Window, int] = {}
-        for quota in bucket.quotas:
-            for name, window in _windows_of(quota.window):
-                names.setdefault(window, name)
-                quotas[window] = min(quota.units, quotas.get(window, quota.units))
-        for window, quota_units in quotas.items():
-            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
-            view = View(Selector(buckets=(bucket.name,)), window)
-            limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
-    return tuple(limits)
-
-
-def _windows_of(window: Window) -> list[tuple[str, Window]]:
-    """The windows, with the names of their limits, that hold one of upstream's."""
-    if isinstance(window, Sliding):
-        return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
-    sliding = Sliding(PERIOD_MS[window.period])
-    return [(window.period, sliding), (f"{_zone_name(window.zone)}-{window.kind}", window)]
-
-
-def _zone_name(zone: str) -> str:
-    if zone == "America/Los_Angeles":
-        return "pacific"
-    return zone.rpartition("/")[2].lower().replace("_", "-")
-
-
-def _limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
-    limits: dict[str, Limit] = {}
-    for table in row.array("limits", _LIMIT_KEYS):
-        limit = _limit(table, book)
-        if limit.name in limits:
-            raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
-        limits[limit.name] = limit
-    return tuple(limits.values())
-
-
-def _limit(table: TomlTable, book: CostBook) -> Limit:
-    name = table.check_label(table.text("name"), "name")
-    quota_units, headroom_units = _numbers(table)
-    methods = _methods(table, book)
-    selector = Selector(
-        buckets=_buckets(table, book, methods),
-        methods=methods,
-        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
-        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
-    )
-    view = View(selector, parse_window(table, "window"))
-    paced, per_job = _pacing(table, view.window), "per" in table and table.text("per", choices=("job",)) == "job"
-    if per_job and selector.jobs:
-        raise table.error(
-            "each job has this limit for itself, so `jobs` cannot be given too; remove one of them", "per"
-        )
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
-
-
-def _pacing(table: TomlTable, window: Window) -> bool:
-    paced = table.flag("pacing", False)
-    if paced and not isinstance(window, Calendar):
-        raise table.error(
-            "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
-            "calendar limit instead",
-            "pacing",
-        )
-    return paced
-
-
-def _numbers(table: TomlTable) -> tuple[int, int]:
-    """(quota, headroom) of a limit; `units` is a quota without headroom."""
-    if "units" in table:
-        for other in ("quota", "headroom"):
-            if other in table:
-                raise table.error(f"cannot be combined with {other}; give quota and headroom, or units alone", "units")
-        return table.whole("units"), 0
-    if "quota" not in table:
-        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
-    quota_units = table.whole("quota")
-    headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
-    if headroom_units >= quota_units:
-        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
-    return quota_units, headroom_units
-
-
-def _headroom(table: TomlTable, quota_units: int) -> int:
-    """Units, or a share of the quota such as `"10%"`, rounded up."""
-    value = table.value("headroom")
-    if not isinstance(value, str):
-        return table.as_whole(value, "headroom", minimum=0)
-    if not re.fullmatch(r"[0-9]{1,2}%", value):
-        raise table.error('write whole units, or a share of the quota such as "10%"', "headroom")
-    return -(-quota_units * int(value[:-1]) // 100)
-
-
-def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
-    methods = tuple(book.canonical(method) for method in table.texts("methods"))
-    for index, method in enumerate(methods):
-        if method not in book.methods:
-            message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
-            raise table.error(message, "methods", index)
-    return tuple(sorted(set(methods)))
-
-
-def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
-    if "bucket" in table:
-        value = table.value("bucket")
-        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
-        for index, name in enumerate(names):
-            if name not in book.buckets:
-                message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"
-                raise table.error(message, "bucket", None if isinstance(value, str) else index)
-        return tuple(sorted(names))
-    if methods:
-        # Of a call of several buckets the first: so a limit that counts calls counts it once.
-        first = {price.bucket for method in methods for price in book.methods[method] if price.parts}
-        return tuple(sorted(first)) or (book.main_bucket.name,)
-    return (book.main_bucket.name,)
-
-
-# -- jobs --------------------------------------------------------------------------------------------------------------
-
-_SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
-_ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
-_JOB_KEYS = (
-    "credential",
-    "fetch",
-    "regions",
-    "pages",
-    "schedule",
-    *_SCHEDULE_KEYS,
-    "leave",
-    "max_units",
-    "tables",
-    "options",
-    *_ANSWER_KEYS,
-    "machines",
-    "ping",
-    "insecure_endpoint",
-)
-_FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-
 _PLACES = {
     **dict.fromkeys(("quota", "headroom", "units", "per", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
     **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth"), "[credentials.NAME]"),
     **dict.fromkeys(
-        ("fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "max_units", "ping"), "[jobs.NAME]"
+        ("fetch", "regions", "pages", "schedule", *SCHEDULE_KEYS, "leave", "max_units", "ping"), "[jobs.NAME]"
     ),
-    **dict.fromkeys(_ANSWER_KEYS, "[jobs.NAME]"),
+    **dict.fromkeys(ANSWER_KEYS, "[jobs.NAME]"),
     **dict.fromkeys(("max_cost", "allowance"), "`unavailable` of [ledger]"),
     "unavailable": "[ledger]",
     "retention": "[store]",
     "stale": "[notify]",
 }
 """Where keys belong that stand in one kind of table only."""
-
-
-def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
-    left: dict[tuple[str, int], dict[str, int]] = {}
-    rows = table.tables(_JOB_KEYS)
-    jobs = {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows.items()}
-    first: dict[str, JobSettings] = {}
-    for job in jobs.values():
-        for name, its in job.tables.items():
-            other = first.setdefault(name, job)
-            if other.tables[name] != its:
-                raise (
-                    rows[job.name].table("tables").error(f"job {other.name!r} has another key or history for it", name)
-                )
-    return jobs
-
-
-def _job(
-    name: str,
-    row: TomlTable,
-    credentials: Mapping[str, CredentialSettings],
-    left: dict[tuple[str, int], dict[str, int]],
-    folder: Path,
-) -> JobSettings:
-    if "credential" not in row and len(credentials) > 1:
-        raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
-    credential = row.text("credential", next(iter(credentials)))
-    if credential not in credentials:
-        raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
-    fetch = row.text("fetch")
-    if fetch not in BUILT_IN_FETCHES and not re.fullmatch(_FUNCTION, fetch):
-        own = 'not a built-in job; write your own as "package.module:function"'
-        raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
-    job = JobSettings(
-        name=name,
-        credential=credential,
-        fetch=fetch,
-        regions=tuple(row.check_label(region, "regions", index) for index, region in enumerate(row.texts("regions"))),
-        pages=row.whole("pages", 1, maximum=100_000),
-        schedule=None,
-        stagger_ms=0,
-        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
-        options=_options(row.table("options", default={})),
-        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, maximum=1_000),
-        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
-        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
-        on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
-        ping_ref=reference(row, folder, "ping") if "ping" in row else None,
-        insecure_endpoint=row.flag("insecure_endpoint", False),
-        max_units=row.whole("max_units", None),
-        tables=_tables(row.table("tables", default={})),
-    )
-    return _scheduled(job, row)
-
-
-def _tables(table: TomlTable) -> dict[str, TableSettings]:
-    tables = {}
-    for name, row in table.tables(("key", "history")).items():
-        try:
-            check_table(name)
-        except ValueError as error:
-            raise table.error(str(error)) from None
-        tables[name] = TableSettings(row.texts("key") or ("id",), row.texts("history"))
-    return tables
-
-
-def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
-    """`job` with its schedule from the configuration."""
-    if "schedule" not in row:
-        for key in _SCHEDULE_KEYS:
-            if key in row:
-                raise row.error("has no effect without a schedule; add one, or remove this key", key)
-        return job
-    text, zone = " ".join(row.text("schedule").split()), row.text("timezone", "UTC")
-    try:
-        schedule = parse_schedule(text, zone)
-    except ValueError as error:
-        raise row.error(str(error), "schedule") from None
-    if "timezone" in row:
-        if isinstance(schedule, Every):
-            raise row.error("an interval does not depend on the time zone; remove this key", "timezone")
-        try:
-            load_zone(zone)
-        except ValueError as error:
-            raise row.error(str(error), "timezone") from None
-    stagger_ms = parse_span(row, "stagger") if "stagger" in row else 0
-    jitter_ms = parse_span(row, "jitter") if "jitter" in row else 0
-    # All regions of one tick must start before the next tick does.
-    shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
-    spread_ms = others * stagger_ms + jitter_ms
-    then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
-    if jitter_ms >= shortest_ms:
-        raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
-    if spread_ms >= shortest_ms:
-        with_jitter = f" and {format_duration(jitter_ms)} of jitter" if jitter_ms else ""
-        raise row.error(
-            f"{others} x {format_duration(stagger_ms)}{with_jitter} spread the regions of one tick over "
-            f"{format_duration(spread_ms)}, {then}",
-            "stagger",
-        )
-    grace_ms = parse_span(row, "misfire_grace") if "misfire_grace" in row else DEFAULT_MISFIRE_GRACE_MS
-    if grace_ms > MAX_MISFIRE_GRACE_MS:
-        raise row.error(
-            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
-        )
-    return replace(
-        job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
-    )
-
-
-def _leave(
-    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]
-) -> dict[str, int]:
-    """Units by limit name; a bare number applies to every limit that counts all calls of the main bucket.
-
-    `left` caches the result of a bare number: many jobs leave the same number of many limits.
-    """
-    value = row.value("leave")
-    if not isinstance(value, dict):
-        units = row.as_whole(value, "leave", minimum=0)
-        key = (credential.name, units)
-        if key not in left:
-            main = credential.book.main_bucket.name
-            left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
-        return left[key]
-    table = row.table("leave")
-    names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
-    for name, _ in table.items():
-        if name not in names:
-            raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
-    return {name: table.whole(name, minimum=0) for name, _ in table.items()}
-
-
-def _options(table: TomlTable) -> dict[str, object]:
-    for name, _ in table.items():
-        if not name.isidentifier():
-            raise table.error("not a valid argument name; use letters, digits and _", name)
-    return dict(table.items())

@@ -4,6 +4,7 @@ Route          the requests that are one method
 Field          where an answer has a figure: in a header, or in its JSON
 Match          the answers that a rule is about
 ClosedRule     answers by which upstream closes a bucket
+KeyPlace       where the API wants its key
 LevelRule      where an answer says what remains of a bucket
 AnswerRules    all of them; `quota.clients.upstream` reads answers by them
 """
@@ -135,6 +136,14 @@ class ClosedRule(NamedTuple):
     when: Match
     bucket: str = ""
     lasts: int | Field | Refill | None = None
+
+
+class KeyPlace(NamedTuple):
+    """Where the API wants its key: in a `header`, after a `scheme` where there is one, or in a field of the `query`."""
+
+    header: str = "Authorization"
+    scheme: str = "Bearer"
+    query: str = ""
 
 
 class LevelRule(NamedTuple):

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
-from quota.terms.api import AnswerRules, Route
+from quota.terms.api import AnswerRules, KeyPlace, Route
 from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Selector, Window
 from quota.terms.reserve import RequestBody, Reserve
@@ -159,7 +159,7 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
-    `hosts`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
+    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
     """
 
     name: str
@@ -175,6 +175,7 @@ class CostBook(NamedTuple):
     probe: Probe | None = None
     monitoring: Monitoring | None = None
     hosts: tuple[str, ...] = ()
+    key: KeyPlace = KeyPlace()
     routes: tuple[Route, ...] = ()
     answers: AnswerRules = AnswerRules()
 
@@ -197,7 +198,7 @@ class CostBook(NamedTuple):
 
     def canonical(self, method: str) -> str:
         """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same method."""
-        return method.removeprefix(f"{self.api}.")
+        return method if method in self.methods else method.removeprefix(f"{self.api}.")
 
     def price(self, method: str, on: date | None = None) -> Price:
         """The price of `method` on a day of the book's zone (default: the newest price; see `at`).

@@ -109,7 +109,7 @@ def _bare_insert(path: Path) -> Callable[[], object]:
         n = next(numbers)
         row = ("main", time_ns() // 1_000_000, n, 1, 1, "units", CHEAP, LABELS["job"], LABELS["region"], f"1f2e3d4c{n}")
         db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)", row)
+        db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         db.execute("COMMIT")
 
     return call

@@ -16,7 +16,7 @@ from quota.budget import Budget, account_of
 from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.outlook import unlogged_usage
 from quota.settings.books import parse_book
-from quota.settings.load import default_limits
+from quota.settings.limits import default_limits
 from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS
 

@@ -123,7 +123,7 @@ def test_what_python_does_for_each_project_is_bounded(
         calls.append(len(counted))
     scheme = ledger_url.partition(":")[0]
     on_the_way = 40 * (scheme.startswith("rediss") + scheme.endswith("cluster"))  # of `ssl`; to find the slot's node
-    assert (calls[1] - calls[0]) / 100 < (600 if first else 480) + on_the_way
+    assert (calls[1] - calls[0]) / 100 < (670 if first else 560) + on_the_way  # 60 to read an hour of the log
 
 
 def test_a_machine_that_only_looks_writes_what_is_new_to_it_and_nothing_else(

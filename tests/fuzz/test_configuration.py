@@ -13,8 +13,9 @@ from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.upstream import upstream_of
 from quota.errors import ConfigError
 from quota.settings.books import load_book
+from quota.settings.limits import default_limits
 from quota.settings.lint import lint
-from quota.settings.load import default_limits, load_settings
+from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

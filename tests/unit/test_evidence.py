@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quota.settings.books import parse_book
-from quota.settings.load import default_limits
+from quota.settings.limits import default_limits
 from quota.terms.evidence import Level, heard, whole_limits
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 

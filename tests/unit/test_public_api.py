@@ -72,6 +72,7 @@ def test_a_session_and_a_budget_have_no_other_public_names(state_dir: Path) -> N
             "close",
             "credential",
             "google",
+            "httpx",
             "ledger",
             "repair",
             "requests",

@@ -74,6 +74,8 @@ NEW_VIDEOS_A_DAY = 10
 RETENTION_DAYS = 30
 VIDEO_BYTES = 4_000
 """A video of some 600 characters with its row, its index entries and its rankings of 30 days."""
+READING_BYTES = 250
+"""Of what a video's history keeps of one chart."""
 
 
 class Clock:
@@ -329,7 +331,7 @@ def test_the_store(tmp_path: Path) -> None:
                 store.save_page(checkpoint, page, started_at_ms=clock.now_ms, finished=True)
 
     def measure() -> dict[str, int]:
-        tables = ("videos", "rankings", "channels", "checkpoints")
+        tables = ("videos", "rankings", "channels", "history", "checkpoints")
         with Store(str(path), retention_ms=1, clock=clock):
             return {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, *tables)}
 
@@ -338,10 +340,11 @@ def test_the_store(tmp_path: Path) -> None:
     check_a_year(
         day,
         measure,
-        file=100 * KB + videos * VIDEO_BYTES,
+        file=100 * KB + videos * VIDEO_BYTES + rankings * READING_BYTES,
         wal=STORE_WAL_BYTES,
         videos=videos,
         rankings=rankings,
         channels=2 * RETENTION_DAYS + 2,
+        history=rankings,
         checkpoints=3,
     )

@@ -26,7 +26,7 @@ from quota.errors import Refused
 from quota.ledger.contract import Ledger
 from quota.ledger.factory import open_ledger
 from quota.settings.books import parse_book
-from quota.settings.load import default_limits
+from quota.settings.limits import default_limits
 from support.certificates import Pair
 from support.commands import Quota
 from support.counting_upstream import Counting, second_program

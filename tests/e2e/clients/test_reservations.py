@@ -121,8 +121,6 @@ def world(
 
 # -- the clients, as far as these tests use them -----------------------------------------------------------------------
 
-Stop = "Callable[[bytes], bool]"
-
 
 def never(piece: bytes) -> bool:
     return False
@@ -252,7 +250,7 @@ def client(request: pytest.FixtureRequest, world: World) -> Iterator[Any]:
 
 
 def asking(how: str, use: int, max_tokens: int = 1_000) -> tuple[dict[str, Any], int]:
-    """A request, and its bound. The clients write JSON with and without spaces."""
+    """A request, and its bound but for what its bytes add."""
     data = {"how": how, "use": use, "max_tokens": max_tokens}
     return data, max_tokens
 
@@ -304,6 +302,23 @@ def test_a_bound_that_does_not_fit_is_refused_and_one_that_never_can_says_so(wor
             client.ask(world.model.url, asking("json", 70, max_tokens=much)[0])
         assert str(refused.value).isprintable()
     assert len(world.model.asked) == len(world.tokens()) == 1
+
+
+def test_what_a_call_did_not_use_its_run_may_spend(world: World) -> None:
+    session = requests.Session()
+    session.trust_env = False
+    session.mount("http://", requests_adapter(world.budget, max_units=1_200))
+    with session:
+        for use in (70, 80, 600):
+            session.post(world.model.url, json=asking("json", use)[0], timeout=100)
+        with pytest.raises(quota.Refused) as refused:
+            session.post(world.model.url, json=asking("json", 70)[0], timeout=100)
+        assert (refused.value.decision.reason, refused.value.decision.remaining_units) == ("run", 450)
+        session.post(world.model.url, json=asking("json", 1_500, max_tokens=400)[0], timeout=100)
+        with pytest.raises(quota.Refused) as refused:
+            session.post(world.model.url, json=asking("json", 1, max_tokens=1)[0], timeout=100)
+    assert (refused.value.decision.reason, refused.value.decision.remaining_units) == ("run", 0)
+    assert [entry.units for entry in world.tokens()] == [70, 80, 600, 1_500]
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

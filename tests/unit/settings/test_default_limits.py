@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.settings.books import parse_book
+from quota.settings.limits import default_limits
 from quota.settings.lint import lint
-from quota.settings.load import default_limits, load_settings
+from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:

@@ -1,0 +1,141 @@
+"""The limits of a credential: those of its table, or the default ones of its cost book."""
+
+from __future__ import annotations
+
+import re
+
+from quota.common.text import nearest, show
+from quota.settings.books import parse_window
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.toml import TomlTable
+from quota.terms.costs import CostBook
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, PERIOD_MS, Calendar, Limit, Selector, Sliding, View, Window
+
+_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
+_SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
+
+
+def default_limits(book: CostBook) -> tuple[Limit, ...]:
+    """Two limits for each window in which upstream counts a bucket, each with 5% of its quota as headroom: a sliding
+    window as long as upstream's period, and upstream's own calendar window (`day` and `pacific-day`). One that slides
+    needs no other. Of two quotas for the same window the smaller holds.
+    """
+    limits = []
+    for bucket in book.buckets.values():
+        prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
+        names: dict[Window, str] = {}
+        quotas: dict[Window, int] = {}
+        for quota in bucket.quotas:
+            for name, window in _windows_of(quota.window):
+                names.setdefault(window, name)
+                quotas[window] = min(quota.units, quotas.get(window, quota.units))
+        for window, quota_units in quotas.items():
+            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
+            view = View(Selector(buckets=(bucket.name,)), window)
+            limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
+    return tuple(limits)
+
+
+def _windows_of(window: Window) -> list[tuple[str, Window]]:
+    """The windows, with the names of their limits, that hold one of upstream's."""
+    if isinstance(window, Sliding):
+        return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
+    sliding = Sliding(PERIOD_MS[window.period])
+    return [(window.period, sliding), (f"{_zone_name(window.zone)}-{window.kind}", window)]
+
+
+def _zone_name(zone: str) -> str:
+    if zone == "America/Los_Angeles":
+        return "pacific"
+    return zone.rpartition("/")[2].lower().replace("_", "-")
+
+
+def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
+    limits: dict[str, Limit] = {}
+    for table in row.array("limits", _LIMIT_KEYS):
+        limit = _limit(table, book)
+        if limit.name in limits:
+            raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
+        limits[limit.name] = limit
+    return tuple(limits.values())
+
+
+def _limit(table: TomlTable, book: CostBook) -> Limit:
+    name = table.check_label(table.text("name"), "name")
+    quota_units, headroom_units = _numbers(table)
+    methods = _methods(table, book)
+    selector = Selector(
+        buckets=_buckets(table, book, methods),
+        methods=methods,
+        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
+        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
+    )
+    view = View(selector, parse_window(table, "window"))
+    paced, per_job = _pacing(table, view.window), "per" in table and table.text("per", choices=("job",)) == "job"
+    if per_job and selector.jobs:
+        raise table.error(
+            "each job has this limit for itself, so `jobs` cannot be given too; remove one of them", "per"
+        )
+    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
+
+
+def _pacing(table: TomlTable, window: Window) -> bool:
+    paced = table.flag("pacing", False)
+    if paced and not isinstance(window, Calendar):
+        raise table.error(
+            "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
+            "calendar limit instead",
+            "pacing",
+        )
+    return paced
+
+
+def _numbers(table: TomlTable) -> tuple[int, int]:
+    """(quota, headroom) of a limit; `units` is a quota without headroom."""
+    if "units" in table:
+        for other in ("quota", "headroom"):
+            if other in table:
+                raise table.error(f"cannot be combined with {other}; give quota and headroom, or units alone", "units")
+        return table.whole("units"), 0
+    if "quota" not in table:
+        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
+    quota_units = table.whole("quota")
+    headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
+    if headroom_units >= quota_units:
+        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
+    return quota_units, headroom_units
+
+
+def _headroom(table: TomlTable, quota_units: int) -> int:
+    """Units, or a share of the quota such as `"10%"`, rounded up."""
+    value = table.value("headroom")
+    if not isinstance(value, str):
+        return table.as_whole(value, "headroom", minimum=0)
+    if not re.fullmatch(r"[0-9]{1,2}%", value):
+        raise table.error('write whole units, or a share of the quota such as "10%"', "headroom")
+    return -(-quota_units * int(value[:-1]) // 100)
+
+
+def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
+    methods = tuple(book.canonical(method) for method in table.texts("methods"))
+    for index, method in enumerate(methods):
+        if method not in book.methods:
+            message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
+            raise table.error(message, "methods", index)
+    return tuple(sorted(set(methods)))
+
+
+def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
+    if "bucket" in table:
+        value = table.value("bucket")
+        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
+        for index, name in enumerate(names):
+            if name not in book.buckets:
+                message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"
+                raise table.error(message, "bucket", None if isinstance(value, str) else index)
+        return tuple(sorted(names))
+    if methods:
+        # Of a call of several buckets the first: so a limit that counts calls counts it once.
+        first = {price.bucket for method in methods for price in book.methods[method] if price.parts}
+        return tuple(sorted(first)) or (book.main_bucket.name,)
+    return (book.main_bucket.name,)

@@ -1,0 +1,211 @@
+"""q.requests and q.httpx: metered by the book's routes, signed as the book says, and no secret for any other host."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+import quota
+from quota.common.clock import NEVER
+from quota.ledger.contract import read_entries
+from support.plain_http import Answer, Arrived, PlainServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BOOK = """
+api = "things"
+source = "https://things.example/limits"
+read_on = 2026-11-25
+hosts = ["api.things.example"]
+routes = {{ "GET /things/**" = "things.read", "**" = "things.write" }}
+{key}
+
+[buckets.calls]
+quota = 1_000
+resets = "1h"
+
+[default]
+get = 1
+other = 1
+
+[methods]
+"things.read" = 1
+"things.write" = 5
+"""
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "things.toml"
+{auth}
+endpoint = "{address}"
+"""
+
+SECRET = "s-e-c-r-e-t-0123456789"  # noqa: S105 - of the test
+
+
+class Site:
+    """The API, another host to which it redirects, and a server that grants tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.granted = 0
+        self.refuse = 0
+        self.api, self.other, self.tokens = (
+            PlainServer(self.answer),
+            PlainServer(lambda _: Answer(200)),
+            PlainServer(self.grant),
+        )
+
+    def answer(self, request: Arrived) -> Answer:
+        if request.target.startswith("/things/away"):
+            return Answer(302, headers={"Location": f"{self.other.address}/there"})
+        if self.refuse:
+            self.refuse -= 1
+            return Answer(401, b'{"error": "no"}')
+        return Answer(200, b'{"ok": true}')
+
+    def grant(self, request: Arrived) -> Answer:
+        self.granted += 1
+        token = {"access_token": f"token-{self.granted}", "expires_in": 3_600, "token_type": "Bearer"}
+        return Answer(200, json.dumps(token).encode())
+
+    def open(self, key: str = "", auth: str = 'key = "file:key"') -> quota.Session:
+        (self.folder / "key").write_text(SECRET)
+        (self.folder / "things.toml").write_text(BOOK.format(key=key))
+        (self.folder / "quota.toml").write_text(CONFIG.format(auth=auth, address=self.api.address))
+        return quota.open(self.folder / "quota.toml")
+
+    def account(self) -> str:
+        key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        info = {"client_email": "a@b.example", "token_uri": f"{self.tokens.address}/x", "private_key": key.decode()}
+        (self.folder / "account.json").write_text(json.dumps(info))
+        return 'auth = "service-account:account.json"'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    with made.api, made.other, made.tokens:
+        yield made
+
+
+KINDS = ["requests", "httpx"]
+
+
+def client_of(session: quota.Session, kind: str) -> Any:
+    return session.requests() if kind == "requests" else session.httpx(follow_redirects=True)
+
+
+def spent(session: quota.Session) -> list[tuple[str, int]]:
+    return [(entry.method, entry.units) for entry in read_entries(session.ledger, "main", 0, NEVER)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("key", "place", "value"),
+    [
+        ("", "authorization", f"Bearer {SECRET}"),
+        ('key = { header = "X-Api-Key" }', "x-api-key", SECRET),
+        ('key = { header = "Authorization", scheme = "token" }', "authorization", f"token {SECRET}"),
+    ],
+)
+def test_a_key_stands_where_the_book_says(site: Site, kind: str, key: str, place: str, value: str) -> None:
+    with site.open(key) as session:
+        client = client_of(session, kind)
+        assert client.get(f"{site.api.address}/things/1").status_code == 200
+        assert client.post(f"{site.api.address}/things", json={"a": 1}).status_code == 200
+        assert spent(session) == [("things.read", 1), ("things.write", 5)]
+    assert [request.headers.get(place) for request in site.api.arrived] == [value, value]
+    assert site.api.arrived[1].body.replace(b" ", b"") == b'{"a":1}'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_in_the_query_is_in_no_answer_of_the_client(site: Site, kind: str) -> None:
+    with site.open('key = { query = "token" }') as session:
+        answer = client_of(session, kind).get(f"{site.api.address}/things/1?a=1&token=mine")
+    assert site.api.arrived[0].target == f"/things/1?a=1&token={SECRET}"
+    assert SECRET not in f"{answer.url} {answer.request.url} {answer.request.headers} {answer!r}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", ["", 'key = { header = "X-Api-Key" }', 'key = { query = "token" }'])
+def test_a_redirect_to_another_host_takes_no_key_along_and_costs_nothing_there(site: Site, kind: str, key: str) -> None:
+    with site.open(key) as session:
+        assert client_of(session, kind).get(f"{site.api.address}/things/away").status_code == 200
+        assert spent(session) == [("things.read", 1)]
+    [arrived] = site.other.arrived
+    assert SECRET not in f"{arrived.target} {arrived.headers}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kind: str) -> None:
+    with site.open(auth=site.account()) as session:
+        client = client_of(session, kind)
+        site.refuse = 1
+        assert client.get(f"{site.api.address}/things/1").status_code == 200
+        assert (site.granted, spent(session)) == (2, [("things.read", 1)] * 2)
+        site.refuse = 5
+        assert client.get(f"{site.api.address}/things/1").status_code == 401
+        assert (site.granted, len(spent(session))) == (3, 4), "once, not for ever"
+    tokens = [request.headers["authorization"] for request in site.api.arrived]
+    assert tokens == [f"Bearer token-{n}" for n in (1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_as_it_stands_is_not_renewed(site: Site, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "mine")
+    site.refuse = 5
+    with site.open(auth='auth = "bearer:env:A_TOKEN"') as session:
+        assert client_of(session, kind).get(f"{site.api.address}/things/1").status_code == 401
+        assert len(spent(session)) == 1
+    assert site.api.arrived[0].headers["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_secret_never_goes_anywhere_in_plain_text(site: Site, kind: str) -> None:
+    session = site.open()
+    session.close()
+    config = site.folder / "quota.toml"
+    config.write_text(config.read_text().replace(f'endpoint = "{site.api.address}"\n', ""))
+    with quota.open(config) as session:
+        with pytest.raises(quota.ConfigError, match="would get the secret in plain text"):
+            client_of(session, kind).get("http://api.things.example/things/1")
+        assert spent(session) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
+    with site.open() as session:
+        client = session.requests(max_units=2) if kind == "requests" else session.httpx(max_units=2)
+        for _ in range(2):
+            client.get(f"{site.api.address}/things/1")
+        with pytest.raises(quota.Refused) as refused:
+            client.get(f"{site.api.address}/things/1")
+    assert refused.value.decision.reason == "run"
+    assert len(site.api.arrived) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ('key = { header = "X Key" }', "key.header: 1 to 64 characters that a header's name may have"),
+        ('key = { header = "X-Key", query = "k" }', "key: name one place"),
+        ("key = {}", "key: name one place"),
+        ('key = { query = "k", scheme = "Bearer" }', "key.scheme: stands before a key in a header; remove it"),
+        ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),
+    ],
+)
+def test_a_place_that_is_none_is_one_line(site: Site, key: str, said: str) -> None:
+    with pytest.raises(quota.ConfigError) as error:
+        site.open(key)
+    assert said in str(error.value)
