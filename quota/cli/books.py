@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,29 +10,29 @@ from quota.cli.output import print_rich
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.text import many
 from quota.settings.ageing import age_days
-from quota.settings.books import book_names, load_book
-from quota.terms.costs import CostBook, Price
+from quota.settings.books import book_names, book_tables, load_book
+from quota.terms.costs import Price
 from quota.terms.limits import Calendar
 
 
 def listed_books(at_ms: int) -> list[dict[str, Any]]:
-    """The books that are shipped, for --json."""
-    books = map(load_book, book_names())
-    return [{**headline(book), "age_days": age_days(book, at_ms), "buckets": buckets_json(book)} for book in books]
-
-
-def headline(book: CostBook) -> dict[str, Any]:
-    return {"book": book.name, "api": book.api, "source": book.source, "read_on": book.read_on.isoformat()}
-
-
-def buckets_json(book: CostBook) -> list[dict[str, Any]]:
-    """What upstream grants. A window is `1h`, or a calendar period such as `day@UTC`."""
+    """The books that are shipped, for --json. A window is `1h`, or a calendar period such as `day@UTC`."""
     return [
         {
-            "bucket": bucket.name,
-            "quotas": [{"units": quota.units, "window": quota.window.name} for quota in bucket.quotas],
+            "book": book.name,
+            "api": book.api,
+            "source": book.source,
+            "read_on": book.read_on.isoformat(),
+            "age_days": age_days(book, at_ms),
+            "buckets": [
+                {
+                    "bucket": bucket.name,
+                    "quotas": [{"units": quota.units, "window": quota.window.name} for quota in bucket.quotas],
+                }
+                for bucket in book.buckets.values()
+            ],
         }
-        for bucket in book.buckets.values()
+        for book in map(load_book, book_names())
     ]
 
 
@@ -47,7 +48,7 @@ def show_books(at_ms: int) -> None:
     print_rich(FirstThatFits(tables(columns, rows)))
 
 
-def differing(old: CostBook, new: CostBook) -> Iterator[dict[str, Any]]:
+def differing(old: str, new: str) -> Iterator[dict[str, Any]]:
     """In what two books differ: `what` it is, and how the `old` and the `new` one have it; None: it has not."""
     before, after = _facts(old), _facts(new)
     for what in dict.fromkeys((*before, *after)):
@@ -55,8 +56,9 @@ def differing(old: CostBook, new: CostBook) -> Iterator[dict[str, Any]]:
             yield {"what": what, "old": before.get(what), "new": after.get(what)}
 
 
-def _facts(book: CostBook) -> dict[str, str]:
-    """What a book says, each fact with a name of its own."""
+def _facts(name: str) -> dict[str, str]:
+    """What a book says, each fact with a name of its own. The tables that no number is in are as the file has them."""
+    book, tables = load_book(name), book_tables(name)
     facts = {"source": book.source, "read on": book.read_on.isoformat(), "hosts": ", ".join(book.hosts)}
     for bucket in book.buckets.values():
         for quota in bucket.quotas:
@@ -64,12 +66,20 @@ def _facts(book: CostBook) -> dict[str, str]:
     facts["default get"], facts["default other"] = str(book.default_get), str(book.default_other)
     facts |= {f"method {method}": "; ".join(map(_dated, prices)) for method, prices in sorted(book.methods.items())}
     facts |= {f"route {route.verb} {route.path}".replace("  ", " "): route.method for route in book.routes}
-    for pool in book.pools:
-        facts[f"pool {pool.name}"] = f"{', '.join(pool.marks)} stops {', '.join(pool.methods)}"
-    for name, rules in zip(book.answers._fields, book.answers, strict=True):
-        if rules:
-            facts[f"answers {name}"] = str(rules)
+    for key in ("answers", "pools", "probe", "monitoring", "retention"):
+        facts.update(_flat(key, tables.get(key)))
     return {what: said for what, said in facts.items() if said}
+
+
+def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """`answers.closed[0]` and what it is, for each value and each row."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _flat(f"{name}.{key}", one)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        yield from ((f"{name}[{number}]", json.dumps(one)) for number, one in enumerate(value))
+    elif value is not None:
+        yield name, json.dumps(value)
 
 
 def _dated(price: Price) -> str:

@@ -145,10 +145,9 @@ def _whole_books(diff: tuple[str, str] | None, as_json: bool) -> None:
     """The books that are shipped, or in what two differ."""
     from quota.cli.books import difference_lines, differing, listed_books, show_books
     from quota.common.clock import host_clock
-    from quota.settings.books import load_book
 
     if diff is not None:
-        rows = list(differing(*map(load_book, diff)))
+        rows = list(differing(*diff))
         if as_json:
             print_json({"old": diff[0], "new": diff[1], "differences": rows})
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
 
 from quota.common.clock import utc
 from quota.common.findings import Finding
@@ -17,7 +16,7 @@ SOON_DAYS = 30
 
 def age_days(book: CostBook, at_ms: int) -> int:
     """How many days ago a book was read at its source."""
-    return (utc(at_ms).date() - date.fromisoformat(book.read_on.isoformat())).days
+    return (utc(at_ms).date() - book.read_on).days
 
 
 def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:

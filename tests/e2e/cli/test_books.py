@@ -48,12 +48,15 @@ def test_another_program_reads_a_book_as_its_file_has_it(quota: Quota, name: str
 def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
     text = read_text("quota.config", "costs/github.toml")
     changed = text.replace("quota = 5_000", "quota = 6_000").replace('"OPTIONS /**" = "read"\n', "")
-    changed = changed.replace("[routes]\n", '[routes]\n"GET /meta" = "rate-limit"\n')
+    changed = changed.replace("[routes]\n", '[routes]\n"GET /meta" = "rate-limit"\n').replace(
+        "status = 304", "status = 305"
+    )
     (quota.folder / "github.toml").write_text(changed)
     done = quota("costs", "--diff", "github", "./github.toml")
     assert done.stdout.splitlines() == [
         "~ bucket core in 1h: 5,000 -> 6,000",
         "- route OPTIONS /**: read",
+        '~ answers.free[0]: {"status": 304} -> {"status": 305}',
         "+ route GET /meta: rate-limit",
     ]
     first = quota.json("costs", "--diff", "github", "./github.toml")["differences"][0]
