@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 @click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
 @click.option("--list", "listing", is_flag=True, help="The books that are shipped, and when each was read.")
 @click.option("--diff", nargs=2, metavar="OLD NEW", help="In what two books differ, by name or file.")
+@click.option("--new", metavar="NAME", help="The draft of a book, from the headers of answers (--from).")
+@click.option(
+    "--from", "from_", multiple=True, metavar="FILE", type=click.Path(), help="With --new: an answer, in JSON."
+)
 @credential_option
 @json_option
 @config_option
@@ -38,6 +42,8 @@ def costs(
     answer: str | None,
     listing: bool,
     diff: tuple[str, str] | None,
+    new: str | None,
+    from_: tuple[str, ...],
     credential: str | None,
     as_json: bool,
     config: str | None,
@@ -56,15 +62,23 @@ def costs(
       quota costs github --json
       quota costs --list
       quota costs --diff youtube-v3 ./youtube-v3.toml
+      quota costs --new weather --from answer.json > weather.toml
       quota costs --check github.toml --try "GET https://api.github.com/users"
     """
     from quota.common.clock import NEVER, host_clock
     from quota.settings.books import book_names, book_tables, load_book
 
-    if listing or diff:
-        if (listing and diff) or any(one is not None for one in (method, book, check, request_, answer)):
-            raise click.UsageError("--list and --diff stand alone; leave the others out")
-        _whole_books(diff, as_json)
+    if from_ and new is None:
+        raise click.UsageError("--from needs --new: the name of the book to draft")
+    if listing or diff or new is not None:
+        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer))) > 1:
+            raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
+        if new is not None:
+            from quota.cli.drafting import draft
+
+            click.echo(draft(new, from_), nl=False)
+        else:
+            _whole_books(diff, as_json)
         return
     if method in book_names() and book is None and check is None:
         method, book = None, method

@@ -71,7 +71,7 @@ def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
 def test_a_list_or_a_difference_stands_alone(quota: Quota, args: tuple[str, ...]) -> None:
     done = quota("costs", *args)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--list and --diff stand alone" in done.stderr
+    assert "--list, --diff and --new stand alone" in done.stderr
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
@@ -138,3 +138,40 @@ def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
     assert quota("check", OWN_KEY="x").returncode == 0
     assert "did you mean 'github'?" in quota("init", "--api", "gihub", "other.toml").stderr
     assert not (quota.folder / "other.toml").exists()
+
+
+def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
+    headers = {"Date": "Wed, 25 Nov 2026 12:00:00 GMT", "X-RateLimit-Limit": 600, "X-RateLimit-Remaining": 0}
+    headers |= {"X-RateLimit-Reset": 1795608030, "X-RateLimit-Resource": "all"}
+    refused = {"status": 429, "headers": headers, "body": {}, "request": "GET https://api.weather.example/v1"}
+    (quota.folder / "one.json").write_text(json.dumps(refused))
+    (quota.folder / "two.json").write_text(json.dumps({"status": 403, "headers": {}, "body": ""}))
+    text = quota("costs", "--new", "weather", "--from", "one.json", "--from", "two.json").stdout
+    book = tomllib.loads(text)
+    assert (book["api"], book["hosts"], book["buckets"]["requests"]["quota"]) == (
+        "weather",
+        ["api.weather.example"],
+        600,
+    )
+    assert book["answers"] == {
+        "remaining": "X-RateLimit-Remaining",
+        "limit": "X-RateLimit-Limit",
+        "reset": {"header": "X-RateLimit-Reset", "as": "epoch"},
+        "bucket": "X-RateLimit-Resource",
+        "closed": [{"status": 429}, {"status": 403}],
+    }
+    (quota.folder / "weather.toml").write_text(text)
+    assert "resets" in quota("costs", "--check", "weather.toml").stderr, "what no answer says is yours"
+    whole = text.replace('resets = ""', 'resets = "1h"').replace('source = ""', 'source = "https://weather.example"')
+    (quota.folder / "weather.toml").write_text(whole)
+    assert quota("costs", "--check", "weather.toml").returncode == 0
+
+
+def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
+    (quota.folder / "one.json").write_text(json.dumps({"status": 429, "headers": {"Retry-After": "9"}, "body": ""}))
+    book = tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)
+    assert (book["buckets"]["requests"]["quota"], book["hosts"]) == (0, [])
+    assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
+    assert "--from needs --new" in quota("costs", "--from", "one.json").stderr
+    (quota.folder / "one.json").write_text("[]")
+    assert quota("costs", "--new", "own", "--from", "one.json").returncode == 78
