@@ -29,8 +29,9 @@ FOLDER = Path(__file__).parents[1] / "books"
 TELLS = ("used up", "passing", "unknown", "success")
 """What an answer is an example of. Each book has one of each at least."""
 
-ORIGINS = ("recorded", "vendor's example", "vendor's description", "public thread")
-"""Where an answer is from. By a vendor's description: the page has its status and its fields, and the rest is ours."""
+ORIGINS = ("recorded", "vendor's example", "vendor's description", "public thread", "made")
+"""Where an answer is from, with the `page` of each but the last. By a vendor's description: the page has its status and
+its fields, and the rest is ours. Made: all of it is ours, as a server may answer."""
 
 
 def evidence_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

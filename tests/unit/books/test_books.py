@@ -34,9 +34,11 @@ def test_the_evidence_of_a_book_is_whole(name: str) -> None:
     assert len(requests["requests"]) >= 6
     assert len(answers) >= 4
     assert {row["tells"] for row in answers} == set(TELLS)
+    assert any(row["tells"] == "used up" and row["from"] != "made" for row in answers), "nobody says what used up is"
     for row in answers:
         assert row["from"] in ORIGINS, row["name"]
-        assert row["page"].startswith("https://"), row["name"]
+        assert (row["from"] == "made") is ("page" not in row), row["name"]
+        assert row.get("page", "https://").startswith("https://"), row["name"]
         assert datetime.fromisoformat(row["at"]).tzinfo is not None, row["name"]
     assert {row["method"] for row in requests["requests"]} >= set(book.methods), "each method has a request"
     assert len({row["name"] for row in answers}) == len(answers)
