@@ -9,19 +9,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from quota.common.clock import weekday
+from quota.common.clock import host_clock, weekday
 from quota.common.findings import Finding, Level, finding_of, ranked
 from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.session import Session, projects_left
+from quota.settings.ageing import ageing
 from quota.settings.lint import lint
 from quota.settings.model import Settings
+from quota.terms.costs import CostBook
 
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    return ranked([*lint(session.settings), *ask_ledger(session.settings), *journal(session), *_renamed(session)])
+    return ranked(
+        [
+            *lint(session.settings),
+            *ask_ledger(session.settings),
+            *journal(session),
+            *_renamed(session),
+            *(finding for book in books_of(session) for finding in ageing(book, host_clock())),
+        ]
+    )
+
+
+def books_of(session: Session) -> list[CostBook]:
+    """The cost books of a session's credentials, each once."""
+    return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
 
 
 def journal(session: Session) -> list[Finding]:

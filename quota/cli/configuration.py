@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 @click.option("--check", metavar="FILE", type=click.Path(), help="A cost book in a file: is it one?")
 @click.option("--try", "request_", metavar="REQUEST", help='Which method "GET https://..." is, and what it costs.')
 @click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
+@click.option("--list", "listing", is_flag=True, help="The books that are shipped, and when each was read.")
+@click.option("--diff", nargs=2, metavar="OLD NEW", help="In what two books differ, by name or file.")
+@click.option("--new", metavar="NAME", help="The draft of a book, from the headers of answers (--from).")
+@click.option(
+    "--from", "from_", multiple=True, metavar="FILE", type=click.Path(), help="With --new: an answer, in JSON."
+)
 @credential_option
 @json_option
 @config_option
@@ -34,11 +40,17 @@ def costs(
     check: str | None,
     request_: str | None,
     answer: str | None,
+    listing: bool,
+    diff: tuple[str, str] | None,
+    new: str | None,
+    from_: tuple[str, ...],
     credential: str | None,
     as_json: bool,
     config: str | None,
 ) -> None:
-    """Show what each API method costs, and when its price changes.
+    """Show what each API method costs, and when its price changes. METHOD may be the name of a shipped book.
+
+    With --json, a book that is named has all that its file says as `definition`.
 
     With --try, show what a request is by the cost book's routes. FILE of --answer has its answer,
     {"status": 403, "headers": {}, "body": {}}. Nothing is sent or charged.
@@ -47,11 +59,29 @@ def costs(
     Example:
       quota costs search.list
       quota costs --book youtube-v3-buckets
+      quota costs github --json
+      quota costs --list
+      quota costs --diff youtube-v3 ./youtube-v3.toml
+      quota costs --new weather --from answer.json > weather.toml
       quota costs --check github.toml --try "GET https://api.github.com/users"
     """
     from quota.common.clock import NEVER, host_clock
-    from quota.settings.books import load_book
+    from quota.settings.books import book_names, book_tables, load_book
 
+    if from_ and new is None:
+        raise click.UsageError("--from needs --new: the name of the book to draft")
+    if listing or diff or new is not None:
+        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer))) > 1:
+            raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
+        if new is not None:
+            from quota.cli.drafting import draft
+
+            click.echo(draft(new, from_), nl=False)
+        else:
+            _whole_books(diff, as_json)
+        return
+    if method in book_names() and book is None and check is None:
+        method, book = None, method
     if check is not None and book is not None:
         raise click.UsageError("--check and --book both name a cost book; leave one out")
     if check is not None:
@@ -91,6 +121,7 @@ def costs(
                 "book": chosen.name,
                 "source": chosen.source,
                 "read_on": chosen.read_on.isoformat(),
+                **({} if book is None or method is not None else {"definition": book_tables(book)}),
                 "methods": [
                     {
                         "method": name,
@@ -124,6 +155,24 @@ def costs(
     say(chosen.source)
 
 
+def _whole_books(diff: tuple[str, str] | None, as_json: bool) -> None:
+    """The books that are shipped, or in what two differ."""
+    from quota.cli.books import difference_lines, differing, listed_books, show_books
+    from quota.common.clock import host_clock
+
+    if diff is not None:
+        rows = list(differing(*diff))
+        if as_json:
+            print_json({"old": diff[0], "new": diff[1], "differences": rows})
+        else:
+            for line in difference_lines(rows):
+                say(line)
+    elif as_json:
+        print_json({"books": listed_books(host_clock())})
+    else:
+        show_books(host_clock())
+
+
 def _part_json(part: Part) -> dict[str, object]:
     return {"bucket": part.bucket, "units": part.units, **({"reserved": True} if part.reserve else {})}
 
@@ -131,18 +180,26 @@ def _part_json(part: Part) -> dict[str, object]:
 @click.command()
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def init(path: str, force: bool) -> None:
+@click.option("--api", metavar="NAME", help="For the API of this cost book; `quota costs --list` has them.")
+def init(path: str, force: bool, api: str | None) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
     \b
     Example:
       quota init && $EDITOR quota.toml && quota check
+      quota init --api github && $EDITOR quota.toml && quota check
     """
     from shlex import quote
 
-    from quota.common.resources import read_text
+    if api is None:
+        from quota.common.resources import read_text
 
-    text = read_text("quota.config", "quota.toml")
+        text = read_text("quota.config", "quota.toml")
+    else:
+        from quota.cli.starting import configuration_for
+        from quota.settings.books import load_book
+
+        text = configuration_for(api, load_book(api))
     try:
         _write_whole(path, text, replace=force)
     except FileExistsError:

@@ -10,11 +10,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from datetime import date
 from statistics import median
 
-from quota.cli.check import journal
-from quota.common.clock import host_clock, rfc3339, utc
+from quota.cli.check import books_of, journal
+from quota.common.clock import host_clock, rfc3339
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
@@ -23,6 +22,7 @@ from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refuse
 from quota.ledger.parts import repairable
 from quota.reports.status import exact_from
 from quota.session import Session
+from quota.settings.ageing import ageing
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
 from quota.settings.model import CredentialSettings, Settings
@@ -34,7 +34,6 @@ SLOW_MS = 100
 """A job of 30 pages waits 3 s for a ledger that answers no faster."""
 
 CLOCK_WARNING_MS, CLOCK_ERROR_MS = 1_000, 5_000
-OLD_BOOK_DAYS = 180
 
 CALL_WITHIN_S = 20
 TOO_MANY, SERVER_ERROR = 429, 500
@@ -48,7 +47,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
     for credential in session.settings.credentials.values():
         findings += _project(credential)
         findings += _key(session, credential, call=call)
-    findings += [finding for book in _books(session) for finding in _cost_book(book)]
+    findings += [finding for book in books_of(session) for finding in _cost_book(book)]
     findings += _state_folder()
     findings += journal(session)
     findings += _textfile(session.settings.textfile)
@@ -242,21 +241,9 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
 # -- prices, and what other packages know ------------------------------------------------------------------------------
 
 
-def _books(session: Session) -> list[CostBook]:
-    return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
-
-
 def _cost_book(book: CostBook) -> Iterator[Finding]:
-    age_days = (utc(host_clock()).date() - date.fromisoformat(book.read_on.isoformat())).days
-    if age_days > OLD_BOOK_DAYS:
-        yield Finding(
-            "warning",
-            f"cost book {book.name}",
-            f"its prices were read {many(age_days, 'day')} ago, on {book.read_on}",
-            f"compare it with {book.source}, and write today's date into a book of your own",
-        )
-    else:
-        yield Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
+    findings = list(ageing(book, host_clock()))
+    yield from findings or [Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")]
 
 
 def _textfile(folder: str | None) -> Iterator[Finding]:

@@ -124,15 +124,24 @@ def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
     tried = Tried(request, metered, method, price, at_ms)
     if answer is None:
         return tried
-    status, headers, body = _answer(answer)
+    status, headers, body, _ = read_answer(answer)
     return tried._replace(
         reading=upstream_of(book).read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
     )
 
 
-def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
-    """The status, the headers and the body in a file: `{"status": 403, "headers": {...}, "body": ...}`, whose body is
-    text, or JSON as it stands."""
+class Recorded(NamedTuple):
+    """An answer in a file, with the `request` that it answers where the file has one."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    request: str
+
+
+def read_answer(path: str) -> Recorded:
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`, whose body is text, or JSON as it stands.
+    Raises ConfigError for another file."""
     source = one_line(path)
     try:
         said = json.loads(read_named(path, 1 << 20))
@@ -146,4 +155,11 @@ def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
         raise ConfigError(f'{source}: not an answer; write {{"status": 403, "headers": {{...}}, "body": ...}}')
     text = body if isinstance(body, str) else json.dumps(body)
     # As much of it as the transports look at.
-    return status, {name: str(value) for name, value in headers.items()}, text.encode(errors="replace")[:MAX_PEEK_BYTES]
+    peeked = text.encode(errors="replace")[:MAX_PEEK_BYTES]
+    request = said.get("request")
+    return Recorded(
+        status,
+        {name: str(value) for name, value in headers.items()},
+        peeked,
+        request if isinstance(request, str) else "",
+    )

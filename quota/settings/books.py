@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
@@ -27,13 +27,34 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
     A relative file name is relative to `folder` (default: the working folder).
     Raises ConfigError for an unknown name or a file that is not a cost book.
     """
+    data, name, source = _tables(name, folder)
+    return _book(data, name, source)
+
+
+def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str]:
+    """The tables of a book, its name, and what messages call it."""
     if "/" in name or name.endswith(".toml"):
         path = (folder or Path()) / Path(name)
-        return _book(read_toml(path), name=one_line(path.stem), source=one_line(path))
+        return read_toml(path), one_line(path.stem), one_line(path)
     known = book_names()
     if name not in known:
         raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
-    return parse_book(read_text("quota.config", f"costs/{name}.toml"), name)
+    text, source = read_text("quota.config", f"costs/{name}.toml"), f"cost book {name}"
+    return parse_toml(text, source), name, source
+
+
+def book_tables(name: str) -> dict[str, object]:
+    """A book as its file has it, dates as text: for programs in other languages. Raises as `load_book` does."""
+    load_book(name)
+    return cast("dict[str, object]", _plain(_tables(name, None)[0]))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def book_names() -> list[str]:

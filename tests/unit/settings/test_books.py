@@ -40,14 +40,14 @@ def discovered(name: str) -> Iterator[tuple[str, str]]:
 
 
 def test_the_shipped_books() -> None:
-    assert book_names() == ["gmail-v1", "youtube-v3", "youtube-v3-buckets"]
+    assert {"gmail-v1", "github", "youtube-v3", "youtube-v3-buckets"} <= set(book_names())
 
 
 @pytest.mark.parametrize("name", book_names())
 def test_every_book_says_where_its_prices_come_from_and_when_they_were_read(name: str) -> None:
     book = load_book(name)
     assert book.name == name
-    assert book.source.startswith("https://developers.google.com/")
+    assert book.source.startswith("https://")
     assert book.read_on >= date(2026, 6, 1)
 
 

@@ -18,6 +18,7 @@ from quota.cli.check import ask_ledger
 from quota.common.storage import file_system
 from quota.jobs.store.store import Store
 from quota.ledger.sqlite_ledger import APPLICATION_ID
+from quota.settings.books import book_names
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS
@@ -153,7 +154,7 @@ def test_without_a_file_only_the_missing_key_is_said() -> None:
     ]
 
 
-@pytest.mark.parametrize("api", ["youtube-v3", "youtube-v3-buckets", "gmail-v1"])
+@pytest.mark.parametrize("api", book_names())
 def test_the_default_limits_have_no_findings(tmp_path: Path, api: str) -> None:
     assert findings(tmp_path, f'[credentials.main]\napi = "{api}"\nkey = "env:LINT_KEY"\n') == []
 

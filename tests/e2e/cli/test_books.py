@@ -1,0 +1,177 @@
+"""The shipped cost books from outside: what they are, in what two differ, and what time does to one."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from quota.common.resources import read_text
+from quota.settings.books import book_names
+from support.commands import Quota
+
+TODAY = datetime.now(UTC).date()
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    return Quota(tmp_path)
+
+
+def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
+    lines = quota("costs", "--list").stdout.splitlines()
+    assert lines[0].split() == ["name", "provider", "unit", "window", "age"]
+    assert max(map(len, lines)) <= 80
+    books = quota.json("costs", "--list")["books"]
+    assert [book["book"] for book in books] == book_names()
+    strava = next(book for book in books if book["api"] == "strava")
+    assert strava["age_days"] == (TODAY - date.fromisoformat(strava["read_on"])).days
+    assert strava["buckets"][0]["quotas"] == [
+        {"units": 200, "window": "quarter-hour@UTC"},
+        {"units": 2_000, "window": "day@UTC"},
+    ]
+
+
+@pytest.mark.parametrize("name", book_names())
+def test_another_program_reads_a_book_as_its_file_has_it(quota: Quota, name: str) -> None:
+    shown = quota.json("costs", name)
+    file = tomllib.loads(read_text("quota.config", f"costs/{name}.toml"))
+    assert shown["definition"] == json.loads(json.dumps(file, default=str))
+    assert [row["method"] for row in shown["methods"]] == sorted(file["methods"])
+    assert "definition" not in quota.json("costs")
+
+
+def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
+    text = read_text("quota.config", "costs/github.toml")
+    changed = text.replace("quota = 5_000", "quota = 6_000").replace('"OPTIONS /**" = "read"\n', "")
+    changed = changed.replace("[routes]\n", '[routes]\n"GET /meta" = "rate-limit"\n').replace(
+        "status = 304", "status = 305"
+    )
+    (quota.folder / "github.toml").write_text(changed)
+    done = quota("costs", "--diff", "github", "./github.toml")
+    assert done.stdout.splitlines() == [
+        "~ bucket core in 1h: 5,000 -> 6,000",
+        "- route OPTIONS /**: read",
+        '~ answers.free[0]: {"status": 304} -> {"status": 305}',
+        "+ route GET /meta: rate-limit",
+    ]
+    first = quota.json("costs", "--diff", "github", "./github.toml")["differences"][0]
+    assert first == {"what": "bucket core in 1h", "old": "5,000", "new": "6,000"}
+    assert quota("costs", "--diff", "stripe", "stripe").stdout == "no difference\n"
+    assert quota("costs", "--diff", "stripe", "stripes").returncode == 78
+
+
+@pytest.mark.parametrize(
+    "args", [("--list", "--diff", "a", "b"), ("--list", "read"), ("--diff", "a", "b", "--book", "c")]
+)
+def test_a_list_or_a_difference_stands_alone(quota: Quota, args: tuple[str, ...]) -> None:
+    done = quota("costs", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--list, --diff and --new stand alone" in done.stderr
+
+
+def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
+    """A book of two credentials that was read some days ago, and whose price changes in some days."""
+    since = TODAY + timedelta(price_in_days)
+    (quota.folder / "own.toml").write_text(
+        f"""
+        api = "own"
+        source = "https://own.example/limits"
+        read_on = {TODAY - timedelta(days)}
+        buckets = {{ units = {{ quota = 1_000, resets = "1h" }} }}
+        default = {{ get = 1, other = 1 }}
+        [methods]
+        read = {{ prices = [{{ units = 1 }}, {{ units = 25, since = {since} }}] }}
+        """
+    )
+    quota.configure(
+        '[credentials.a]\napi = "own.toml"\nkey = "env:HOME"\n[credentials.b]\napi = "own.toml"\nkey = "env:PATH"\n'
+    )
+
+
+@pytest.mark.parametrize(("days", "old"), [(0, False), (180, False), (181, True)])
+def test_an_old_book_is_named_once_with_its_page(quota: Quota, days: int, old: bool) -> None:
+    aged(quota, days)
+    for command in ("check", "doctor"):
+        lines = " ".join(quota(command).stdout.split())
+        assert lines.count("book_old") == int(old), command
+        assert lines.count("https://own.example/limits") == int(old), command
+
+
+@pytest.mark.parametrize(("days", "told"), [(2, True), (29, True), (32, False), (-1, False)])
+def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, told: bool) -> None:
+    aged(quota, 0, days)
+    since = TODAY + timedelta(days)
+    for command in ("check", "doctor"):
+        said = f"read costs 25 units from {since} on, and 1 units until then"
+        assert (said in " ".join(quota(command).stdout.split())) is told, command
+
+
+@pytest.mark.parametrize("name", book_names())
+def test_a_configuration_for_each_book_is_checked_and_asked(quota: Quota, name: str) -> None:
+    (quota.folder / "quota.toml").unlink(missing_ok=True)
+    assert quota("init", "--api", name).returncode == 0
+    text = (quota.folder / "quota.toml").read_text()
+    secret = re.search(r'"(?:bearer:)?env:([A-Z_]+)"', text)
+    (quota.folder / "quota.toml").write_text(text.replace('"my-project"', '"mine"'))
+    checked = quota("check", **({} if secret is None else {secret[1]: "a-token"}))
+    assert checked.returncode == 0
+    said = [line for line in checked.stdout.splitlines() if "book_old" not in line]
+    assert [line.partition(",")[0] for line in said] == ["quota.toml: no errors"]
+    file = tomllib.loads(text)["credentials"][name]
+    assert file["limits"], "what the provider grants"
+    peek = re.search(r"#   quota (peek \S+)\n", text)
+    assert peek is not None
+    done = quota(*peek[1].split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("would admit "), done.stdout
+
+
+def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
+    aged(quota, 0)
+    (quota.folder / "quota.toml").unlink()
+    assert quota("init", "--api", "own.toml").returncode == 0
+    assert quota("check", OWN_KEY="x").returncode == 0
+    assert "did you mean 'github'?" in quota("init", "--api", "gihub", "other.toml").stderr
+    assert not (quota.folder / "other.toml").exists()
+
+
+def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
+    headers = {"Date": "Wed, 25 Nov 2026 12:00:00 GMT", "X-RateLimit-Limit": 600, "X-RateLimit-Remaining": 0}
+    headers |= {"X-RateLimit-Reset": 1795608030, "X-RateLimit-Resource": "all"}
+    refused = {"status": 429, "headers": headers, "body": {}, "request": "GET https://api.weather.example/v1"}
+    (quota.folder / "one.json").write_text(json.dumps(refused))
+    (quota.folder / "two.json").write_text(json.dumps({"status": 403, "headers": {}, "body": ""}))
+    text = quota("costs", "--new", "weather", "--from", "one.json", "--from", "two.json").stdout
+    book = tomllib.loads(text)
+    assert (book["api"], book["hosts"], book["buckets"]["requests"]["quota"]) == (
+        "weather",
+        ["api.weather.example"],
+        600,
+    )
+    assert book["answers"] == {
+        "remaining": "X-RateLimit-Remaining",
+        "limit": "X-RateLimit-Limit",
+        "reset": {"header": "X-RateLimit-Reset", "as": "epoch"},
+        "bucket": "X-RateLimit-Resource",
+        "closed": [{"status": 429}, {"status": 403}],
+    }
+    (quota.folder / "weather.toml").write_text(text)
+    assert "resets" in quota("costs", "--check", "weather.toml").stderr, "what no answer says is yours"
+    whole = text.replace('resets = ""', 'resets = "1h"').replace('source = ""', 'source = "https://weather.example"')
+    (quota.folder / "weather.toml").write_text(whole)
+    assert quota("costs", "--check", "weather.toml").returncode == 0
+
+
+def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
+    (quota.folder / "one.json").write_text(json.dumps({"status": 429, "headers": {"Retry-After": "9"}, "body": ""}))
+    book = tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)
+    assert (book["buckets"]["requests"]["quota"], book["hosts"]) == (0, [])
+    assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
+    assert "--from needs --new" in quota("costs", "--from", "one.json").stderr
+    (quota.folder / "one.json").write_text("[]")
+    assert quota("costs", "--new", "own", "--from", "one.json").returncode == 78

@@ -1,0 +1,68 @@
+"""A newcomer's way with a shipped book: init, a metered call that upstream answers as in the evidence, a refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import quota
+from quota.cli.starting import configuration_for
+from quota.common.clock import host_clock
+from quota.session import machine_jitter_ms
+from quota.settings.books import book_names, load_book
+from support.book_evidence import evidence_of
+from support.plain_http import Answer, PlainServer
+
+LONG = timedelta(seconds=10)
+"""A closing that lasts at least as long is over for no test that follows it."""
+
+
+def closing(row: dict[str, Any]) -> timedelta | None:
+    """For how long an answer closes a bucket, where it says so."""
+    until = next(iter(row["means"].get("closes", {}).values()), None)
+    return None if until is None else datetime.fromisoformat(until) - datetime.fromisoformat(row["at"])
+
+
+def closings() -> list[tuple[str, dict[str, Any]]]:
+    """An answer of each book that has one by which upstream closes a bucket for long."""
+    found = []
+    for name in book_names():
+        rows = [row for row in evidence_of(name)[1] if "request" in row and (closing(row) or timedelta()) >= LONG]
+        found += [(name, rows[0])] if rows else []
+    return found
+
+
+def test_most_books_have_such_an_answer() -> None:
+    assert len(closings()) >= 10
+
+
+@pytest.mark.parametrize(("name", "row"), closings())
+def test_an_answer_of_the_evidence_refuses_the_next_call(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
+    body = row["body"] if isinstance(row["body"], str) else json.dumps(row["body"])
+    verb, _, url = row["request"].partition(" ")
+    path = url.removeprefix(f"https://{urlsplit(url).netloc}")
+    with PlainServer(lambda request: Answer(row["status"], body.encode(), row["headers"])) as server:
+        text = configuration_for(name, load_book(name)).replace('"my-project"', '"mine"')
+        text = re.sub(r'(?m)^(?:auth|endpoint) = ".*"', f'endpoint = "{server.address}"', text)
+        (tmp_path / "quota.toml").write_text(text.replace("[ledger]", '[ledger]\nurl = "sqlite:///ledger.db"'))
+        with quota.open(tmp_path / "quota.toml") as session:
+            client = session.requests()
+            before_ms = host_clock()
+            assert client.request(verb, server.address + path).status_code == row["status"]
+            after_ms = host_clock()
+            with pytest.raises(quota.Refused) as refused:
+                client.request(verb, server.address + path)
+        assert len(server.arrived) == 1
+    lasts = closing(row)
+    assert lasts is not None
+    retry_at_ms = refused.value.decision.retry_at_ms
+    assert retry_at_ms is not None
+    lasts_ms = lasts / timedelta(milliseconds=1)
+    jitter_ms = machine_jitter_ms()
+    assert before_ms + lasts_ms <= retry_at_ms - jitter_ms <= after_ms + lasts_ms + 1

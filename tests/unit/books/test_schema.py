@@ -1,0 +1,59 @@
+"""`config/costs/schema.json` says of the format what other programs need: it takes what the reader takes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from quota.common.resources import read_text
+from quota.settings.books import book_names, book_tables
+
+SCHEMA = json.loads(read_text("quota.config", "costs/schema.json"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", book_names())
+def test_each_shipped_book_is_valid(name: str) -> None:
+    assert [error.message for error in VALIDATOR.iter_errors(book_tables(name))] == []
+
+
+WRONG: list[tuple[tuple[str, ...], Any]] = [
+    (("api",), 7),
+    (("read_on",), "yesterday"),
+    (("colour",), "green"),
+    (("buckets",), {}),
+    (("buckets", "core", "quota"), 0),
+    (("buckets", "core", "resets"), "soon"),
+    (("buckets", "core", "resets"), {"calendar": "year", "zone": "UTC"}),
+    (("buckets", "core", "windows"), []),
+    (("default", "get"), -1),
+    (("methods", "read"), "1"),
+    (("methods", "read"), {"prices": [{"since": "2026-11-25"}]}),
+    (("methods", "read"), [{"units": 1, "reserve": {"default": 1}}]),
+    (("routes", "FETCH /x"), "read"),
+    (("routes", "x"), "read"),
+    (("answers", "reset"), {"header": "X-Reset"}),
+    (("answers", "remaining"), {"header": "X-Left", "json": "/left"}),
+    (("answers", "free"), [{}]),
+    (("answers", "closed"), [{"status": 429, "is": "x"}]),
+    (("answers", "closed"), [{"status": 429, "colour": "red"}]),
+    (("answers", "levels"), [{"remaining": "X-Left"}]),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG)
+def test_what_the_format_does_not_have_is_invalid(place: tuple[str, ...], value: object) -> None:
+    book: dict[str, Any] = copy.deepcopy(book_tables("github"))
+    table = book
+    for key in place[:-1]:
+        table = table[key]
+    table[place[-1]] = value
+    assert not VALIDATOR.is_valid(book)
