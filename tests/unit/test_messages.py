@@ -71,6 +71,7 @@ def commands(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
 COMMANDS = commands(cli)
 SAID_BY = {
     "jobs/api/serving.py": ["serve"],
+    "quota/cli/starting.py": ["init"],
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/export.py": ["export"],
     "jobs/store/store.py": ["search"],

@@ -12,7 +12,7 @@ import pytest
 
 from quota.common.resources import read_text
 from quota.settings.books import book_names, load_book
-from tests.support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
+from support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
