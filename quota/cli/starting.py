@@ -9,6 +9,7 @@ from quota.common.resources import read_text
 from quota.settings.books import book_names
 from quota.settings.limits import default_limits
 from quota.settings.lint import EXAMPLE_PROJECT
+from quota.terms.api import KeyPlace
 from quota.terms.costs import CostBook
 from quota.terms.limits import Calendar, Limit, Window
 
@@ -19,7 +20,7 @@ ELSEWHERE = "https://api.example.com"
 def configuration_for(api: str, book: CostBook) -> str:
     """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
-    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.hosts else 'KEY'}"
+    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.hosts or book.routes else 'KEY'}"
     parts = [
         "# Configuration of quota-ledger. `quota check` reports errors and surprises in it.\n"
         "# `quota init` without --api writes one with every setting there is, and with jobs.\n",
@@ -45,14 +46,12 @@ def _comment(api: str) -> str:
 
 
 def _login(book: CostBook, secret: str) -> str:
-    if not (book.hosts or book.routes):
-        return f'# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
-    if book.hosts:
-        return f'# Whose token goes along, and where it is; never the token itself.\nauth = "bearer:env:{secret}"\n'
-    return (
-        "# The API has no host that is the same for all: name yours. Requests carry the login as the API wants it.\n"
-        f'endpoint = "{ELSEWHERE}"\n'
-    )
+    where = ""
+    if book.routes and not book.hosts:
+        where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
+    if not (book.hosts or book.routes) or book.key != KeyPlace():
+        return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
+    return f'{where}# Whose token goes along, and where it is; never the token itself.\nauth = "bearer:env:{secret}"\n'
 
 
 def _limit(credential: str, limit: Limit) -> str:

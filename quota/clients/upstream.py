@@ -159,14 +159,14 @@ class Described:
         return Reading(error, closes, tuple(levels), used_units, free)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
-        if not self.book.hosts:
+        if not (self.book.hosts or self.book.routes):
             return Google(self.book).client(session, credential, **limits)
         return session.requests(credential, max_units=limits.get("max_units"), timeout_s=limits.get("max_answer_s"))
 
     def address(self, client: Any, endpoint: str | None) -> str:
-        if not self.book.hosts:
+        if not (self.book.hosts or self.book.routes):
             return Google(self.book).address(client, endpoint)
-        return endpoint or f"https://{self.book.hosts[0]}"
+        return endpoint or f"https://{self.book.hosts[0] if self.book.hosts else self.book.api}"
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 

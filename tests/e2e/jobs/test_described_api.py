@@ -167,3 +167,16 @@ def test_a_session_without_a_login_sends_none(folder: Path) -> None:
         with quota.open(folder / "quota.toml") as session:
             assert session.requests().get(f"{server.address}/issues/a").status_code == 200
     assert "authorization" not in server.arrived[0].headers
+
+
+def test_an_api_whose_host_is_another_one_for_each_customer_is_described_too(folder: Path) -> None:
+    """Before, its job got Google's client."""
+    (folder / "github.toml").write_text(BOOK.replace('hosts = ["api.github.com"]\n', 'key = { header = "X-Token" }\n'))
+    (folder / "key").write_text("a-key-of-mine")
+    with served(lambda number: Answer(200)) as server:
+        config = CONFIG.format(address=server.address).replace('auth = "bearer:env:GITHUB_TOKEN"', 'key = "file:key"')
+        (folder / "quota.toml").write_text(config)
+        with quota.open(folder / "quota.toml") as session:
+            report = run_job(session, "issues", wait=wait_none())
+    assert (report.outcome, report.units) == ("done", 12)
+    assert {request.headers["x-token"] for request in server.arrived} == {"a-key-of-mine"}
