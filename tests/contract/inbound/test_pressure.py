@@ -338,8 +338,10 @@ def test_who_waits_for_a_file_is_admitted_once_it_is_let_go(tmp_path: Path) -> N
     assert storage.decide(policy("log", 3), "ann").admitted
     with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        threading.Timer(0.05, lambda: holder.execute("COMMIT")).start()
+        letting_go = threading.Timer(0.05, lambda: holder.execute("COMMIT"))
+        letting_go.start()
         assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 1
+        letting_go.join()  # a connection that is closed while it commits crashes Python
     holder.close()
     storage.close()
 
