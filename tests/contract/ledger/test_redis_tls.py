@@ -217,7 +217,7 @@ def test_who_of_sentinels_and_servers_speaks_tls_is_said(
     halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in WALLS:  # who is asked with TLS and speaks none is silent for half of it
-        monkeypatch.setattr(owner, name, 4.0)
+        monkeypatch.setattr(owner, name, 2.0)
     _, secure = halves
     mine, opposite = ("rediss+sentinel", "redis+sentinel") if secure else ("redis+sentinel", "rediss+sentinel")
     is_so, is_not = ("true", "false") if secure else ("false", "true")
