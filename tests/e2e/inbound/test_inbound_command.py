@@ -28,7 +28,7 @@ window = "1h"
 
 [inbound.default]
 limit = 100
-window = "60s"
+window = "1h"
 """
 
 
