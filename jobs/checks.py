@@ -35,7 +35,7 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     path = path_of(settings.store.url)
     try:
         if is_made(settings.store.url):
-            Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False).close()
+            Store.existing(settings.store).close()
         else:
             refuse_others(path, "store")
     except OSError:

@@ -61,10 +61,8 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     from quota.jobs.store.store import Store
 
     since_ms = duration_ms("--since", since)
-    with configured(config) as session:
-        settings = session.settings.store
-        with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
-            found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
+    with configured(config) as session, Store.existing(session.settings.store) as store:
+        found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
     if as_json:
         print_json({"runs": [run_json(one) for one in found]})
     elif found:
@@ -171,11 +169,9 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
     import quota
     from quota.jobs.store.store import Store
 
-    with quota.open(config) as session:
-        settings = session.settings.store
-        with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
-            found = store.search(" ".join(words), region, limit)
-            elsewhere = store.elsewhere()
+    with quota.open(config) as session, Store.existing(session.settings.store) as store:
+        found = store.search(" ".join(words), region, limit)
+        elsewhere = store.elsewhere()
     if as_json:
         rows = [video.as_json() for video in found]
         away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}

@@ -37,7 +37,7 @@ def jobs(session: Session) -> Contribution:
     last: dict[str, Run] = {}
     elsewhere: list[Elsewhere] = []
     if is_made(settings.store.url):
-        with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
+        with Store.existing(settings.store) as store:
             for job in settings.jobs.values():
                 checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
                 if ended := store.runs.last_ended(job.name):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
 import tempfile
-from contextlib import closing, contextmanager
-from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import quote
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from quota.cli.options import Group, config_option, duration_ms, json_option
 from quota.cli.output import print_json, say
+from quota.common.members import members
 from quota.common.text import many, nearest, one_line, printable, show
 from quota.jobs.tick import configured
 
@@ -41,19 +40,14 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
       quota tables --views
       quota tables --json | jq '.tables[] | {name, rows}'
     """
-    from quota.common.clock import rfc3339
+    from quota.jobs.store.store import Store
 
-    with configured(config) as session, _store(session) as store:
+    with configured(config) as session, Store.existing(session.settings.store) as store:
         if views:
             store.write_views()
         found = store.tables()
     if as_json:
-        times = [(rfc3339(one.oldest_ms), rfc3339(one.newest_ms)) for one in found]
-        rows = [
-            {"name": one.name, "rows": one.rows, "oldest_at": old, "newest_at": new, "fields": list(one.fields)}
-            for one, (old, new) in zip(found, times, strict=True)
-        ]
-        print_json({"tables": rows, "views": views})
+        print_json({"tables": [members(one, "name rows oldest_at newest_at fields") for one in found], "views": views})
         return
     for one in found:
         say(
@@ -83,20 +77,16 @@ def export(
       quota export comments | jq '.text'
     """
     from quota.common.clock import host_clock
-    from quota.jobs.store.export import Export, write_csv, write_jsonl
+    from quota.jobs.store.export import Export, to_export
+    from quota.jobs.store.store import Store
 
     since_ms = 0 if since is None else max(0, host_clock() - duration_ms("--since", since))
     with configured(config) as session:
-        with _store(session):
-            pass  # one that cannot be read is told in its own words
-        path = session.settings.store.file
-        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
+        Store.existing(session.settings.store).close()  # one that cannot be opened says why
+        with to_export(session.settings.store.file) as db:
             wanted = Export(db, table, since_ms, region)
             with _written(output) as file:
-                if kind == "csv":
-                    count = write_csv(wanted.records(), wanted.columns(), file)
-                else:
-                    count = write_jsonl(wanted.records(), file)
+                count = wanted.write(file, as_csv=kind == "csv")
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
 
@@ -155,7 +145,9 @@ def list_(as_json: bool, config: str | None) -> None:
     Example:
       quota place list
     """
-    with configured(config) as session, _store(session) as store:
+    from quota.jobs.store.store import Store
+
+    with configured(config) as session, Store.existing(session.settings.store) as store:
         found = [one for job in session.settings.jobs.values() for one in _checkpoints(session, store, job)]
     _print(found, as_json)
 
@@ -172,8 +164,11 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
-    with configured(config) as session, _store(session) as store:
-        found = _chosen(_checkpoints(session, store, _job(session, job)), job, region)
+    from quota.jobs.runner import job_called
+    from quota.jobs.store.store import Store
+
+    with configured(config) as session, Store.existing(session.settings.store) as store:
+        found = _chosen(_checkpoints(session, store, job_called(session, job)), job, region)
     _print(found, as_json, cursors=True)
 
 
@@ -192,34 +187,19 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     """
     import quota
     from quota.jobs.lock import only_one
+    from quota.jobs.runner import job_called
+    from quota.jobs.store.store import Store
 
-    with configured(config) as session, _store(session) as store:
-        chosen = _job(session, job)
+    with configured(config) as session, Store.existing(session.settings.store) as store:
+        chosen = job_called(session, job)
         found = _chosen(_checkpoints(session, store, chosen), job, region)
         with only_one(session.settings.store.url, job) as lock:
             if lock is None:
                 raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
             for one in found:
                 store.reset(one)
-    say(f"{printable(job)}: {', '.join(one.region or 'its one pass' for one in found)} begins anew with the next run")
-
-
-@contextmanager
-def _store(session: Session) -> Iterator[Store]:
-    from quota.jobs.store.store import Store
-
-    settings = session.settings.store
-    with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
-        yield store
-
-
-def _job(session: Session, name: str) -> JobSettings:
-    import quota
-
-    jobs = session.settings.jobs
-    if name not in jobs:
-        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
-    return jobs[name]
+    regions = ", ".join(one.region for one in found if one.region)
+    say(printable(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}"))
 
 
 def _checkpoints(session: Session, store: Store, job: JobSettings) -> list[Checkpoint]:
@@ -241,7 +221,8 @@ def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> 
     from quota.common.clock import host_clock, moment
 
     if as_json:
-        print_json({"places": [_as_json(one) for one in found]})
+        names = "job region pending pages items cursor started_at completed_at failed_at"
+        print_json({"places": [members(one, names) for one in found]})
         return
     now_ms = host_clock()
     for one in found:
@@ -259,25 +240,3 @@ def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> 
             say(printable(f"  cursor {json.dumps(one.cursor)[:2_000]}"))
     if not found:
         say("no job is configured", err=True)
-
-
-def _as_json(one: Checkpoint) -> dict[str, Any]:
-    from quota.common.clock import rfc3339
-
-    times = {
-        name: None if at_ms is None else rfc3339(at_ms)
-        for name, at_ms in (
-            ("started_at", one.started_at_ms),
-            ("completed_at", one.completed_at_ms),
-            ("failed_at", one.failed_at_ms),
-        )
-    }
-    return {
-        "job": one.job,
-        "region": one.region,
-        "pending": one.pending,
-        "pages": one.pages,
-        "items": one.items,
-        "cursor": one.cursor,
-        **times,
-    }

@@ -89,7 +89,7 @@ def run_job(
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
     for a fetch function that cannot be used. Later errors are in the report.
     """
-    job = _job(session, name)
+    job = job_called(session, name)
     chosen = _regions(job, texts(regions, "region"))
     max_regions = len(chosen)
     if by_rotation:
@@ -468,7 +468,8 @@ def _debug(event: str, **fields: object) -> None:
 # -- what is to be run -------------------------------------------------------------------------------------------------
 
 
-def _job(session: Session, name: str) -> JobSettings:
+def job_called(session: Session, name: str) -> JobSettings:
+    """The job of this name. Raises UsageError for one that is not configured."""
     jobs = session.settings.jobs
     if name not in jobs:
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 AHEAD_MS = HOUR_MS
 """What is dated so far ahead of now, a clock that was wrong has dated."""
 
+PENDING = "UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?"
+"""The round under way, or the next one, covers the region."""
+
 RESTART = (
     "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
     " WHERE job = ? AND work = ? AND region = ?"

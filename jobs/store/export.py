@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import sqlite3
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from quota.common.clock import rfc3339
 from quota.common.text import nearest, show
 from quota.errors import UsageError
-from quota.jobs.store.file import is_time
+from quota.jobs.store.file import StoreError, is_time, wording
 from quota.jobs.store.tables import fields_of, tables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 BUILT_IN = {
     "videos": (
@@ -53,6 +58,19 @@ _ROWS = (
 )
 
 
+@contextmanager
+def to_export(path: str) -> Iterator[sqlite3.Connection]:
+    """A connection that only reads, for as long as a large table takes. What goes wrong while it is read is a
+    StoreError; `SqliteFile` would begin again, and write the first records twice."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
+            yield db
+    except sqlite3.OperationalError as error:
+        raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
+    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+        raise StoreError(wording(path).damaged) from error
+
+
 class Export:
     """One table of a store, to be read once. Raises UsageError for a table that is not there."""
 
@@ -66,15 +84,23 @@ class Export:
         if region is not None and table in WITHOUT_REGION:
             raise UsageError(f"{table} belong to no region; leave out --region")
 
-    def columns(self) -> list[str]:
-        """The names of a record's fields, in order."""
+    def write(self, file: IO[str], *, as_csv: bool) -> int:
+        """Write the records, times in RFC 3339; returns how many. CSV has a header, and a list or an object as JSON."""
+        put = _csv(file, self._columns()) if as_csv else partial(_put_json, file)
+        count = 0
+        for record in self._records():
+            put(record)
+            count += 1
+        return count
+
+    def _columns(self) -> list[str]:
         if not self._own:
             return [_shown(name) for name in BUILT_IN[self._table][0].replace(" ", "").split(",")]
         ours = ["key", "job", "region", "first_seen_at", "refreshed_at"]
         return [*ours, *(name for name in fields_of(self._db, self._table, -1) if name not in ours)]
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Each record, times in RFC 3339. What a row of one's own calls like one of our columns is left out."""
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """What a row of one's own calls like one of our columns is left out."""
         if self._own:
             names = ["key", "job", "region", "first_seen_ms", "refreshed_ms", "data"]
             sql = _ROWS
@@ -90,7 +116,7 @@ class Export:
 
 
 def _shown(name: str) -> str:
-    return f"{name.removesuffix('_ms')}_at".replace("_at_at", "_at") if name.endswith("_ms") else name
+    return re.sub("(_at)?_ms$", "_at", name)
 
 
 def _value(name: str, value: Any) -> Any:
@@ -101,22 +127,15 @@ def _value(name: str, value: Any) -> Any:
     return value
 
 
-def write_jsonl(records: Iterable[Mapping[str, Any]], file: IO[str]) -> int:
-    """Write the records as JSON, one a line; returns how many."""
-    count = 0
-    for count, record in enumerate(records, 1):  # noqa: B007 - it counts
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return count
+def _put_json(file: IO[str], record: Mapping[str, Any]) -> None:
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def write_csv(records: Iterable[Mapping[str, Any]], columns: list[str], file: IO[str]) -> int:
-    """Write the records as CSV with a header; a list or an object becomes JSON. Returns how many."""
+def _csv(file: IO[str], columns: list[str]) -> Callable[[Mapping[str, Any]], object]:
+    """What writes one record, after the header."""
     writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    count = 0
-    for count, record in enumerate(records, 1):  # noqa: B007 - it counts
-        writer.writerow({name: _cell(value) for name, value in record.items()})
-    return count
+    return lambda record: writer.writerow({name: _cell(value) for name, value in record.items()})
 
 
 def _cell(value: Any) -> Any:

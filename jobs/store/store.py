@@ -23,6 +23,7 @@ from quota.common.sqlite_file import SqliteFile
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.checkpoints import (
     AHEAD_MS,
+    PENDING,
     RESTART,
     Checkpoint,
     digest_of,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
     from quota.jobs.job import Cursor, Page
     from quota.jobs.store.tables import Row
+    from quota.settings.model import StoreSettings
 
 T = TypeVar("T")
 
@@ -198,6 +200,11 @@ class Store:
         )
         self._read(lambda db: None)
 
+    @classmethod
+    def existing(cls, settings: StoreSettings) -> Store:
+        """The store of a configuration, to look at. Raises StoreError where there is none yet."""
+        return cls(settings.url, retention_ms=settings.retention_ms, create=False)
+
     def close(self) -> None:
         self._file.close()
 
@@ -287,7 +294,7 @@ class Store:
                     # A pass that failed half way may have kept its cursor, and continues from it.
                     key = key_of(checkpoint)
                     db.execute("INSERT OR IGNORE INTO checkpoints (job, work, region) VALUES (?, ?, ?)", key)
-                    db.execute("UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?", key)
+                    db.execute(PENDING, key)
                     if checkpoint.cursor is None:
                         db.execute(RESTART, key)
                 checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
@@ -391,9 +398,7 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(RESTART, key_of(checkpoint))
-            db.execute(
-                "UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?", key_of(checkpoint)
-            )
+            db.execute(PENDING, key_of(checkpoint))
 
         self._write(work)
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from quota.common.hosts import is_readable_on_the_way
-from quota.common.redact import redact, register
+from quota.common.redact import redact
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.terms.api import KeyPlace
@@ -36,8 +36,6 @@ class Caller:
         self._place = place
         self._credentials = credentials
         self._insecure = insecure
-        if key is not None:
-            register(key)
 
     def signed(self, verb: str, url: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The URL and the headers as they leave. Raises ConfigError for a request that would show a secret on its way,

@@ -277,6 +277,21 @@ def test_what_cannot_be_exported_is_one_line(site: Site, arguments: list[str], s
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
+def test_a_damaged_store_is_one_line_and_no_file(site: Site) -> None:
+    site.configure('[jobs.trending]\nfetch = "trending"\nregions = ["DE"]\npages = 4')
+    site.run("trending")
+    path = site.folder / "videos.db"
+    site.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    (root,) = site.rows("SELECT rootpage FROM sqlite_schema WHERE name = 'videos'")[0]
+    data[(root - 1) * 4096 : (root - 1) * 4096 + 64] = bytes([255]) * 64
+    path.write_bytes(data)
+    said = one_line(site.quota("export", "videos", "--output", "out"), 1)
+    assert "the file is damaged: move it away" in said
+    assert not (site.folder / "out").exists()
+    assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
+
+
 def test_an_export_that_fails_leaves_the_file_that_was_there(site: Site) -> None:
     site.pages([{"comments": [comment(1)]}])
     site.run()
@@ -300,12 +315,12 @@ def test_places_say_which_page_comes_next_and_are_reset_one_by_one(site: Site) -
     [shown] = site.quota.json("place", "show", "own", "DE", "--json")["places"]
     assert (shown["pages"], shown["cursor"], shown["pending"]) == (1, {"at": 1}, True)
     assert '  cursor {"at": 1}' in site.quota("place", "show", "own").stdout
-    assert site.quota("place", "reset", "own", "DE").stdout == "own: DE begins anew with the next run\n"
+    assert site.quota("place", "reset", "own", "DE").stdout == "own begins anew with the next run, in DE\n"
     assert [one["pages"] for one in site.quota.json("place", "list", "--json")["places"]] == [2, 0]
     assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
     assert site.run().outcome == "done"
     assert site.upstream.usage()["requests"] == 3 + 3
-    assert site.quota("place", "reset", "own").stdout == "own: US, DE begins anew with the next run\n"
+    assert site.quota("place", "reset", "own").stdout == "own begins anew with the next run, in US, DE\n"
 
 
 @pytest.mark.parametrize(
