@@ -24,7 +24,7 @@ from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -231,7 +231,7 @@ class Session(OfOneProcess):
         install()
         return secret
 
-    def _login(self, chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
+    def _login(self, chosen: CredentialSettings) -> Any:
         """The google-auth credentials that `auth` of a credential names; None where it names none."""
         ref = chosen.auth_ref
         if ref is None:
@@ -242,7 +242,7 @@ class Session(OfOneProcess):
         kind, _, token_ref = ref.partition(":")
         if kind == "bearer":
             return bearer(read_key(token_ref, "token", "auth"))
-        return login(ref, f"credential {chosen.name!r}", scopes)
+        return login(ref, f"credential {chosen.name!r}")
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.

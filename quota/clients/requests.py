@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from quota.clients.caller import Caller
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
+from quota.common.redact import redact
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def requests_adapter(
     the timeout of requests that name none. `caller` signs what leaves; the client's own request stays unsigned.
     """
     from requests.adapters import HTTPAdapter
+    from requests.exceptions import RequestException
     from requests.structures import CaseInsensitiveDict
 
     gate = HostGate(budget, method, hosts, max_units)
@@ -79,7 +81,10 @@ def requests_adapter(
             leaving = request.copy()
             leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
             leaving.headers = CaseInsensitiveDict(headers)
-            response = self._attempt(leaving, *args, **kwargs)
+            try:
+                response = self._attempt(leaving, *args, **kwargs)
+            except RequestException as error:  # it quotes the URL, and so a key in its query
+                raise type(error)(redact(str(error)), request=request) from None
             response.request, response.url = request, request.url or ""
             return response
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -13,6 +16,7 @@ import quota
 from quota.common.clock import NEVER
 from quota.ledger.contract import read_entries
 from support.plain_http import Answer, Arrived, PlainServer
+from support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,10 +81,10 @@ class Site:
         token = {"access_token": f"token-{self.granted}", "expires_in": 3_600, "token_type": "Bearer"}
         return Answer(200, json.dumps(token).encode())
 
-    def open(self, key: str = "", auth: str = 'key = "file:key"') -> quota.Session:
+    def open(self, key: str = "", auth: str = 'key = "file:key"', address: str = "") -> quota.Session:
         (self.folder / "key").write_text(SECRET)
         (self.folder / "things.toml").write_text(BOOK.format(key=key))
-        (self.folder / "quota.toml").write_text(CONFIG.format(auth=auth, address=self.api.address))
+        (self.folder / "quota.toml").write_text(CONFIG.format(auth=auth, address=address or self.api.address))
         return quota.open(self.folder / "quota.toml")
 
     def account(self) -> str:
@@ -135,6 +139,17 @@ def test_a_key_in_the_query_is_in_no_answer_of_the_client(site: Site, kind: str)
         answer = client_of(session, kind).get(f"{site.api.address}/things/1?a=1&token=mine")
     assert site.api.arrived[0].target == f"/things/1?a=1&token={SECRET}"
     assert SECRET not in f"{answer.url} {answer.request.url} {answer.request.headers} {answer!r}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_in_the_query_is_in_no_error_of_the_client(site: Site, kind: str) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    with site.open('key = { query = "token" }', address=address) as session:
+        with pytest.raises((requests.ConnectionError, httpx.ConnectError)) as error:
+            client_of(session, kind).get(f"{address}/things/1?a=1")
+        assert spent(session) == [("things.read", 0)], "no byte left"
+    shown = "".join(traceback.format_exception(error.value))
+    assert SECRET not in f"{error.value} {error.value!r} {error.value.request.url} {shown}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
