@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +25,6 @@ from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
-from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
@@ -62,13 +60,6 @@ def answer(request: Arrived) -> Answer:
 def server() -> Iterator[PlainServer]:
     with PlainServer(answer) as server:
         yield server
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    yield ledger
-    ledger.close()
 
 
 def make_budget(ledger: Ledger, host: str) -> Budget:

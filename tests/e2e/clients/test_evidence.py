@@ -68,13 +68,6 @@ def server(upstream: Counting) -> Iterator[PlainServer]:
         yield server
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    yield ledger
-    ledger.close()
-
-
 def opened(ledger: Ledger, host: str, project: str = "p", clock: Callable[[], int] | None = None) -> Budget:
     """A budget, as each run of a program has one."""
     book = parse_book(BOOK.format(host=host), "example")

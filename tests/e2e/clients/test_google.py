@@ -48,13 +48,6 @@ Connect = Callable[..., Any]
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    yield ledger
-    ledger.close()
-
-
-@pytest.fixture
 def upstream() -> Iterator[Emulator]:
     with Emulator(quota=100_000) as emulator:
         yield emulator

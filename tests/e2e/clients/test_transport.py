@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,7 +35,6 @@ from quota.errors import Refused, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.factory import open_ledger
-from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
@@ -77,13 +75,6 @@ def answer(request: Arrived) -> Answer:
 def server() -> Iterator[PlainServer]:
     with PlainServer(answer) as server:
         yield server
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    yield ledger
-    ledger.close()
 
 
 def make_budget(ledger: Ledger, units: int = 1_000) -> Budget:

@@ -1,0 +1,22 @@
+"""A ledger for the budget of a client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.ledger.factory import open_ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.ledger.contract import Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield ledger
+    ledger.close()
