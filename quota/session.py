@@ -242,7 +242,7 @@ class Session(OfOneProcess):
         kind, _, token_ref = ref.partition(":")
         if kind == "bearer":
             return bearer(read_key(token_ref, "token", "auth"))
-        return login(ref, f"credential {chosen.name!r}")
+        return login(ref, f"credential {chosen.name!r}", chosen.scopes)
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.

@@ -60,6 +60,7 @@ def _facts(name: str) -> dict[str, str]:
     """What a book says, each fact with a name of its own. The tables that no number is in are as the file has them."""
     book, tables = load_book(name), book_tables(name)
     facts = {"source": book.source, "read on": book.read_on.isoformat(), "hosts": ", ".join(book.hosts)}
+    facts["scopes"] = ", ".join(book.scopes)
     for bucket in book.buckets.values():
         for quota in bucket.quotas:
             facts[f"bucket {bucket.name} in {quota.window.name}"] = f"{quota.units:,}"

@@ -51,7 +51,11 @@ def _login(book: CostBook, secret: str) -> str:
         where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
     if not (book.hosts or book.routes) or book.key != KeyPlace():
         return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
-    return f'{where}# Whose token goes along, and where it is; never the token itself.\nauth = "bearer:env:{secret}"\n'
+    account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
+    return (
+        f"{where}# Whose token goes along, and where it is; never the token itself.\n{account}"
+        f'auth = "bearer:env:{secret}"\n'
+    )
 
 
 def _limit(credential: str, limit: Limit) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a cost book about its API: `hosts`, `routes` and `answers`. The model is `quota.terms.api`."""
+"""What a cost book says of its API: `hosts`, `key`, `scopes`, `routes`, `answers`. The model: `quota.terms.api`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ def parse_hosts(root: TomlTable) -> tuple[str, ...]:
         except UsageError as error:
             raise root.error(str(error), "hosts", index) from None
     return hosts
+
+
+def parse_scopes(table: TomlTable) -> tuple[str, ...]:
+    """What an account asks for that logs in; () where nothing is said. Raises ConfigError."""
+    scopes = table.texts("scopes")
+    for index, scope in enumerate(scopes):
+        if not re.fullmatch(r"[!#-\[\]-~]{1,200}", scope):  # RFC 6749, 3.3
+            raise table.error(
+                'no scope; write for example "https://www.googleapis.com/auth/spreadsheets"', "scopes", index
+            )
+    return scopes
 
 
 def parse_key(root: TomlTable) -> KeyPlace:

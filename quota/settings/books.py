@@ -11,7 +11,7 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
-from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes
+from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes, parse_scopes
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window
@@ -67,7 +67,7 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_API_KEYS = ("hosts", "key", "routes", "answers")
+_API_KEYS = ("hosts", "key", "scopes", "routes", "answers")
 _BOOK_KEYS = (
     "api",
     "source",
@@ -114,6 +114,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
         hosts=parse_hosts(root),
         key=parse_key(root),
+        scopes=parse_scopes(root),
         routes=parse_routes(root, methods),
         answers=parse_answers(root, buckets, [pool.name for pool in pools]),
     )

@@ -465,6 +465,14 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
     yield from _auth_file(credential)
     location = f"credentials.{credential.name}"
     ref = credential.auth_ref
+    asks = credential.key_ref is None and (ref or "").startswith(("adc", "service-account:"))
+    if credential.scopes != credential.book.scopes and not asks:
+        yield Finding(
+            "warning",
+            f"{location}.scopes",
+            "have no effect: only an account asks for them, and a key or a token has its rights already",
+            'remove the key, or add auth = "adc" or "service-account:PATH"',
+        )
     if credential.cloud_project is None:
         if ref is not None and credential.key_ref is not None:
             yield Finding(

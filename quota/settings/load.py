@@ -31,6 +31,7 @@ from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
+from quota.settings.api import parse_scopes
 from quota.settings.books import load_book
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
@@ -217,7 +218,17 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
 _SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
 _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
-_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
+_CREDENTIAL_KEYS = (
+    "api",
+    "project",
+    "key",
+    "endpoint",
+    "insecure_endpoint",
+    "cloud_project",
+    "auth",
+    "scopes",
+    "limits",
+)
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
@@ -289,6 +300,7 @@ def _credential(
         cloud_project=_cloud_project(row) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
+        scopes=parse_scopes(row) or book.scopes,
     )
 
 
@@ -334,7 +346,7 @@ def _is_address(endpoint: str) -> bool:
 
 _PLACES = {
     **dict.fromkeys(("quota", "headroom", "units", "per", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
-    **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth"), "[credentials.NAME]"),
+    **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth", "scopes"), "[credentials.NAME]"),
     **dict.fromkeys(
         ("fetch", "regions", "pages", "schedule", *SCHEDULE_KEYS, "leave", "max_units", "ping"), "[jobs.NAME]"
     ),

@@ -73,7 +73,8 @@ class CredentialSettings:
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
     what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
-    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
+    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. `scopes` are what a service account
+    asks for; without any, Google's client asks for those that its API knows.
     """
 
     name: str
@@ -86,6 +87,7 @@ class CredentialSettings:
     cloud_project: str | None = None
     auth_ref: str | None = None
     insecure_endpoint: bool = False
+    scopes: tuple[str, ...] = ()
 
 
 TABLES_OF_THE_STORE = frozenset(

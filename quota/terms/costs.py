@@ -159,7 +159,8 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
-    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
+    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`. `scopes`
+    are what an account asks for that logs in.
     """
 
     name: str
@@ -178,6 +179,7 @@ class CostBook(NamedTuple):
     key: KeyPlace = KeyPlace()
     routes: tuple[Route, ...] = ()
     answers: AnswerRules = AnswerRules()
+    scopes: tuple[str, ...] = ()
 
     @property
     def main_bucket(self) -> Bucket:

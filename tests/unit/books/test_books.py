@@ -90,6 +90,8 @@ def mutants(book: CostBook) -> Iterator[tuple[str, CostBook]]:
             yield f"{one.path} and {other.path} are swapped", book._replace(routes=routes)
     for number, route in enumerate(book.routes):
         yield f"{route.path} is gone", book._replace(routes=(*book.routes[:number], *book.routes[number + 1 :]))
+    if book.scopes:
+        yield "the scopes are gone", book._replace(scopes=())
     for said, answers in wrong_answers(book.answers):
         yield said, book._replace(answers=answers)
 

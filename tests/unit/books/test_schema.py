@@ -29,6 +29,8 @@ WRONG: list[tuple[tuple[str, ...], Any]] = [
     (("api",), 7),
     (("read_on",), "yesterday"),
     (("colour",), "green"),
+    (("scopes",), ["two scopes"]),
+    (("scopes",), []),
     (("buckets",), {}),
     (("buckets", "core", "quota"), 0),
     (("buckets", "core", "resets"), "soon"),

@@ -416,6 +416,26 @@ def test_what_reconcile_needs(tmp_path: Path) -> None:
     assert said(text) == []
 
 
+def test_scopes_are_for_an_account(tmp_path: Path) -> None:
+    keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
+
+    def said(text: str) -> list[str]:
+        text = keyless.replace("[[cred", f'{text}\nscopes = ["openid"]\n[[cred', 1)
+        return [str(one) for one in findings(tmp_path, text) if one.location.endswith(".scopes")]
+
+    assert said('auth = "adc"') == said('auth = "service-account:account.json"') == []
+    for text in (
+        "",
+        'auth = "authorized-user:user.json"',
+        'auth = "bearer:env:TOKEN"',
+        'key = "env:KEY"\nauth = "adc"',
+    ):
+        assert said(text) == [
+            "warning: credentials.main.scopes: have no effect: only an account asks for them, and a key or a token has "
+            'its rights already; remove the key, or add auth = "adc" or "service-account:PATH"'
+        ]
+
+
 def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path: Path) -> None:
     def said(project: str, cloud: str) -> list[str]:
         other = f'[credentials.b]\napi = "youtube-v3"\nkey = "env:LINT_KEY2"\nproject = "{project}"\n{cloud}'
