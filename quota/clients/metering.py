@@ -249,11 +249,11 @@ class Attempt:
 
     def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
         """What finds in the body of an answer what the call used; None where that settles nothing."""
-        field = self._budget.book.answers.units
-        if self._settlement is None or status >= 400 or field is None or field.pointer is None:
+        used = self._budget.book.answers.units
+        if self._settlement is None or status >= 400 or used is None or not used.in_body:
             return None
         events = headers.get("content-type", "").lower().startswith("text/event-stream")
-        return Usage(partial(units_in, field), events=events)
+        return Usage(partial(units_in, used), used.total, events=events)
 
     def settle(self, used_units: int | None) -> None:
         """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it

@@ -29,7 +29,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer
+    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Used
     from quota.terms.costs import CostBook
 
     Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -154,7 +154,7 @@ class Described:
             for one in said
             if one.remaining_units is not None and one.bucket in self.book.buckets and one.bucket not in closed
         )
-        used_units = None if rules.units is None else answer.units(rules.units)
+        used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
         return Reading(error, closes, tuple(levels), used_units, free)
 
@@ -295,8 +295,15 @@ class _Answer:
             return bool(value)
         return type(value) is type(match.value) and value == match.value
 
-    def units(self, field: Field) -> int | None:
-        """What the call cost. In JSON it is a whole number: an answer that writes it otherwise says nothing."""
+    def units(self, used: Used) -> list[int | None]:
+        """What it says of each figure of what the call used."""
+        return [
+            next((units for place in figure.places if (units := self._units(place)) is not None), None)
+            for figure in used.figures
+        ]
+
+    def _units(self, field: Field) -> int | None:
+        """In JSON it is a whole number: an answer that writes it otherwise says nothing."""
         value = self._value(field, "units")
         is_text = bool(field.header) or field.pattern is not None
         return _whole(value) if isinstance(value, str if is_text else int) else None
@@ -396,9 +403,9 @@ class _Answer:
         return ms if date_ms is None else self.at_ms + ms - date_ms
 
 
-def units_in(field: Field, document: bytes) -> int | None:
-    """What a call used, by a JSON document of its answer: the whole of it, or one event."""
-    return _Answer(200, (), document, 0).units(field)
+def units_in(used: Used, document: bytes) -> list[int | None]:
+    """What a JSON document of an answer says of each figure of what a call used: the whole of it, or one event."""
+    return _Answer(200, (), document, 0).units(used)
 
 
 def _figure(value: object) -> float | None:

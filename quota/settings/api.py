@@ -13,6 +13,7 @@ from quota.terms.api import (
     AnswerRules,
     ClosedRule,
     Field,
+    Figure,
     Form,
     KeyPlace,
     LevelRule,
@@ -20,6 +21,7 @@ from quota.terms.api import (
     Pointer,
     Refill,
     Route,
+    Used,
 )
 from quota.terms.hosts import Hosts
 
@@ -137,8 +139,26 @@ def parse_answers(root: TomlTable, buckets: Collection[str], pools: Iterable[str
         if first is not None:
             raise row.error(f"never reached: closed[{first}] takes all of it; put this one first")
         closed.append(rule)
-    units = _field(table, "units") if "units" in table else None
-    return AnswerRules(tuple(levels), units, tuple(free), tuple(closed))
+    used = _used(table) if "units" in table else None
+    return AnswerRules(tuple(levels), used, tuple(free), tuple(closed))
+
+
+def _used(table: TomlTable) -> Used:
+    """What a call used: one figure, or a list of those in the JSON that add up, each in one of several places."""
+    if not isinstance(table.value("units"), list):
+        return Used((Figure((_field(table, "units"),)),))
+    return Used(
+        tuple(
+            Figure(tuple(Field(pointer=place) for place in _places(row)), row.whole("default", None, minimum=0))
+            for row in _rows(table, "units", ("json", "default"))
+        )
+    )
+
+
+def _places(row: TomlTable) -> list[Pointer]:
+    if not isinstance(row.value("json"), list):
+        return [parse_pointer(row, "json")]
+    return [_pointer(row, "json", text, index) for index, text in enumerate(row.texts("json"))]
 
 
 def _rows(table: TomlTable, key: str, keys: Iterable[str]) -> list[TomlTable]:
@@ -220,9 +240,12 @@ def _field(table: TomlTable, key: str, groups: tuple[str, ...] = ()) -> Field:
 
 def parse_pointer(row: TomlTable, key: str) -> Pointer:
     """A place in a JSON document, as the key has it. Raises ConfigError."""
-    pointer = row.text(key)
+    return _pointer(row, key, row.text(key))
+
+
+def _pointer(row: TomlTable, key: str, pointer: str, index: int | None = None) -> Pointer:
     if not pointer.startswith("/") or re.search(r"~(?![01])", pointer):
-        raise row.error(f'{show(pointer)} is no JSON pointer; write for example "/errors/0/code"', key)
+        raise row.error(f'{show(pointer)} is no JSON pointer; write for example "/errors/0/code"', key, index)
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
 
 

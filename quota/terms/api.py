@@ -2,6 +2,7 @@
 
 Route          the requests that are one method
 Field          where an answer has a figure: in a header, or in its JSON
+Figure         a part of what a call used; Used: the sum of several
 Match          the answers that a rule is about
 ClosedRule     answers by which upstream closes a bucket
 KeyPlace       where the API wants its key
@@ -13,8 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -91,6 +95,34 @@ class Field(NamedTuple):
     form: Form | None = None
 
 
+class Figure(NamedTuple):
+    """A part of what a call used: a number in the first of its `places` that has one, else `default`; None: its answer
+    has to say it."""
+
+    places: tuple[Field, ...]
+    default: int | None = None
+
+
+class Used(NamedTuple):
+    """What a call used: the sum of these figures."""
+
+    figures: tuple[Figure, ...]
+
+    @property
+    def in_body(self) -> bool:
+        return any(place.pointer is not None for figure in self.figures for place in figure.places)
+
+    def total(self, found: Sequence[int | None]) -> int | None:
+        """Of what was found of each figure; None where nothing was, or where one is missing."""
+        if not any(units is not None for units in found):
+            return None
+        counted = [
+            figure.default if units is None else units for figure, units in zip(self.figures, found, strict=True)
+        ]
+        known = [units for units in counted if units is not None]
+        return sum(known) if len(known) == len(counted) else None
+
+
 class Match(NamedTuple):
     """The answers that a rule is about: all that is given must hold.
 
@@ -160,7 +192,7 @@ class AnswerRules(NamedTuple):
     """What an answer tells: which units remain, what the call cost (`units`), whether it was `free`, what it closed."""
 
     levels: tuple[LevelRule, ...] = ()
-    units: Field | None = None
+    units: Used | None = None
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
 

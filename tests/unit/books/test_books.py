@@ -12,6 +12,7 @@ import pytest
 
 from quota.common.resources import read_text
 from quota.settings.books import book_names, load_book
+from quota.terms.api import Used
 from support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ def wrong_answers(rules: AnswerRules) -> Iterator[tuple[str, Any]]:
             yield f"{field}[{number}] is gone", rules._replace(**{field: (*rows[:number], *rows[number + 1 :])})
     if rules.units is not None:
         yield "units is gone", rules._replace(units=None)
+        for number, figure in enumerate(rules.units.figures if len(rules.units.figures) > 1 else ()):
+            fewer = (*rules.units.figures[:number], *rules.units.figures[number + 1 :])
+            yield f"units without {figure.places[0].pointer}", rules._replace(units=Used(fewer))
 
 
 MUTANTS = [(name, said, book) for name in NAMES for said, book in mutants(load_book(name))]
