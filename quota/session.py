@@ -270,14 +270,20 @@ class Session(OfOneProcess):
         return made
 
     def requests(
-        self, credential: str | None = None, *, max_units: int | None = None, timeout_s: float | None = None
+        self,
+        credential: str | None = None,
+        *,
+        max_units: int | None = None,
+        timeout_s: float | None = None,
+        max_body_mb: int | None = None,
     ) -> Any:
         """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
         budget, as the routes of the book say; with an `endpoint`, to that host instead.
 
         It calls those hosts with the credential's `key`, where the book says, or as whom its `auth` names. No other
-        host sees a secret. A refusal raises `quota.Refused`. `timeout_s` is for requests that name no timeout. The
-        session works as long as this one is open.
+        host sees a secret. A refusal raises `quota.Refused`, and an answer of more than `max_body_mb`
+        `quota.BadAnswer`. `timeout_s` is for requests that name no timeout. The session works as long as this one is
+        open.
         """
         self._check_open()
         try:
@@ -289,7 +295,12 @@ class Session(OfOneProcess):
         chosen = self.credential(credential)
         caller, hosts = self._caller(chosen)
         adapter = requests_adapter(
-            self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s, caller=caller
+            self.budget(chosen.name),
+            hosts=hosts,
+            max_units=max_units,
+            timeout_s=timeout_s,
+            max_body_mb=max_body_mb,
+            caller=caller,
         )
         made = requests.Session()
         for scheme in ("https://", "http://"):

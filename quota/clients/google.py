@@ -37,8 +37,8 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
+from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import (
-    AnswerLimits,
     PatientConnection,
     Watch,
     check_redirect,

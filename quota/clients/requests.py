@@ -20,6 +20,7 @@ import ssl
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from quota.clients.answer_limits import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, HostNames, MethodOf, unpacked
 from quota.common.clock import elapsed_s
@@ -46,6 +47,7 @@ def requests_adapter(
     hosts: HostNames | None = None,
     max_units: int | None = None,
     timeout_s: float | None = None,
+    max_body_mb: int | None = None,
     caller: Caller | None = None,
     **options: Any,
 ) -> HTTPAdapter:
@@ -53,19 +55,26 @@ def requests_adapter(
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the cost book, whose `routes` name the `method`. `max_units` is the most that is spent in all, and `timeout_s`
-    the timeout of requests that name none. `caller` signs what leaves; the client's own request stays unsigned.
+    the timeout of requests that name none. A body of more than `max_body_mb`, as received or unpacked, raises
+    quota.BadAnswer while it is read. `caller` signs what leaves; the client's own request stays unsigned.
     """
     from requests.adapters import HTTPAdapter
     from requests.exceptions import RequestException
     from requests.structures import CaseInsensitiveDict
 
     gate = HostGate(budget, method, hosts, max_units)
+    limits = AnswerLimits(max_body_mb).validated()
     options["max_retries"] = 0
 
     class MeteredAdapter(HTTPAdapter):
         def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if timeout_s is not None and kwargs.get("timeout") is None:
                 kwargs["timeout"] = timeout_s
+            response = self._sent(request, *args, **kwargs)
+            _bound(response, limits)
+            return response
+
+        def _sent(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if caller is None:
                 return self._attempt(request, *args, **kwargs)
             response = self._signed(caller, request, *args, **kwargs)
@@ -182,6 +191,25 @@ def _watch(attempt: Attempt, response: requests.Response) -> None:
             yield piece
         usage.end()
         attempt.settle(usage.take())
+
+    response.raw.stream = stream
+
+
+def _bound(response: requests.Response, limits: AnswerLimits) -> None:
+    """End the body, while it is read through the response, where it is longer than it may be."""
+    most = limits.max_bytes
+    if most is None:
+        return
+    unbounded = response.raw.stream
+
+    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+        size = 0
+        for piece in unbounded(*args, **options):
+            size += len(piece)
+            if size > most:
+                response.close()
+                raise limits.too_large()
+            yield piece
 
     response.raw.stream = stream
 

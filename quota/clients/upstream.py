@@ -161,7 +161,12 @@ class Described:
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).client(session, credential, **limits)
-        return session.requests(credential, max_units=limits.get("max_units"), timeout_s=limits.get("max_answer_s"))
+        return session.requests(
+            credential,
+            max_units=limits.get("max_units"),
+            timeout_s=limits.get("max_answer_s"),
+            max_body_mb=limits.get("max_body_mb"),
+        )
 
     def address(self, client: Any, endpoint: str | None) -> str:
         if not (self.book.hosts or self.book.routes):

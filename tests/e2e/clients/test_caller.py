@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import traceback
 from functools import cache
@@ -75,6 +76,7 @@ class Site:
         self.folder = folder
         self.granted = 0
         self.refuse = 0
+        self.large = Answer()
         self.api, self.other, self.tokens = (
             PlainServer(self.answer),
             PlainServer(lambda _: Answer(200)),
@@ -84,6 +86,8 @@ class Site:
     def answer(self, request: Arrived) -> Answer:
         if request.target.startswith("/things/away"):
             return Answer(302, headers={"Location": f"{self.other.address}/there"})
+        if request.target.startswith("/things/large"):
+            return self.large
         if self.refuse:
             self.refuse -= 1
             return Answer(401, b'{"error": "no"}')
@@ -267,6 +271,38 @@ def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
             client.get(f"{site.api.address}/things/1")
     assert refused.value.decision.reason == "run"
     assert len(site.api.arrived) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "fits"),
+    [
+        (b"x" * 1_000_000, {}, True),
+        (b"x" * 1_000_001, {}, False),
+        (gzip.compress(b"x" * 1_000_000), {"Content-Encoding": "gzip"}, True),
+        (gzip.compress(b"x" * 9_000_000), {"Content-Encoding": "gzip"}, False),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_body_is_no_larger_than_a_job_allows(
+    site: Site, body: bytes, headers: dict[str, str], fits: bool, status: int
+) -> None:
+    site.large = Answer(status, body, headers)
+    with site.open() as session:
+        client = upstream_of(session.budget().book).client(
+            session, "main", max_body_mb=1, max_answer_s=60, max_items=10, max_units=10, waiting=None
+        )
+        if fits:
+            assert len(client.get(f"{site.api.address}/things/large").content) == 1_000_000
+        else:
+            with pytest.raises(quota.BadAnswer, match="larger than 1 MB; if this is expected, raise max_body_mb"):
+                client.get(f"{site.api.address}/things/large")
+            parts = client.get(f"{site.api.address}/things/large", stream=True)
+            with pytest.raises(quota.BadAnswer):
+                list(parts.iter_content(1_000))
+        assert set(spent(session)) == {("things.read", 1)}, "upstream answered, so it counts"
+        assert len(session.requests().get(f"{site.api.address}/things/large").content) >= 1_000_000, "nobody asked"
+        with pytest.raises(quota.UsageError, match="max_body_mb"):
+            session.requests(max_body_mb=0)
 
 
 @pytest.mark.parametrize(
