@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_used_units": (GAUGE, "Units that the limit counts now, with unlogged usage."),
     "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all that it counts."),
     "quota_limit_unlogged_units": (GAUGE, "Units that the limit counts though the log lacks them."),
+    "quota_limit_reserved_units": (GAUGE, "Used units charged in the last hour as a bound that nobody has settled."),
     "quota_limit_next_capacity_timestamp_seconds": (GAUGE, "When the limit has more capacity; absent if unused."),
     "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
     "quota_bucket_exhausted": (GAUGE, "1 while upstream has closed the bucket, else 0."),
@@ -160,6 +161,7 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
         yield Sample("quota_limit_used_units", labels, row.state.used_units)
         yield Sample("quota_limit_remaining_units", labels, row.state.remaining_units)
         yield Sample("quota_limit_unlogged_units", labels, row.state.unlogged_units)
+        yield Sample("quota_limit_reserved_units", labels, row.reserved_units)
         if row.next_capacity_ms is not None:
             yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
         if isinstance(window, Calendar):

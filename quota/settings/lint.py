@@ -51,6 +51,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_server(settings),
         *_store(settings),
         *_ways(settings),
+        *(finding for book in books.values() for finding in _unsettled(book)),
     ]
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
@@ -398,6 +399,19 @@ def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> 
 
 MAX_HINTS = 20
 """At most this many unknown names are compared with all known names. Nobody writes a longer list by hand."""
+
+
+def _unsettled(book: CostBook) -> Iterator[Finding]:
+    """A bound that no answer settles stands for good, so that a budget is soon spent on what nobody used."""
+    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
+    if bounds and book.answers.units is None:
+        yield Finding(
+            "warning",
+            f"cost book {book.name}",
+            f"{', '.join(bounds[:3])}: `reserve` is the most that a call may cost, and `answers` has no `units` that "
+            "say what it did cost",
+            'add for example units = { json = "/usage/total" }, or settle each call in your program',
+        )
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -453,6 +453,33 @@ def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path:
     ]
 
 
+BOUND = """
+api = "chat"
+source = "https://chat.example/limits"
+read_on = 2026-11-25
+default = {{ get = 1, other = 1 }}
+methods = {{ chat = {price}, models = 1 }}
+{answers}
+[buckets.tokens]
+quota = 1_000
+resets = "1h"
+"""
+
+
+def test_a_bound_that_no_answer_settles_is_told_once(tmp_path: Path) -> None:
+    def said(price: str, answers: str = "") -> list[str]:
+        (tmp_path / "chat.toml").write_text(BOUND.format(price=price, answers=answers))
+        text = "".join(f'[credentials.{name}]\napi = "chat.toml"\nkey = "env:LINT_KEY"\n' for name in ("a", "b"))
+        return [str(one) for one in findings(tmp_path, text) if "reserve" in one.message]
+
+    assert said("{ reserve = { default = 9 } }") == [
+        "warning: cost book chat: chat: `reserve` is the most that a call may cost, and `answers` has no `units` that "
+        'say what it did cost; add for example units = { json = "/usage/total" }, or settle each call in your program'
+    ]
+    assert said("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
+    assert said("9") == []
+
+
 def test_a_book_without_upstreams_names_cannot_be_reconciled(tmp_path: Path) -> None:
     text = f'[credentials.main]\napi = "gmail-v1"\nkey = "env:LINT_KEY"\n{RECONCILED}'
     (found,) = findings(tmp_path, text)
