@@ -91,6 +91,10 @@ pages = 10
         with closing(sqlite3.connect(self.folder / "videos.db")) as db:
             return db.execute(sql).fetchall()
 
+    def change(self, sql: str) -> None:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db, db:
+            db.execute(sql)
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
@@ -347,6 +351,33 @@ def test_a_sharp_s_and_two_of_them_find_each_other(site: Site) -> None:
     for words in ("strasse", "straße", "STRASSE", "STRAẞE", "stras*"):
         found = {one["title"] for one in site.quota.json("search", words, "--json")["videos"]}
         assert found == set(titles if words == "stras*" else titles[:3]), words
+
+
+def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> None:
+    site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True"))
+    names = {name: {"id": name, "snippet": {"title": f'cat "{name}",\n{name}'}} for name in ("old", "back", "new")}
+    site.pages([{"v": [names["old"], names["back"]]}], [{"v": [names["new"]]}])
+    site.run()
+    site.change("UPDATE rankings SET taken_at_ms = taken_at_ms - 8 * 86400000")
+    site.change("UPDATE videos SET refreshed_ms = refreshed_ms - 8 * 86400000")
+    site.pages([{"v": [names["new"]]}], [{"v": [names["back"]]}])
+    site.run()
+
+    def found(*options: str) -> set[str]:
+        lines = csv.DictReader(io.StringIO(site.quota("search", "cat", "--csv", *options).stdout))
+        return {line["video_id"] for line in lines if line["title"] == names[line["video_id"]]["snippet"]["title"]}
+
+    assert found() == {"old", "back", "new"}
+    assert found("--since", "7d") == {"back", "new"}
+    assert found("--region", "US") == {"old", "back", "new"}
+    assert found("--region", "US", "--since", "7d") == {"new"}, "the other was ranked there before"
+    assert found("--region", "FR") == set()
+    header, *_ = site.quota("search", "nothing", "--csv").stdout.splitlines()
+    assert header == "video_id,title,channel_title,published_at,view_count,rankings"
+    [row] = csv.DictReader(io.StringIO(site.quota("search", "cat", "--csv", "--region", "US", "--since", "7d").stdout))
+    assert [(one["region"], one["rank"]) for one in json.loads(row["rankings"])] == [("US", 1)]
+    assert "--csv and --json cannot be combined" in one_line(site.quota("search", "cat", "--csv", "--json"), 2)
+    assert "--since 'week' is not a duration" in one_line(site.quota("search", "cat", "--since", "week"), 2)
 
 
 # -- documented --------------------------------------------------------------------------------------------------------
