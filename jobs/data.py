@@ -57,9 +57,21 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
         say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
 
 
+fetched_since_option = click.option(
+    "--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d."
+)
+
+
+def fetched_since_ms(since: str | None) -> int:
+    """The time from which on what was fetched counts; 0 without the option."""
+    from quota.common.clock import host_clock
+
+    return 0 if since is None else max(1, host_clock() - duration_ms("--since", since))
+
+
 @click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
 @click.argument("table")
-@click.option("--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d.")
+@fetched_since_option
 @click.option("--region", metavar="R", help="Only what is of this region.")
 @click.option("--format", "kind", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
 @click.option("--output", metavar="FILE", help="Write here instead of to stdout: the whole file, or none.")
@@ -76,11 +88,10 @@ def export(
       quota export videos --since 7d --region DE --format csv --output videos.csv
       quota export comments | jq '.text'
     """
-    from quota.common.clock import host_clock
     from quota.jobs.store.export import Export, to_export
     from quota.jobs.store.store import Store
 
-    since_ms = 0 if since is None else max(0, host_clock() - duration_ms("--since", since))
+    since_ms = fetched_since_ms(since)
     with configured(config) as session:
         Store.existing(session.settings.store).close()  # one that cannot be opened says why
         with to_export(session.settings.store.file) as db:

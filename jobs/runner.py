@@ -12,6 +12,7 @@ How a step may end, and what follows:
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
     an answer beyond its limits      the region fails and keeps its cursor
+    a sink that fails                the region fails and keeps its cursor: the page is fetched again
     an error of this region alone    the region fails and begins its next pass with the first page
     configuration, ledger, store     the run fails at once
     SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
@@ -22,6 +23,7 @@ A failed region counts as covered in its round: if it stayed pending, the next r
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from contextlib import contextmanager
@@ -36,7 +38,7 @@ from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import RunReport, load_fetch
+from quota.jobs.job import RunReport, load_fetch, load_sink
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from quota import Decision, Session
-    from quota.jobs.job import RegionOutcome, RunOutcome
+    from quota.jobs.job import Page, RegionOutcome, RunOutcome, Sink
     from quota.ledger.claims import Ending
     from quota.settings.model import JobSettings
 
@@ -96,7 +98,7 @@ def run_job(
         chosen = _regions(job, ())
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
-    fetch = load_fetch(job.fetch, job.options, folder)
+    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
     with only_one(session.settings.store.url, job.name) as lock:
         if lock is None:
             return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
@@ -119,7 +121,9 @@ def run_job(
                     attempts = Attempts(
                         session, job, fetch, store, stop, watcher or Watcher(), wait, clock or host_clock
                     )
-                    run = _Run(session, job, store, hold, attempts, stop, watcher or Watcher(), clock or host_clock)
+                    run = _Run(
+                        session, job, store, hold, attempts, sink, stop, watcher or Watcher(), clock or host_clock
+                    )
                     try:
                         report = run.cover(mine, max_regions)
                     except BaseException as error:
@@ -233,6 +237,7 @@ class _Run:
         store: Store,
         hold: Hold,
         attempts: Attempts,
+        sink: Sink | None,
         stop: Callable[[], int],
         watcher: Watcher,
         clock: Callable[[], int],
@@ -242,6 +247,7 @@ class _Run:
         self.store = store
         self.hold = hold
         self.attempts = attempts
+        self.sink = sink
         self.work = work_of(session, job)
         self.stop = stop
         self.watcher = watcher
@@ -329,6 +335,8 @@ class _Run:
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE)
+            if (failure := self._hand_over(page)) is not None:
+                return self._give_up(checkpoint, failure)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
@@ -352,6 +360,17 @@ class _Run:
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
         return self._outcome("done")
+
+    def _hand_over(self, page: Page) -> Failure | None:
+        """Give the page to the job's sink, which may change what it gets. What it raises fails the step."""
+        if self.sink is None or not page.items:
+            return None
+        try:
+            self.sink(copy.deepcopy(page), self.job.name, self.here.region)
+        except (Exception, SystemExit) as error:
+            log.debug("%s", line("sink_failed", job=self.job.name, region=self.here.region), exc_info=True)
+            return Failure("answer", f"sink = {self.job.sink!r}: {redact(describe(error))}; the page is fetched again")
+        return None
 
     def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
         match failure.kind:

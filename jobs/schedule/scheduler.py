@@ -51,7 +51,7 @@ from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
-from quota.jobs.job import Fetch, RunReport, load_fetch
+from quota.jobs.job import Fetch, RunReport, load_fetch, load_sink
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Stream, Tick, streams
 from quota.jobs.store.store import Store
@@ -235,10 +235,12 @@ class _JobQueue:
 
     def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
         path = session.settings.path
+        folder = None if path is None else path.absolute().parent
         self.settings = session.settings
         self.job = job
         # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
-        self.fetch: Fetch = load_fetch(job.fetch, job.options, None if path is None else path.absolute().parent)
+        self.fetch: Fetch = load_fetch(job.fetch, job.options, folder)
+        load_sink(job.sink, folder)
         session.check_key(job.credential)
         self.running: Tick | None = None
         self._pool = pool

@@ -30,6 +30,7 @@ ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
 _JOB_KEYS = (
     "credential",
     "fetch",
+    "sink",
     "regions",
     "pages",
     "schedule",
@@ -77,6 +78,9 @@ def _job(
     if fetch not in BUILT_IN_FETCHES and not re.fullmatch(_FUNCTION, fetch):
         own = 'not a built-in job; write your own as "package.module:function"'
         raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
+    sink = row.text("sink") if "sink" in row else ""
+    if sink and not re.fullmatch(_FUNCTION, sink):
+        raise row.error('not a function; write it as "package.module:function"', "sink")
     job = JobSettings(
         name=name,
         credential=credential,
@@ -95,6 +99,7 @@ def _job(
         insecure_endpoint=row.flag("insecure_endpoint", False),
         max_units=row.whole("max_units", None),
         tables=_tables(row.table("tables", default={})),
+        sink=sink,
     )
     return _scheduled(job, row)
 

@@ -126,7 +126,8 @@ class JobSettings:
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
     a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
     every machine runs the whole job into its own store; otherwise they share its regions. `tables` has the tables of
-    its own rows that are not known by an `id`, or keep a history.
+    its own rows that are not known by an `id`, or keep a history. `sink` names the function that gets each page; empty:
+    none does.
     """
 
     name: str
@@ -149,6 +150,7 @@ class JobSettings:
     insecure_endpoint: bool = False
     max_units: int | None = None
     tables: Mapping[str, TableSettings] = field(default_factory=dict)
+    sink: str = ""
 
 
 class StoreSettings(NamedTuple):
