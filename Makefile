@@ -19,7 +19,8 @@ lint: .venv/installed-test .venv/installed-lint
 	@rm -rf $(LINKED) && mkdir -p $(LINKED)/quota
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
-	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py
+	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py \
+		$(CURDIR)/docs/examples/*.py
 	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)

@@ -10,6 +10,7 @@
     Limit, CostBook, Ledger    what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
     Charge, Entry              what `budget.refund` and `budget.settle` return: a charge that is owed to the ledger, or
                                its entry in the log
+    When                       what `decision.when()` returns: when a refused call is worth another try
     labels                     says which job and region spend
     QuotaError and the others  see `quota.errors`
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from quota.async_budget import AsyncBudget
     from quota.async_session import AsyncSession, open_async
     from quota.budget import Budget
-    from quota.decision import Decision, LimitState
+    from quota.decision import Decision, LimitState, When
     from quota.errors import (
         BadAnswer,
         ConfigError,
@@ -54,6 +55,7 @@ else:
         "Limit": "quota.terms.limits",
         "LimitState": "quota.decision",
         "Session": "quota.session",
+        "When": "quota.decision",
         "labels": "quota.terms.attribution",
         "open": "quota.session",
         "open_async": "quota.async_session",
@@ -93,6 +95,7 @@ __all__ = [
     "UnknownCharge",
     "UnknownMethod",
     "UsageError",
+    "When",
     "labels",
     "open",
     "open_async",

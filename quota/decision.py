@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from quota.common.clock import rfc3339, utc
+from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.text import many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -21,6 +21,20 @@ SET_THE_CLOCK = "set the one that is wrong, then run again"
 
 COUNTING = "the ledger still counts what was charged before"
 """Why a call is refused with the reason "counting"."""
+
+
+UNKNOWN_WAIT_MS = 5 * 60_000
+"""How long until a refused call is worth another try where nobody can say when it fits."""
+
+
+class When(NamedTuple):
+    """When a refused call is worth another try, for what starts work at a time: `Decision.when`.
+
+    `at` is an aware datetime in UTC, `seconds` the time from now until then, by this machine's clock: 0 if it is past.
+    """
+
+    at: datetime
+    seconds: float
 
 
 class LimitState(NamedTuple):
@@ -82,6 +96,20 @@ class Decision(NamedTuple):
     def retry_after_ms(self) -> int | None:
         """How long until `retry_at`, counted from the decision."""
         return None if self.retry_at_ms is None else max(0, self.retry_at_ms - self.decided_at_ms)
+
+    def when(self) -> When | None:
+        """When the call is worth another try: at `retry_at`, or in five minutes where nobody can say when it fits, as
+        while the ledger does not answer; now if it was admitted. None where waiting does not help: somebody must act,
+        and `sentence()` says how.
+
+        Hand it to a scheduler and end; nothing here waits.
+        """
+        if self.lasting or self.reason in ("closed", "clock"):
+            return None
+        now_ms = host_clock()
+        unknown_ms = now_ms if self.admitted else now_ms + UNKNOWN_WAIT_MS
+        at_ms = unknown_ms if self.retry_at_ms is None else self.retry_at_ms
+        return When(utc(at_ms), max(0, at_ms - now_ms) / 1_000)
 
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""

@@ -102,7 +102,8 @@ class Refused(QuotaError):
     """The call was not admitted, and nothing left the machine. Nothing was charged, unless `decision.reason` is
     "ledger-unavailable": a ledger whose answer was lost may count the call as spent.
 
-    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when).
+    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when). A scheduler is told
+    `decision.when()`.
     """
 
     exit_status = 75

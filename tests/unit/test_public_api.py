@@ -41,6 +41,7 @@ def test_the_public_names_are_these() -> None:
         "UnknownCharge",
         "UnknownMethod",
         "UsageError",
+        "When",
         "labels",
         "open",
         "open_async",
