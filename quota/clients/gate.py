@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.clients.metering import Attempt, Meter
+from quota.clients.metering import Attempt, Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
@@ -58,13 +59,45 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     return text
 
 
+# -- two layers, one charge --------------------------------------------------------------------------------------------
+
+_paid: ContextVar[list[None]] = ContextVar("quota_paid")
+
+
+@contextmanager
+def paid() -> Iterator[None]:
+    """While an attempt that is charged is being sent: the first patched layer below does not charge it again."""
+    reset = _paid.set([None])
+    try:
+        yield
+    finally:
+        _paid.reset(reset)
+
+
+def take_paid() -> bool:
+    """Whether a layer above has charged this attempt. What is sent after it, as by a retry between both, is another."""
+    ahead = _paid.get(None)
+    if not ahead:
+        return False
+    ahead.pop()
+    return True
+
+
+# -- the gates ---------------------------------------------------------------------------------------------------------
+
+
 class HostGate:
     """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`."""
 
     def __init__(
-        self, budget: Budget, method: MethodOf | None, hosts: HostNames | None, max_units: int | None = None
+        self,
+        budget: Budget,
+        method: MethodOf | None,
+        hosts: HostNames | None,
+        max_units: int | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        self.meter = Meter(budget, max_units)
+        self.meter = Meter(budget, max_units, tally)
         book = budget.book
         if method is None and not book.routes:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
@@ -91,9 +124,15 @@ class HostGate:
 class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
-    def __init__(self, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> None:
+    def __init__(
+        self,
+        budget: AsyncBudget | Budget,
+        method: MethodOf | None,
+        hosts: HostNames | None,
+        tally: Tally | None = None,
+    ) -> None:
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
-        self._gate = HostGate(blocking, method, hosts)
+        self._gate = HostGate(blocking, method, hosts, tally=tally)
         self._own: Awaiter | None = None
         if not isinstance(budget, AsyncBudget):
             self._own = Awaiter(budget.ledger)
