@@ -98,7 +98,7 @@ class Account:
         self.longest_ms = max((window.longest_ms for window in windows), default=DAY_MS)
         # Credentials of one project have the same limits, so these are all that the configuration has for it.
         self.retention_ms = retention_of(windows)
-        self._grants = NO_GRANTS
+        self.grants = NO_GRANTS
         self._said_ahead = False
         self.told_ms: dict[tuple[str, bool], int] = {}
         """When the ledger was last told what an answer says of a bucket; by itself, that nothing remains in it."""
@@ -120,7 +120,7 @@ class Account:
         while True:
             mark, caller_ms = self.high_water_mark, self.clock()
             since_ms, until_ms, checks = checklist.checks
-            if not since_ms <= caller_ms < until_ms or checklist.grants is not self._grants:
+            if not since_ms <= caller_ms < until_ms or checklist.grants is not self.grants:
                 checklist, charges, checks = self._checked_at(caller_ms, checklist, charges)
             request = ChargeRequest(
                 self.project,
@@ -157,7 +157,7 @@ class Account:
                 grant_tries += 1
                 if grant_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
-                self._grants = believed(result.granted, caller_ms)
+                self.grants = believed(result.granted, caller_ms)
             elif outcome == "behind" and mark is not None:
                 losses += 1
                 if losses > MAX_LOSSES:
@@ -179,9 +179,9 @@ class Account:
         self, caller_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
     ) -> tuple[Checklist, tuple[Charge, ...], tuple[LimitCheck, ...]]:
         """What the ledger is asked to check at a time: by the price of then, and with the grants that are believed."""
-        if caller_ms >= self._grants.until_ms:
-            self._grants = believed(self._grants.text, caller_ms)
-        grants = self._grants
+        if caller_ms >= self.grants.until_ms:
+            self.grants = believed(self.grants.text, caller_ms)
+        grants = self.grants
         checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges, self.attempt_keys.next)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)

@@ -19,11 +19,11 @@ from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.contract import LimitCheck
 from quota.ledger.entry import FURTHER, Charge
-from quota.ledger.grants import read_grants
+from quota.ledger.grants import Grant, read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
 from quota.terms.attribution import RESERVED, check_name, is_reservation
 from quota.terms.costs import MAX_PARTS, Part
-from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, of_jobs, paced_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,6 +82,35 @@ def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
 
 
 _LONG_DAY_MS = 25 * HOUR_MS
+
+
+def wanted_grants(
+    limits: Sequence[Limit], said: Mapping[str, int], known: Sequence[Grant], now_ms: int, believed_ms: int
+) -> tuple[Grant, ...]:
+    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
+    stands as long as it is believed; a number that is still the same is not written again for a day."""
+    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
+    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
+    for bucket, units in said.items():
+        if not lowers(limits, bucket, units):
+            continue
+        standing = before.get(bucket)
+        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
+        wanted[bucket] = (
+            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + believed_ms)
+        )
+    return tuple(sorted(wanted.values()))
+
+
+CONFIRM_MS = DAY_MS
+"""A grant that is still the same is written again when it is this old."""
+
+
+def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
+    """Whether a grant of so many units of a bucket lowers one of these limits."""
+    return any(
+        (most := granted_units(limit, {bucket: units})) is not None and most < limit.limit_units for limit in limits
+    )
 
 
 def cap(

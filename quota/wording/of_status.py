@@ -74,7 +74,7 @@ def _lowered(row: LimitRow, at_ms: int) -> str:
     said = moment(row.grant.since_ms, at_ms)
     return (
         f"{row.limit.name}: held to {row.enforced_units:,} instead of {row.limit.limit_units:,}: upstream grants "
-        f"{row.grant.quota_units:,} (said {said}); `quota reconcile` asks again"
+        f"{row.grant.quota_units:,} (said {said}), until it says otherwise"
     )
 
 
