@@ -64,6 +64,8 @@ class Page:
     cursor of an earlier step of the same pass, the region fails: following it would never end.
     `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
     It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`.
+    `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
+    takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -72,6 +74,7 @@ class Page:
     cursor: Cursor | None = None
     complete: bool = True
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    again: bool = False
 
     @property
     def items(self) -> int:

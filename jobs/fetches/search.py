@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota.jobs.fetches.trending import PAGE_ITEMS, PARTS
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 
 
