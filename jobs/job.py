@@ -245,6 +245,12 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     return found
 
 
+def pages_of(job: JobSettings) -> int:
+    """The most pages of a pass over one region: `pages`, and of a job that searches in turn `pages` of each search."""
+    words = job.options.get("words") if job.fetch == "search" else None
+    return job.pages * max(1, len(words)) if isinstance(words, list | tuple) else job.pages
+
+
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 

@@ -234,3 +234,26 @@ def test_a_video_that_is_read_again_has_new_numbers_and_expires_all_the_same(sit
     site.later(days=3)
     site.run()
     assert site.videos() == {kept}
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def test_searches_take_turns_and_a_refusal_costs_none_of_them_its_turn(site: Site) -> None:
+    """Seven searches of up to two pages, on a budget for three pages a day: each has one page before any has two."""
+    words = [f"word{number}" for number in range(7)]
+    site.configure("search", pages=2, units=3 * 101, words=words)
+    turns = []
+    for _ in range(5):
+        site.run()
+        turns.append([found(site, word) for word in words])
+        site.later(days=1)
+    assert [sum(map(bool, day)) for day in turns] == [3, 6, 7, 7, 7]
+    assert turns[1] == [50] * 6 + [0]
+    assert min(turns[4]) > 50
+    assert site.calls() == {"search.list": 14, "videos.list": 14}, "a pass of two pages each"
+
+
+def found(site: Site, word: str) -> int:
+    number: int = site.rows("SELECT count(*) FROM videos WHERE title LIKE ?", f"{word} |%")[0][0]
+    return number
