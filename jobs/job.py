@@ -66,6 +66,8 @@ class Page:
     cursor of an earlier step of the same pass, the region fails: following it would never end.
     `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
     It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`.
+    `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
+    takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -74,6 +76,7 @@ class Page:
     cursor: Cursor | None = None
     complete: bool = True
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    again: bool = False
 
     @property
     def items(self) -> int:
@@ -242,6 +245,12 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
         warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return found
+
+
+def pages_of(job: JobSettings) -> int:
+    """The most pages of a pass over one region: `pages`, and of a job that searches in turn `pages` of each search."""
+    words = job.options.get("words") if job.fetch == "search" else None
+    return job.pages * max(1, len(words)) if isinstance(words, list | tuple) else job.pages
 
 
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:

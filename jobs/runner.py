@@ -38,7 +38,7 @@ from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import RunReport, load_fetch, load_sink
+from quota.jobs.job import RunReport, load_fetch, load_sink, pages_of
 from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
@@ -300,8 +300,8 @@ class _Run:
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
-        steps = 0
-        while self.here.pages < self.job.pages:
+        steps, most = 0, pages_of(self.job)
+        while self.here.pages < most:
             checkpoint = self.here
             if self.stop():
                 raise Interrupted
@@ -332,7 +332,7 @@ class _Run:
                     continue
                 return self._give_up(checkpoint, failure)
             inherited = False
-            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
+            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE)
             if (failure := self._hand_over(page)) is not None:

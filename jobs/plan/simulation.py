@@ -22,8 +22,8 @@ from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
 from quota.deciding.outlook import unlogged_usage
 from quota.deciding.run_limit import MAX_UNITS, RunLimit
-from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
-from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
+from quota.jobs.fetches.walks import PAGE_ITEMS
+from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
@@ -60,12 +60,12 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
     A user's own fetch function is assumed to make the call that it names, once per page.
     """
     if job.fetch == "search":
-        return (Step("search.list", False), Step("videos.list", True)) * job.pages
+        return (Step("search.list", False), Step("videos.list", True)) * pages_of(job)
     pages = job.pages
     if job.fetch == "channels" and "ids" in job.options:
         ids = job.options["ids"]
         wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
-        pages = min(pages, -(-wanted // CHANNELS_A_CALL))
+        pages = min(pages, -(-wanted // PAGE_ITEMS))
     return (Step(attempt_of(fetch, None), True),) * pages
 
 

@@ -16,7 +16,7 @@ import sqlite3
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
@@ -48,9 +48,9 @@ from quota.jobs.store.rows import (
     channel_row,
     count_or_none,
     part,
+    save_video,
     text_or_none,
     upsert,
-    video_row,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.jobs.store.tables import (
@@ -346,10 +346,10 @@ class Store:
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                row = video_row(video, now_ms)
-                upsert(db, "videos", row)
-                reading = {name: row[name] for name in VIDEO_HISTORY}
-                keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
+                row = save_video(db, video, now_ms, again=page.again)
+                if row is not None:
+                    reading = {name: row[name] for name in VIDEO_HISTORY}
+                    keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
             for channel in page.channels:
                 upsert(db, "channels", channel_row(channel, now_ms))
             save_rows(db, checkpoint.job, checkpoint.region, rows, now_ms)
@@ -448,6 +448,17 @@ class Store:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    def now_ms(self) -> int:
+        """The time by which the store dates what it gets."""
+        return self._clock()
+
+    def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables. In its SQL `:now_ms` is the time,
+        and what has a time before `:fresh_ms` is in the second half of its retention."""
+        now_ms = self._clock()
+        times = {"now_ms": now_ms, "fresh_ms": now_ms - self.retention_ms // 2}
+        return self._read(lambda db: db.execute(sql, {**times, **values}).fetchall())
+
     @property
     def runs(self) -> RunHistory:
         """The runs of this machine."""
@@ -519,7 +530,7 @@ class Store:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def delete_expired(self) -> int:
-        """Delete what was not refreshed within the retention. Returns the number of rows deleted.
+        """Delete what was not refreshed within the retention, and videos that no list had. Returns how many rows.
 
         It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
         retention starts over: its first pages are gone. A time that is days after the last run's is not believed at
@@ -578,7 +589,7 @@ ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
     " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ?1 OR listed_ms < ?1 LIMIT ?2)",
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM history WHERE (name, key, taken_at_ms) IN"

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
     from quota.terms.costs import CostBook
 
-BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
+BUILT_IN_FETCHES = {
+    "trending": "videos.list",
+    "search": "search.list",
+    "channels": "channels.list",
+    "uploads": "playlistItems.list",
+    "videos": "videos.list",
+}
 """The built-in fetch functions, each with the API method that it calls first."""
 
 DEFAULT_RETENTION_MS = 30 * DAY_MS
