@@ -17,6 +17,8 @@ import click
 from quota.cli.options import (
     config_option,
     duration_ms,
+    fetched_since_ms,
+    fetched_since_option,
     host_option,
     json_option,
     limit_option,
@@ -27,7 +29,6 @@ from quota.cli.options import (
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, nearest, printable, show
-from quota.jobs.data import fetched_since_ms, fetched_since_option
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report

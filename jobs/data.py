@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from quota.cli.options import Group, config_option, duration_ms, json_option
+from quota.cli.options import Group, config_option, fetched_since_ms, fetched_since_option, json_option
 from quota.cli.output import print_json, say
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, printable, show
@@ -55,18 +55,6 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
         )
     if not found:
         say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
-
-
-fetched_since_option = click.option(
-    "--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d."
-)
-
-
-def fetched_since_ms(since: str | None) -> int:
-    """The time from which on what was fetched counts; 0 without the option."""
-    from quota.common.clock import host_clock
-
-    return 0 if since is None else max(1, host_clock() - duration_ms("--since", since))
 
 
 @click.command("export", short_help="Write what was fetched as JSON lines or CSV.")

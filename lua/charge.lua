@@ -28,6 +28,7 @@
 --                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
+--                      place:NAME|REGION    where a job stands in a region, behind the time until which it is kept (L31)
 --                      compared             what upstream counted when somebody compared last
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)

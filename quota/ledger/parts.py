@@ -6,6 +6,7 @@ needs it is told so, in one line.
     Correctable     charges that are corrected, repaid, or lost and counted all the same
     KeepsNotes      what upstream said: closed buckets, grants, counts
     KeepsClaims     which run has which regions
+    KeepsPlaces     where jobs stand in their regions
     KeepsHistory    what was spent and refused, hour by hour
     Repairable      what an operator asks
     Movable         see `quota.ledger.fence`
@@ -21,7 +22,7 @@ from quota.errors import UnusableLedger
 from quota.ledger.contract import MIN_RETENTION_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
@@ -113,6 +114,21 @@ class KeepsClaims(Protocol):
 
 
 @runtime_checkable
+class KeepsPlaces(KeepsClaims, Protocol):
+    """Where jobs stand in their regions, as texts of whoever runs them."""
+
+    def places(self, project: str, name: str, regions: Sequence[str]) -> Mapping[str, str]:
+        """The places of at most 1,000 of these regions of the job called `name`; without those that have none (L31)."""
+
+    def keep_places(self, project: str, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
+        """Renew a claim, and keep the places of regions that it names, each at most MAX_PLACE_BYTES long (L31).
+
+        One atomic step. A region that another run has had since this one claimed it is in `elsewhere` of the answer:
+        nothing was kept of it, and the run does not get it back. Raises UsageError for a place out of its bounds.
+        """
+
+
+@runtime_checkable
 class KeepsHistory(Protocol):
     """What was spent and refused, hour by hour."""
 
@@ -186,6 +202,12 @@ def claims_in(ledger: Ledger) -> KeepsClaims:
     if isinstance(ledger, KeepsClaims):
         return ledger
     raise _lacking(ledger, "keeps no claims of runs")
+
+
+def places_in(ledger: Ledger) -> KeepsPlaces:
+    if isinstance(ledger, KeepsPlaces):
+        return ledger
+    raise _lacking(ledger, "keeps no places of jobs")
 
 
 def history_in(ledger: Ledger) -> KeepsHistory:
