@@ -18,7 +18,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
@@ -42,6 +42,7 @@ from quota.settings.model import (
     CredentialSettings,
     LedgerSettings,
     NotifySettings,
+    OnRefusal,
     Settings,
     StoreSettings,
     Unavailable,
@@ -217,7 +218,17 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
 _SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
 _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
-_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
+_CREDENTIAL_KEYS = (
+    "api",
+    "project",
+    "key",
+    "endpoint",
+    "insecure_endpoint",
+    "cloud_project",
+    "auth",
+    "limits",
+    "on_refusal",
+)
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
@@ -289,6 +300,7 @@ def _credential(
         cloud_project=_cloud_project(row) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
+        on_refusal=cast("OnRefusal", row.text("on_refusal", "error", choices=get_args(OnRefusal))),
     )
 
 
