@@ -9,20 +9,25 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from quota.clients.instrument import aiohttp, httplib2, httpx, requests, urllib3
 from quota.clients.instrument.patches import Patches
 from quota.clients.instrument.payers import Payer, Payers
+from quota.clients.instrument.tally import FileTally
 from quota.clients.upstream import upstream_of
 from quota.common.text import listed
-from quota.errors import ConfigError, UsageError
+from quota.errors import ConfigError, Refused, UsageError, decision_status
 from quota.session import Session, open_session
 from quota.terms.attribution import label_process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+    from types import TracebackType
 
     from quota.clients.metering import Tally
 
@@ -58,30 +63,16 @@ _lock = RLock()
 _now: _Instrumented | None = None
 
 
-def instrument(
-    config: str | Path | None = None,
-    *,
-    credential: str | None = None,
-    job: str | None = None,
-    tally: Tally | None = None,
-) -> None:
+def instrument(config: str | Path | None = None, *, credential: str | None = None, job: str | None = None) -> None:
     """Charge every attempt of this process, from now on, to a host that the cost book of a credential names.
 
     `config` is the configuration, as in `quota.open()`. Where several credentials could pay for a request it is
-    `credential`, else the one whose book knows most of its path. `job` says who spends where no `labels` do. Libraries
-    that are imported later are patched then. Called again it changes nothing.
+    `credential`, else the one whose book knows most of its path. `job` says who spends where no `labels` do; without
+    it that is $QUOTA_JOB. Libraries that are imported later are patched then. Called again it changes nothing.
 
     Raises ConfigError for a configuration that cannot be used, or that names no host.
     """
-    global _now
-    with _lock:
-        if _now is not None:
-            return
-        session = open_session(config)
-        payers = _payers(session, credential, tally)
-        label_process(job or "")
-        _now = _Instrumented(session, payers)
-        _now.begin()
+    _instrument(config, credential, os.environ.get("QUOTA_JOB", "") if job is None else job)
 
 
 def uninstrument() -> None:
@@ -94,19 +85,30 @@ def uninstrument() -> None:
             label_process("")
 
 
-def _payers(session: Session, named: str | None, tally: Tally | None) -> Payers:
+def _instrument(config: str | Path | None, credential: str | None, job: str, tally: Tally | None = None) -> None:
+    global _now
+    with _lock:
+        if _now is None:
+            session = open_session(config)
+            payers = payers_of(session, credential, tally)
+            label_process(job)
+            _now = _Instrumented(session, payers)
+            _now.begin()
+
+
+def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
+    """The credentials that can pay. Raises ConfigError where there are none, and UsageError if the one that is named
+    cannot."""
     credentials = session.settings.credentials
-    if named is not None:
-        session.credential(named)  # raises UsageError for one that is not there
     able = [one for one in credentials.values() if one.hosts and upstream_of(one.book).knows_methods]
+    if named is not None and session.credential(named) not in able:
+        raise UsageError(
+            f"the cost book of credential {named!r} names no hosts or no routes; see docs/own-cost-book.md"
+        )
     if not able:
         raise ConfigError(
             f"{session.settings.source}: no cost book of {listed(credentials)} names hosts and routes, so nothing is "
             "charged; see docs/own-cost-book.md"
-        )
-    if named is not None and named not in [one.name for one in able]:
-        raise UsageError(
-            f"the cost book of credential {named!r} names no hosts or no routes; see docs/own-cost-book.md"
         )
 
     def payer(name: str) -> Payer:
@@ -122,3 +124,53 @@ def _payers(session: Session, named: str | None, tally: Tally | None) -> Payers:
         )
 
     return Payers([payer(one.name) for one in able], named)
+
+
+# -- a program that `quota exec --auto` starts -------------------------------------------------------------------------
+
+
+def environment(
+    before: Mapping[str, str], config: Path | None, credential: str | None, job: str, tally: str | None
+) -> dict[str, str]:
+    """The environment in which every Python is instrumented. `tally` is a folder for what its processes spend."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    site = os.path.join(here, "clients", "instrument", "site")
+    given = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (site, before.get("PYTHONPATH")))),
+        "QUOTA_AUTO_HOME": os.path.dirname(here),
+        "QUOTA_AUTO_CREDENTIAL": credential or "",
+        "QUOTA_AUTO_TALLY": tally or "",
+    }
+    if config is not None:
+        given["QUOTA_CONFIG"] = os.path.abspath(config)  # wherever the program goes
+    if job:
+        given["QUOTA_JOB"] = job
+    return {**before, **given}
+
+
+def instrument_by_environment() -> None:
+    """Instrument a Python that `quota exec --auto` started, as the environment says."""
+    tally = os.environ.get("QUOTA_AUTO_TALLY")
+    credential = os.environ.get("QUOTA_AUTO_CREDENTIAL") or None
+    _instrument(None, credential, os.environ.get("QUOTA_JOB", ""), FileTally(tally) if tally else None)
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        for one in _behind(error):
+            if isinstance(one, Refused):
+                raise SystemExit(decision_status(one.decision))
+
+    sys.excepthook = told
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all that led to it."""
+    seen: dict[int, BaseException] = {}
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen[id(one)] = one
+            yield one
+            left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]

@@ -61,7 +61,10 @@ closed = [{ status = 429, bucket = "calls", lasts = "10m" }]
 def configure(address: str, units: int = 1_000_000, more: str = "") -> None:
     """A configuration in this folder."""
     Path("things.toml").write_text(BOOK, encoding="utf-8")
-    limit = f'[[credentials.main.limits]]\nname = "hour"\nquota = {units}\nwindow = "1h"\n'
+    limit = "".join(
+        f'[[credentials.main.limits]]\nname = "{bucket}"\nbucket = "{bucket}"\nquota = {units}\nwindow = "1h"\n'
+        for bucket in ("calls", "tokens")
+    )
     text = f'[credentials.main]\napi = "things.toml"\nendpoint = "{address}"\n{more}\n{limit}'
     Path("quota.toml").write_text(text, encoding="utf-8")
 
@@ -74,7 +77,7 @@ def config(state_dir: Path) -> Iterator[Callable[..., None]]:
 
 def charged(job: str | None = None) -> list[tuple[str, int]]:
     with quota.open() as session:
-        entries = session.ledger.read("main", (0, 0), NEVER, 10_000)
+        entries = session.ledger.read("main", (0, 0), NEVER, 1_000)
         return [(one.method, one.units) for one in entries if one.units and job in (None, one.job)]
 
 
@@ -92,7 +95,7 @@ def by_requests(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
 
 def by_urllib3(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
     with urllib3.PoolManager() as pool:
-        answer = pool.request(verb, url, body=body, retries=urllib3.Retry(5, backoff_factor=0, status=0))
+        answer = pool.request(verb, url, body=body, retries=urllib3.Retry(5, respect_retry_after_header=False))
         return answer.status, answer.data
 
 
@@ -120,8 +123,12 @@ def by_aiohttp(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
 
 
 def by_httplib2(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
-    answer, content = httplib2.Http().request(url, verb, body)
-    return answer.status, content
+    http = httplib2.Http()
+    try:
+        answer, content = http.request(url, verb, body)
+        return answer.status, content
+    finally:
+        http.close()
 
 
 CLIENTS: dict[str, tuple[Callable[..., Got], type[Exception]]] = {
@@ -200,7 +207,7 @@ def test_a_refusal_may_be_an_answer_of_429(
     status, body = client(f"{server.address}/moved")
     assert (status, [one.target for one in server.arrived]) == (429, ["/moved"])
     assert json.loads(body)["detail"].startswith(
-        "refused search (10 units) on main: limit 'hour' has 1 of 10 units used"
+        "refused search (10 units) on main: limit 'calls' has 1 of 10 units used"
     )
 
 
@@ -308,6 +315,7 @@ def many_by_httplib2(urls: list[str]) -> None:
     for url in urls:
         with contextlib.suppress(*BROKEN):
             http.request(url)
+    http.close()
 
 
 SEEDS = int(os.environ.get("QUOTA_TEST_CUTS", "1"))
