@@ -6,7 +6,6 @@ import os
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from zlib import crc32
 
 from quota.budget import Budget, account_of
@@ -331,7 +330,7 @@ class Session(OfOneProcess):
         """Who calls for a credential, with its key or as whom `auth` names, and the hosts that are metered for it."""
         from quota.clients.caller import Caller
 
-        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
+        hosts = chosen.hosts
         key = self._key(chosen.name)
         login = self._login(chosen) if key is None else None
         place, insecure = chosen.book.key, chosen.insecure_endpoint

@@ -99,13 +99,13 @@ class HostGate:
     ) -> None:
         self.meter = Meter(budget, max_units, tally)
         book = budget.book
-        if method is None and not book.routes:
+        self._upstream = upstream_of(book)
+        if method is None and not self._upstream.knows_methods:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
         names = book.hosts if hosts is None else texts(hosts, "host")
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
-        self._upstream = upstream_of(book)
         self._hosts = Hosts(names)
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-import select
 import threading
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
@@ -52,6 +51,7 @@ from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
+from quota.common.sockets import has_hung_up
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
@@ -411,10 +411,8 @@ class _Connection(PatientConnection):
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """Charge and send one request. Raises Refused before any byte of it leaves."""
-        if self.sock is not None and self._used and _readable(self.sock):
-            # The socket is readable, although no request is waiting for an answer: the server has hung up. A request
-            # sent here would not arrive, but would still have to be charged.
-            self.close()
+        if self.sock is not None and self._used and has_hung_up(self.sock):
+            self.close()  # a request sent here would not arrive, but would still have to be charged
         if self.sock is None:
             self.connect()
         self.sock.settimeout(self.patience_s())
@@ -456,12 +454,6 @@ class _Connection(PatientConnection):
         return answer
 
 
-def _readable(sock: Any) -> bool:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    return bool(poller.poll(0))
-
-
 class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
     """An httplib2.Http that charges every request to the API on its connections.
 
@@ -469,6 +461,8 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     answer. `close()` closes all connections. The connections of a thread that has ended are closed when a new thread
     opens its first one.
     """
+
+    charges = True
 
     def __init__(
         self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None

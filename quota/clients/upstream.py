@@ -29,7 +29,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Used
+    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Route, Used
     from quota.terms.costs import CostBook
 
     Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -73,8 +73,15 @@ NOTHING = Reading()
 
 
 class Upstream(Protocol):
+    @property
+    def knows_methods(self) -> bool:
+        """Whether `method` can name requests."""
+
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None where nothing says which it is."""
+
+    def fit(self, verb: str, url: str) -> int:
+        """How many characters of its path name that method; -1 where nothing says which it is."""
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
@@ -102,8 +109,15 @@ class Google:
 
     book: CostBook
 
+    @property
+    def knows_methods(self) -> bool:
+        return False
+
     def method(self, verb: str, url: str) -> str | None:
         return None
+
+    def fit(self, verb: str, url: str) -> int:
+        return -1
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         return status >= 400
@@ -132,9 +146,21 @@ class Described:
 
     book: CostBook
 
+    @property
+    def knows_methods(self) -> bool:
+        return bool(self.book.routes)
+
     def method(self, verb: str, url: str) -> str | None:
+        route = self._route(verb, url)
+        return None if route is None else route.method
+
+    def fit(self, verb: str, url: str) -> int:
+        route = self._route(verb, url)
+        return -1 if route is None else route.said
+
+    def _route(self, verb: str, url: str) -> Route | None:
         path = plain_path(re.split("[?#]", url.partition("://")[2].partition("/")[2], maxsplit=1)[0])
-        return next((route.method for route in self.book.routes if route.matches(verb, path)), None)
+        return next((route for route in self.book.routes if route.matches(verb, path)), None)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:

@@ -18,7 +18,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
@@ -43,6 +43,7 @@ from quota.settings.model import (
     CredentialSettings,
     LedgerSettings,
     NotifySettings,
+    OnRefusal,
     Settings,
     StoreSettings,
     Unavailable,
@@ -228,6 +229,7 @@ _CREDENTIAL_KEYS = (
     "auth",
     "scopes",
     "limits",
+    "on_refusal",
 )
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user", "bearer")
@@ -301,6 +303,7 @@ def _credential(
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
         scopes=parse_scopes(row) or book.scopes,
+        on_refusal=cast("OnRefusal", row.text("on_refusal", "error", choices=get_args(OnRefusal))),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
@@ -72,6 +73,10 @@ class LedgerSettings(NamedTuple):
         return f"<LedgerSettings {self.url.partition(':')[0]} {self.identity}>"
 
 
+OnRefusal = Literal["error", "429"]
+"""What a program that is instrumented meets: an error of the library that it uses, or an answer of 429."""
+
+
 @dataclass(frozen=True)
 class CredentialSettings:
     """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
@@ -80,7 +85,8 @@ class CredentialSettings:
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
     what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
     `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. `scopes` are what a service account
-    asks for; without any, Google's client asks for those that its API knows.
+    asks for; without any, Google's client asks for those that its API knows. `on_refusal` is for programs that are
+    instrumented.
     """
 
     name: str
@@ -94,6 +100,12 @@ class CredentialSettings:
     auth_ref: str | None = None
     insecure_endpoint: bool = False
     scopes: tuple[str, ...] = ()
+    on_refusal: OnRefusal = "error"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where its calls go: the hosts of the cost book, or with an `endpoint` that one instead."""
+        return self.book.hosts if self.endpoint is None else (urlsplit(self.endpoint).netloc,)
 
 
 TABLES_OF_THE_STORE = frozenset(

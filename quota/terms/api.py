@@ -67,6 +67,11 @@ class Route:
             pattern = f"{pattern.removesuffix('/')}(/.*)?"
         object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
 
+    @property
+    def said(self) -> int:
+        """How many characters of a path it names."""
+        return len(re.sub(r"\{[^{}]*\}|\*\*", "", self.path))
+
     def matches(self, verb: str, path: str) -> bool:
         """Whether a request is one of these; `path` as `plain_path` returns it."""
         return self._takes(verb.upper()) and self._pattern.fullmatch(path) is not None
