@@ -13,7 +13,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
 from quota.deciding.account import SESSION_CLOSED
-from quota.errors import ConfigError, UsageError
+from quota.errors import ConfigError, QuotaError, UsageError
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
@@ -23,7 +23,7 @@ from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.settings.model import CredentialSettings
+    from quota.terms.api import KeyPlace
 
 JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"
@@ -230,7 +231,7 @@ class Session(OfOneProcess):
         install()
         return secret
 
-    def _login(self, chosen: CredentialSettings) -> Any:
+    def _login(self, chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
         """The google-auth credentials that `auth` of a credential names; None where it names none."""
         ref = chosen.auth_ref
         if ref is None:
@@ -241,7 +242,7 @@ class Session(OfOneProcess):
         kind, _, token_ref = ref.partition(":")
         if kind == "bearer":
             return bearer(read_key(token_ref, "token", "auth"))
-        return login(ref, f"credential {chosen.name!r}", chosen.scopes)
+        return login(ref, f"credential {chosen.name!r}", chosen.scopes or scopes)
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
@@ -328,13 +329,17 @@ class Session(OfOneProcess):
 
     def _caller(self, chosen: CredentialSettings) -> tuple[Caller, tuple[str, ...]]:
         """Who calls for a credential, with its key or as whom `auth` names, and the hosts that are metered for it."""
+        return self._signing(chosen, chosen.hosts, chosen.book.key), chosen.hosts
+
+    def _signing(
+        self, chosen: CredentialSettings, hosts: tuple[str, ...], place: KeyPlace, scopes: Sequence[str] = ()
+    ) -> Caller:
+        """Who calls these hosts for a credential, with its key there or as whom `auth` names, for these scopes."""
         from quota.clients.caller import Caller
 
-        hosts = chosen.hosts
         key = self._key(chosen.name)
-        login = self._login(chosen) if key is None else None
-        place, insecure = chosen.book.key, chosen.insecure_endpoint
-        return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure), hosts
+        login = self._login(chosen, scopes) if key is None else None
+        return Caller(hosts, key=key, place=place, credentials=login, insecure=chosen.insecure_endpoint)
 
     def close(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice, and by several threads.
@@ -402,6 +407,19 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
 
     identities = [session._identity(one) for one in session.settings.credentials.values()]
     return left_behind(session._state_folder, identities, (session._clock or host_clock)())
+
+
+def ledger_answers(session: Session) -> bool | None:
+    """Whether the ledger answers. None where nothing was charged yet: a question would make its file."""
+    path = session.settings.ledger.file
+    if path is not None and not os.path.exists(path):
+        return None
+    try:
+        for project in sorted({credential.project for credential in session.settings.credentials.values()}):
+            session.ledger.whole_after_ms(project)
+    except QuotaError:
+        return False
+    return True
 
 
 def machine_jitter_ms() -> int:

@@ -110,7 +110,7 @@ def sender() -> Callable[
             raise
         try:
             status, headers = response.status, response.headers
-            body = await _peek(aiohttp.ClientError, response) if attempt.reads_body(status, headers) else b""
+            body = await peek(aiohttp.ClientError, response) if attempt.reads_body(status, headers) else b""
             await gate.answered(attempt, status, body, headers)
             usage = attempt.usage(status, headers)
             if usage is not None:
@@ -130,7 +130,7 @@ async def _body_of(library: Any, request: aiohttp.ClientRequest) -> RequestBody:
     return RequestBody.of(body or None, getattr(body, "size", None))
 
 
-async def _peek(broken: type[Exception], response: aiohttp.ClientResponse) -> bytes:
+async def peek(broken: type[Exception], response: aiohttp.ClientResponse) -> bytes:
     """The beginning of an answer, which its reader still gets."""
     head = b""
     try:

@@ -19,8 +19,9 @@ from quota.terms.reserve import NO_BODY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.budget import Budget
+    from quota.budget import Budget, Call
     from quota.clients.upstream import Headers
+    from quota.decision import Decision
     from quota.terms.reserve import RequestBody
 
 MethodOf = str | Callable[[str, str], str]
@@ -146,11 +147,22 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        gate = self._gate
-        if not gate.is_metered(url):
+        if not self._gate.is_metered(url):
             return None
-        call = gate.meter.call(gate.name(verb, url), verb, body)
-        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)
+        call = self._call(verb, url, body)
+        return self._gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)
+
+    async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Decision:
+        """The decision that `charge` would make now about a request to a metered host."""
+        return (await self._budget._decide([self._call(verb, url, body)], commit=False))[0]
+
+    def reserves(self, verb: str, url: str) -> bool:
+        """Whether what is charged for such a request follows from its body."""
+        parts = self._call(verb, url, NO_BODY)[2]
+        return bool(parts and parts[0].reserve)
+
+    def _call(self, verb: str, url: str, body: RequestBody) -> Call:
+        return self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._budget._awaiter.in_thread(attempt.never_left)

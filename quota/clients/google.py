@@ -74,7 +74,7 @@ _SHARED_HOST = "www.googleapis.com"
 _TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
 """Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
 
-_KEY_HEADER = "x-goog-api-key"
+KEY_HEADER = "x-goog-api-key"
 
 
 def service(
@@ -119,14 +119,7 @@ def service(
         raise UsageError("key is not a str")  # it is not shown: it may be the secret as bytes
     if credentials is not None and not hasattr(credentials, "before_request"):
         raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
-    described = None
-    with suppress(OSError, ValueError):  # what no file can be called
-        described = get_static_doc(api, version)
-    if described is None:
-        raise ConfigError(
-            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
-        )
-    document = json.loads(described)
+    document = description(api, version)
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
@@ -140,8 +133,7 @@ def service(
     http = MeteredHttp(Meter(budget, max_units), document, timeout_s=timeout_s, watch=watch)
     authorized: Any = http
     if credentials is not None:
-        scopes = list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
-        credentials = with_scopes_if_required(credentials, scopes)  # type: ignore[no-untyped-call]
+        credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
         authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http)
     elif key is not None:
         register(key)
@@ -154,6 +146,24 @@ def service(
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
+
+
+def description(api: str, version: str) -> dict[str, Any]:
+    """The discovery document of an API. Raises ConfigError where the installed client has none."""
+    described = None
+    with suppress(OSError, ValueError):  # what no file can be called
+        described = get_static_doc(api, version)
+    if described is None:
+        raise ConfigError(
+            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
+        )
+    document: dict[str, Any] = json.loads(described)
+    return document
+
+
+def scopes_of(document: Mapping[str, Any]) -> list[str]:
+    """What a login may ask for at an API."""
+    return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
 
 
 def _root(endpoint: str) -> str:
@@ -493,7 +503,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
             check_redirect(uri)
         if headers and not self._gate.keeps_key(uri):
-            headers = {name: value for name, value in headers.items() if name.lower() != _KEY_HEADER}
+            headers = {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
         self._gate.forget()
         metered = self._types.get(uri.partition(":")[0].lower())
         try:

@@ -3,6 +3,7 @@
     upstream_of(book)   Google, or Described where the book itself says what its API is like
     Reading             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
+    Access              what a program needs that passes requests on to an API
     Upstream            what an upstream must do; a third one is a class here and a case in `upstream_of`
 
 Reading an answer is pure and never raises. A header that is missing, absurd, sent twice, in the past or of another pool
@@ -19,15 +20,17 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
-from quota.terms.api import AnswerRules, Field, Refill, plain_path, value_at
+from quota.errors import ConfigError
+from quota.terms.api import AnswerRules, Field, KeyPlace, Refill, plain_path, value_at
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Route, Used
     from quota.terms.costs import CostBook
@@ -72,6 +75,22 @@ class Reading:
 NOTHING = Reading()
 
 
+class Access(NamedTuple):
+    """What a program needs that passes requests on to an API, as `quota proxy` does.
+
+    `root` is its address without a slash at the end, `place` where its key goes, `scopes` what a login asks for.
+    `method` names a request by its verb and URL; None: the routes of the book do. `is_batch` says of one whether
+    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`.
+    """
+
+    root: str
+    place: KeyPlace
+    scopes: tuple[str, ...] = ()
+    method: Callable[[str, str], str] | None = None
+    is_batch: Callable[[str, str], bool] = lambda verb, url: False
+    secret_fields: tuple[str, ...] = ()
+
+
 class Upstream(Protocol):
     @property
     def knows_methods(self) -> bool:
@@ -95,6 +114,9 @@ class Upstream(Protocol):
 
     def address(self, client: Any, endpoint: str | None) -> str:
         """Where such a client of a credential with this endpoint sends its calls, for messages."""
+
+    def access(self, endpoint: str | None) -> Access:
+        """How to pass requests of a credential with this endpoint on. Raises ConfigError."""
 
 
 def upstream_of(book: CostBook) -> Upstream:
@@ -137,6 +159,27 @@ class Google:
     def address(self, client: Any, endpoint: str | None) -> str:
         scheme, _, rest = client._baseUrl.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
+
+    def access(self, endpoint: str | None) -> Access:
+        from quota.clients.google import KEY_HEADER, description, scopes_of
+        from quota.clients.routes import Routes
+
+        document = description(self.book.api, self.book.version)
+        root = endpoint or document["rootUrl"].rstrip("/")
+        routes = Routes({**document, "rootUrl": f"{root}/"})
+
+        def method(verb: str, url: str) -> str:
+            path = urlsplit(url).path
+            return routes.method(verb, path) or f"{verb} {path}"
+
+        return Access(
+            root,
+            KeyPlace(KEY_HEADER, ""),
+            tuple(scopes_of(document)),
+            method,
+            lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
+            ("key", "access_token"),
+        )
 
 
 @dataclass(frozen=True)
@@ -198,6 +241,13 @@ class Described:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).address(client, endpoint)
         return endpoint or f"https://{self.book.hosts[0] if self.book.hosts else self.book.api}"
+
+    def access(self, endpoint: str | None) -> Access:
+        if not (self.book.hosts or self.book.routes):
+            return Google(self.book).access(endpoint)
+        if not (self.book.hosts or endpoint):
+            raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
+        return Access(endpoint or f"https://{self.book.hosts[0]}", self.book.key)
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 

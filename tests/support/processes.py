@@ -21,8 +21,8 @@ class Children:
 
     A `target` that yields tells what it yields first, and goes on from there.
 
-    Nothing of the parent runs in a forked child but `target`, whatever that raises. With `start="anew"` they have nothing
-    of the parent's: the process that forks them has only imported `quota`.
+    Nothing of the parent runs in a forked child but `target`, whatever that raises. With `start="anew"` they have
+    nothing of the parent's: the process that forks them has only imported `quota`.
     """
 
     def __init__(self, target: Callable[..., Any], *rows: tuple[Any, ...], start: str = "fork") -> None:
