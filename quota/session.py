@@ -18,8 +18,9 @@ from quota.errors import ConfigError, UsageError
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
-from quota.settings.load import A_CREDENTIAL, load_settings
+from quota.settings.load import load_settings
 from quota.settings.model import Settings
+from quota.settings.tables import A_CREDENTIAL
 from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 

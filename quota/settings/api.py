@@ -130,7 +130,7 @@ def parse_answers(root: TomlTable, buckets: Collection[str], pools: Iterable[str
     return AnswerRules(tuple(levels), units, tuple(free), tuple(closed))
 
 
-def _rows(table: TomlTable, key: str, keys: Iterable[str]) -> list[TomlTable]:
+def _rows(table: TomlTable, key: str, keys: Collection[str]) -> list[TomlTable]:
     if key not in table:
         return []
     rows = table.array(key, keys)

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import date
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quota.common.named import read_named
 from quota.common.text import nearest, one_line, show
@@ -20,7 +20,7 @@ from quota.errors import ConfigError
 from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
@@ -28,6 +28,33 @@ MAX_FILE_BYTES = 1 << 20
 _REQUIRED: Final = object()
 
 NO_PLACES: Mapping[str, str] = MappingProxyType({})
+
+
+class Kind(Protocol):
+    """What a key may hold: see `quota.settings.kinds`."""
+
+    @property
+    def required(self) -> bool: ...
+    def read(self, table: TomlTable, key: str) -> Any: ...
+    def absent(self, table: TomlTable, key: str) -> Any: ...
+    def schema(self) -> dict[str, Any]: ...
+
+
+class Rule(Protocol):
+    """What several keys of a table together must be."""
+
+    def check(self, table: TomlTable) -> None: ...
+    def schema(self) -> dict[str, Any]: ...
+
+
+class Keys(dict[str, Any]):
+    """The keys of one sort of table, with their kinds, and the rules about several of them. If `others` is given,
+    further keys name tables of that kind."""
+
+    def __init__(self, kinds: Mapping[str, Any], *rules: Rule, others: Kind | None = None) -> None:
+        super().__init__(kinds)
+        self.rules = rules
+        self.others = others
 
 
 class TomlTable:
@@ -49,13 +76,25 @@ class TomlTable:
         self.source = source
         self.path = path
         self._places = places
+        self._kinds = keys if isinstance(keys, Keys) else Keys({})
         if keys is None:
             return
         known = tuple(keys)
-        for key in data:
-            if key not in known:
+        for key, value in data.items():
+            if key not in known and not (self._kinds.others is not None and isinstance(value, dict)):
                 hint = f"it belongs in {places[key]}" if key in places else nearest(key, known)
                 raise self.error(f"unknown key; {hint}", key)
+        for rule in self._kinds.rules:
+            rule.check(self)
+
+    def read(self, key: str) -> Any:
+        """The value of a key as its kind reads it, or what holds without it."""
+        kind = self._kinds[key]
+        if key in self._data:
+            return kind.read(self, key)
+        if kind.required:
+            self.value(key)
+        return kind.absent(self, key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._data
@@ -120,8 +159,6 @@ class TomlTable:
             if item in seen:
                 raise self.error(f"{show(item)} appears twice", key, index)
             seen.add(item)
-        if key in self and not value:
-            raise self.error("an empty array selects nothing; remove the key or add a name", key)
         return value
 
     def list_of_texts(self, key: str) -> tuple[str, ...]:
@@ -129,6 +166,8 @@ class TomlTable:
         value = self._take(key, ())
         if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
             raise self._type_error(key, value, "an array of strings")
+        if key in self and not value:
+            raise self.error("an empty array selects nothing; remove the key or add a name", key)
         return tuple(value)
 
     def day(self, key: str) -> date:
@@ -168,17 +207,16 @@ class TomlTable:
         path = self.at(key) + ("" if index is None else f"[{index}]")
         return TomlTable(value, self.source, path, keys, self._places)
 
-    def tables(self, keys: Iterable[str]) -> dict[str, TomlTable]:
+    def tables(self, keys: Collection[str]) -> dict[str, TomlTable]:
         """The tables in this table by name; each may have only these keys."""
-        known = tuple(keys)
-        return {name: self.as_table(value, name, known) for name, value in self._data.items()}
+        return {name: self.as_table(value, name, keys) for name, value in self._data.items()}
 
-    def array(self, key: str, keys: Iterable[str]) -> list[TomlTable]:
+    def array(self, key: str, keys: Collection[str]) -> list[TomlTable]:
         """An array of tables."""
-        value, known = self.value(key), tuple(keys)
+        value = self.value(key)
         if not isinstance(value, list) or not value:
             raise self._type_error(key, value, "a non-empty array of tables")
-        return [self.as_table(item, key, known, index) for index, item in enumerate(value)]
+        return [self.as_table(item, key, keys, index) for index, item in enumerate(value)]
 
     def items(self) -> Iterable[tuple[str, Any]]:
         """The raw entries, in file order."""
