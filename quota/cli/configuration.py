@@ -240,9 +240,10 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 
 @click.command("check")
 @click.option("--schema", is_flag=True, help="Only print the JSON Schema of a configuration, for an editor.")
+@click.option("--show", is_flag=True, help="Only print each value in force, and where it comes from.")
 @json_option
 @config_option
-def check_(schema: bool, as_json: bool, config: str | None) -> int:
+def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Errors exit with 78.
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
@@ -253,11 +254,25 @@ def check_(schema: bool, as_json: bool, config: str | None) -> int:
     Example:
       quota check --config quota.toml
       quota check --schema > quota.schema.json
+      QUOTA__LEDGER__URL=redis://ledger:6379 quota check --show
     """
+    if schema and show:
+        raise click.UsageError("--schema and --show stand alone; leave one out")
     if schema:
         from quota.settings.tables import json_schema
 
         click.echo(json_schema(), nl=False)
+        return 0
+    if show:
+        from quota.settings.origins import in_force
+
+        settings, values = in_force(config)
+        if as_json:
+            print_json({"config": settings.source, "values": [value.as_json() for value in values]})
+        else:
+            say(f"# {settings.source}")
+            for value in values:
+                say(str(value))
         return 0
     from quota.cli.check import check
     from quota.session import Session

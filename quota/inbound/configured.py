@@ -26,7 +26,7 @@ from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import file_of
 from quota.settings.address import address_of, file_url, path_at, place_of
 from quota.settings.inbound import rule_names
-from quota.settings.load import find_config, load_settings
+from quota.settings.load import load_settings
 from quota.settings.model import Settings
 from quota.settings.tables import INBOUND, INBOUND_RULE
 from quota.settings.toml import TomlTable
@@ -47,7 +47,7 @@ def load_rules(
     `keys` and `user` are functions of your own, see `Rules`. Raises ConfigError, which names file and key.
     """
     settings = load_settings(config)
-    if settings.path is None and find_config() is None:
+    if settings.path is None and settings.inbound is None:
         raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or give rules in code")
     rules = rules_of(settings, keys=keys, user=user)
     if rules is None:
@@ -93,7 +93,7 @@ def table_of(settings: Settings) -> TomlTable | None:
     """The table `[inbound]`; None if there is none."""
     if settings.inbound is None:
         return None
-    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND)
+    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
 
 
 def rule_of(table: TomlTable, name: str) -> Rule:

@@ -140,7 +140,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
     if settings.inbound is None or settings.path is None:
         return
     try:
-        table = TomlTable(settings.inbound, settings.source, "inbound", INBOUND)
+        table = TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
         address = address_of(table, settings.path.absolute().parent)
     except ConfigError:  # the check of `[inbound]` reports it
         return

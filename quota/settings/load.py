@@ -7,18 +7,20 @@
     StoreSettings          where jobs keep what they fetched
 
 The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. If
-there is none, the settings come from `config/default.toml`. A file that nobody named is read only if nobody else could
-have written it. `quota.settings.lint` warns of valid but unwise settings.
+there is none, the settings come from `config/default.toml`. Variables `QUOTA__...` say any key otherwise. A file that
+nobody named is read only if nobody else could have written it. `quota.settings.lint` warns of valid but unwise
+settings.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping as MappingABC
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
@@ -31,12 +33,14 @@ from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
 from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
 from quota.settings.books import load_book
+from quota.settings.environment import PREFIX, overlaid, variables_of
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
 from quota.settings.jobs import parse_jobs
 from quota.settings.limits import default_limits, parse_limits
 from quota.settings.model import (
     BUILT_IN,
+    GIVEN,
     CredentialSettings,
     LedgerSettings,
     NotifySettings,
@@ -45,7 +49,7 @@ from quota.settings.model import (
     Unavailable,
 )
 from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
-from quota.settings.toml import TomlTable, parse_toml, read_toml
+from quota.settings.toml import NO_PLACES, TomlTable, parse_toml, read_file
 from quota.terms.limits import (
     Limit,
 )
@@ -75,18 +79,60 @@ def find_config(named: str | Path | None = None) -> Path | None:
     return users if os.path.lexists(users) else None
 
 
-def load_settings(config: str | Path | None = None) -> Settings:
-    """The settings from the file that `find_config` finds, or the built-in ones.
+class Config(NamedTuple):
+    """A configuration as tables, before it is checked: its file with the `variables` of the environment in it."""
 
-    Raises ConfigError, one line naming file and key, for anything that cannot be used.
-    """
+    data: dict[str, Any]
+    path: Path | None
+    source: str
+    folder: Path
+    text: str = ""
+    variables: Mapping[str, str] = NO_PLACES
+
+
+def read_config(config: str | Path | None = None) -> Config:
+    """The file that `find_config` finds, or the built-in configuration, and what the environment says of its keys."""
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
+    variables = variables_of(os.environ)
     if path is None:
-        data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
-        return _settings(data, None, BUILT_IN, state_folder())
-    return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
+        # The credential of the built-in one is for those who have none.
+        alone = any(name.startswith(f"{PREFIX}CREDENTIALS__") for name in variables)
+        text, source, folder = "" if alone else read_text("quota.config", "default.toml"), BUILT_IN, state_folder()
+    else:
+        text, source, folder = read_file(path), one_line(path), path.absolute().parent
+    data, paths = overlaid(parse_toml(text, source), variables)
+    return Config(data, path, source, folder, text, paths)
+
+
+def load_settings(config: str | Path | None = None) -> Settings:
+    """The settings from the file that `find_config` finds, or the built-in ones; with what the environment says.
+
+    Raises ConfigError, one line naming file and key, for anything that cannot be used.
+    """
+    return settings_of(read_config(config))
+
+
+def given_settings(tables: Mapping[str, Any]) -> Settings:
+    """The settings that a program made, as the tables of a file. Nothing is read from a file or the environment.
+
+    Relative paths are relative to the working folder. Raises ConfigError as `load_settings` does.
+    """
+    try:
+        data = _plain(tables)
+    except RecursionError:
+        raise ConfigError(f"{GIVEN}: nested too deep") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f'{GIVEN}: give a dict, as {{"credentials": {{"main": {{"api": "youtube-v3"}}}}}}')
+    return settings_of(Config(data, None, GIVEN, Path.cwd()))
+
+
+def _plain(value: Any) -> Any:
+    """The value as TOML has it: any mapping as a dict, a tuple as a list."""
+    if isinstance(value, MappingABC):
+        return {key if isinstance(key, str) else show(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _check_found(path: Path) -> None:
@@ -106,10 +152,12 @@ def _check_found(path: Path) -> None:
 # -- from tables to values ---------------------------------------------------------------------------------------------
 
 
-def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = TomlTable(data, source, keys=ROOT, places=PLACES)
+def settings_of(config: Config) -> Settings:
+    """The checked values. Raises ConfigError."""
+    folder, path = config.folder, config.path
+    root = TomlTable(config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables)
     credentials = _credentials(root, folder) if "credentials" in root else {}
-    ledger = _ledger(root.read("ledger"), folder, path)
+    ledger = _ledger(root.read("ledger"), folder, _identity(path) if config.source != GIVEN else "")
     return Settings(
         path=path,
         ledger=ledger,
@@ -119,11 +167,14 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
         notify=_notify(root.read("notify"), folder) if "notify" in root else None,
         inbound=_inbound(root) if "inbound" in root else None,
+        variables=config.variables,
+        called=config.source,
     )
 
 
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    return check_keys(TomlTable({"inbound": root.value("inbound")}, root.source))  # its keys mean something else
+    alone = TomlTable({"inbound": root.value("inbound")}, root.source, variables=root.variables)
+    return check_keys(alone)  # its keys mean something else
 
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
@@ -134,7 +185,7 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     return NotifySettings(command, url_ref, table.read("stale"), table.read("insecure_endpoint"))
 
 
-def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:
+def _ledger(table: TomlTable, folder: Path, identity: str) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
         row = table.read("unavailable")
@@ -146,7 +197,7 @@ def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings
                 "max_cost",
             )
     name = table.read("name")
-    identity = f"name {name}" if name is not None else _identity(path)
+    identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
 

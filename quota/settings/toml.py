@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime, time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,6 +28,12 @@ MAX_FILE_BYTES = 1 << 20
 _REQUIRED: Final = object()
 
 NO_PLACES: Mapping[str, str] = MappingProxyType({})
+
+
+def dotted(path: str, key: str) -> str:
+    """The path of a key in a table, always short and on one line."""
+    shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
+    return f"{path}.{shown}" if path else shown
 
 
 class Kind(Protocol):
@@ -61,7 +67,8 @@ class TomlTable:
     """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
     The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` says of keys in
-    which tables of the file they belong, for those that stand in another one.
+    which tables of the file they belong, for those that stand in another one. `variables` says by its path what came
+    from which variable of the environment.
     """
 
     def __init__(
@@ -71,11 +78,13 @@ class TomlTable:
         path: str = "",
         keys: Iterable[str] | None = None,
         places: Mapping[str, str] = NO_PLACES,
+        variables: Mapping[str, str] = NO_PLACES,
     ) -> None:
         self._data = data
         self.source = source
         self.path = path
         self._places = places
+        self.variables = variables
         self._kinds = keys if isinstance(keys, Keys) else Keys({})
         if keys is None:
             return
@@ -104,12 +113,16 @@ class TomlTable:
         where = self.at(key) if key else self.path
         if index is not None:
             where += f"[{index}]"
+        if self.variables:
+            for path, variable in self.variables.items():
+                if where == path or (where.startswith(path) and where[len(path)] in ".["):
+                    inside = "" if where == path else f"{where}: "
+                    return ConfigError(f"environment variable {variable}: {inside}{message}")
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def at(self, key: str) -> str:
         """The dotted path of a key, always short and on one line."""
-        shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
-        return f"{self.path}.{shown}" if self.path else shown
+        return dotted(self.path, key)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +218,7 @@ class TomlTable:
         if not isinstance(value, dict):
             raise self._type_error(key, value, "a table")
         path = self.at(key) + ("" if index is None else f"[{index}]")
-        return TomlTable(value, self.source, path, keys, self._places)
+        return TomlTable(value, self.source, path, keys, self._places, self.variables)
 
     def tables(self, keys: Collection[str]) -> dict[str, TomlTable]:
         """The tables in this table by name; each may have only these keys."""
@@ -233,7 +246,7 @@ class TomlTable:
         if value in ("", []):
             got = "an empty string" if value == "" else "an empty array"
         else:
-            got = _KINDS.get(type(value), "a date or time")
+            got = _KINDS.get(type(value), f"a {type(value).__name__}")
         return self.error(f"{got} where {wanted} is needed", key)
 
 
@@ -244,6 +257,7 @@ _KINDS = {
     str: "a string",
     list: "an array",
     dict: "a table",
+    **dict.fromkeys((date, datetime, time), "a date or time"),
 }
 
 
@@ -264,6 +278,11 @@ _MAX_MS = 3650 * DAY_MS
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
+    return parse_toml(read_file(path), one_line(path))
+
+
+def read_file(path: Path) -> str:
+    """The text of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     try:
         data = read_named(path, MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -276,11 +295,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             "give some of its credentials, with their jobs, a file of their own that names the same ledger"
         )
     try:
-        text = data.decode("utf-8-sig")  # some editors add a byte order mark
+        return data.decode("utf-8-sig")  # some editors add a byte order mark
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{one_line(path)}: line {line}: not UTF-8 text; save the file as UTF-8") from None
-    return parse_toml(text, one_line(path))
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from quota.common.clock import NEVER
 from quota.errors import ConfigError, UsageError
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
-from quota.settings.load import _settings, find_config, load_settings
+from quota.settings.load import Config, find_config, load_settings, settings_of
 from quota.settings.model import Unavailable
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT
 from quota.settings.toml import parse_toml
@@ -810,7 +810,7 @@ VALUES = st.recursive(
 def complaint(data: dict[str, Any]) -> str:
     """What is wrong with these tables; empty when nothing is. Any other exception is a failure of the test."""
     try:
-        _settings(data, None, "f", Path("/nowhere"))
+        settings_of(Config(data, None, "f", Path("/nowhere")))
     except ConfigError as error:
         return str(error)
     return ""
