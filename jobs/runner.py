@@ -335,8 +335,8 @@ class _Run:
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE)
-            if (failure := self._hand_over(page)) is not None:
-                return self._give_up(checkpoint, failure)
+            if (refused := self._hand_over(page)) is not None:
+                return self._give_up(checkpoint, refused)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items

@@ -17,8 +17,9 @@ from quota.errors import ConfigError, QuotaError, UsageError
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
-from quota.settings.load import A_CREDENTIAL, load_settings
+from quota.settings.load import given_settings, load_settings
 from quota.settings.model import Settings
+from quota.settings.tables import A_CREDENTIAL
 from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
@@ -386,16 +387,24 @@ class Session(OfOneProcess):
         self.close()
 
 
-def open_session(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> Session:
+def open_session(
+    config: str | Path | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    clock: Callable[[], int] | None = None,
+) -> Session:
     """Open the configuration in the file `config`, or else the one that the command line would find.
 
+    `settings` are the tables of a configuration, in place of a file: nothing is read from one, or from the environment.
     `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
     """
-    settings = load_settings(config)
-    if not settings.credentials:
-        raise ConfigError(f"{settings.source}: credentials: missing; {A_CREDENTIAL}")
-    return Session(settings, clock=clock)
+    if settings is not None and config is not None:
+        raise UsageError("give the path of a configuration or settings, not both")
+    checked = load_settings(config) if settings is None else given_settings(settings)
+    if not checked.credentials:
+        raise ConfigError(f"{checked.source}: credentials: missing; {A_CREDENTIAL}")
+    return Session(checked, clock=clock)
 
 
 def projects_left(session: Session) -> list[tuple[str, int]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from quota.common.text import many, nearest, show
 from quota.errors import UsageError
+from quota.settings.tables import SCOPE
 from quota.settings.toml import TomlTable, parse_span
 from quota.terms.api import (
     VERBS,
@@ -48,10 +49,7 @@ def parse_scopes(table: TomlTable) -> tuple[str, ...]:
     """What an account asks for that logs in; () where nothing is said. Raises ConfigError."""
     scopes = table.texts("scopes")
     for index, scope in enumerate(scopes):
-        if not re.fullmatch(r"[!#-\[\]-~]{1,200}", scope):  # RFC 6749, 3.3
-            raise table.error(
-                'no scope; write for example "https://www.googleapis.com/auth/spreadsheets"', "scopes", index
-            )
+        SCOPE.check_name(table, scope, "scopes", index)
     return scopes
 
 
@@ -161,7 +159,7 @@ def _places(row: TomlTable) -> list[Pointer]:
     return [_pointer(row, "json", text, index) for index, text in enumerate(row.texts("json"))]
 
 
-def _rows(table: TomlTable, key: str, keys: Iterable[str]) -> list[TomlTable]:
+def _rows(table: TomlTable, key: str, keys: Collection[str]) -> list[TomlTable]:
     if key not in table:
         return []
     rows = table.array(key, keys)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from quota.common.text import nearest, show
 from quota.settings.books import parse_window
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
@@ -11,7 +9,6 @@ from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, PERIOD_MS, Calendar, Limit, Selector, Sliding, View, Window
 
-_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
@@ -52,7 +49,7 @@ def _zone_name(zone: str) -> str:
 
 def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
-    for table in row.array("limits", _LIMIT_KEYS):
+    for table in row.read("limits"):
         limit = _limit(table, book)
         if limit.name in limits:
             raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
@@ -61,26 +58,22 @@ def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
 
 
 def _limit(table: TomlTable, book: CostBook) -> Limit:
-    name = table.check_label(table.text("name"), "name")
+    name = table.read("name")
     quota_units, headroom_units = _numbers(table)
     methods = _methods(table, book)
     selector = Selector(
         buckets=_buckets(table, book, methods),
         methods=methods,
-        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
-        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
+        jobs=table.read("jobs"),
+        count=table.read("count"),
     )
     view = View(selector, parse_window(table, "window"))
-    paced, per_job = _pacing(table, view.window), "per" in table and table.text("per", choices=("job",)) == "job"
-    if per_job and selector.jobs:
-        raise table.error(
-            "each job has this limit for itself, so `jobs` cannot be given too; remove one of them", "per"
-        )
+    paced, per_job = _pacing(table, view.window), table.read("per") == "job"
     return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
 
 
 def _pacing(table: TomlTable, window: Window) -> bool:
-    paced = table.flag("pacing", False)
+    paced: bool = table.read("pacing")
     if paced and not isinstance(window, Calendar):
         raise table.error(
             "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
@@ -93,13 +86,8 @@ def _pacing(table: TomlTable, window: Window) -> bool:
 def _numbers(table: TomlTable) -> tuple[int, int]:
     """(quota, headroom) of a limit; `units` is a quota without headroom."""
     if "units" in table:
-        for other in ("quota", "headroom"):
-            if other in table:
-                raise table.error(f"cannot be combined with {other}; give quota and headroom, or units alone", "units")
-        return table.whole("units"), 0
-    if "quota" not in table:
-        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
-    quota_units = table.whole("quota")
+        return table.read("units"), 0
+    quota_units = table.read("quota")
     headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
@@ -108,16 +96,12 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
 
 def _headroom(table: TomlTable, quota_units: int) -> int:
     """Units, or a share of the quota such as `"10%"`, rounded up."""
-    value = table.value("headroom")
-    if not isinstance(value, str):
-        return table.as_whole(value, "headroom", minimum=0)
-    if not re.fullmatch(r"[0-9]{1,2}%", value):
-        raise table.error('write whole units, or a share of the quota such as "10%"', "headroom")
-    return -(-quota_units * int(value[:-1]) // 100)
+    value: int | str = table.read("headroom")
+    return value if isinstance(value, int) else -(-quota_units * int(value[:-1]) // 100)
 
 
 def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
-    methods = tuple(book.canonical(method) for method in table.texts("methods"))
+    methods = tuple(book.canonical(method) for method in table.read("methods"))
     for index, method in enumerate(methods):
         if method not in book.methods:
             message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
@@ -127,8 +111,8 @@ def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
 
 def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
     if "bucket" in table:
-        value = table.value("bucket")
-        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
+        value: str | tuple[str, ...] = table.read("bucket")
+        names = (value,) if isinstance(value, str) else value
         for index, name in enumerate(names):
             if name not in book.buckets:
                 message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"

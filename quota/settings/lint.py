@@ -27,6 +27,7 @@ from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
 
@@ -140,7 +141,8 @@ def _server(settings: Settings) -> Iterator[Finding]:
     if settings.inbound is None or settings.path is None:
         return
     try:
-        address = address_of(TomlTable(settings.inbound, settings.source, "inbound"), settings.path.absolute().parent)
+        table = TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
+        address = address_of(table, settings.path.absolute().parent)
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:

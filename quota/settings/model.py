@@ -35,6 +35,9 @@ DEFAULT_MAX_BODY_MB = 16
 DEFAULT_MAX_ANSWER_S = 120
 DEFAULT_MAX_ITEMS = 10_000
 BUILT_IN = "built-in configuration"
+GIVEN = "settings"
+"""What messages call a configuration that a program made."""
+
 NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: the built-in one is used; `quota init` writes one"
 
@@ -202,7 +205,8 @@ class NotifySettings(NamedTuple):
 class Settings:
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
-    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it.
+    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it. `variables` says by its path
+    which value came from which variable of the environment. `called` is what messages call it without a file.
     """
 
     path: Path | None
@@ -213,6 +217,8 @@ class Settings:
     textfile: str | None = None
     notify: NotifySettings | None = None
     inbound: Mapping[str, Any] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    called: str = BUILT_IN
 
     def __repr__(self) -> str:
         """Without the table `[inbound]`: it may hold a password."""
@@ -226,4 +232,4 @@ class Settings:
     @property
     def source(self) -> str:
         """What messages call this configuration."""
-        return BUILT_IN if self.path is None else one_line(self.path)
+        return self.called if self.path is None else one_line(self.path)
