@@ -187,11 +187,6 @@ JOB = Keys(
             pattern="|".join([*BUILT_IN_FETCHES, _FUNCTION]),
             required=True,
         ),
-        "sink": Text(
-            'Gets each page before it is stored: "package.module:function".',
-            pattern=_FUNCTION,
-            says='not a function; write it as "package.module:function"',
-        ),
         "regions": Texts("Country codes, or other names that the job covers one by one.", each=Label()),
         "pages": Whole("The most pages to fetch for each region in a run.", default=1, maximum=100_000),
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
@@ -210,6 +205,11 @@ JOB = Keys(
                 }
             ),
             names=Text(pattern="[A-Za-z][A-Za-z0-9_]{0,63}"),
+        ),
+        "sink": Text(
+            'Gets each page before it is stored: "package.module:function".',
+            pattern=_FUNCTION,
+            says='not a function; write it as "package.module:function"',
         ),
         "options": Values("Passed to the fetch function by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
         "max_body_mb": Whole("The largest answer, in MB.", default=DEFAULT_MAX_BODY_MB, maximum=1_000),
