@@ -35,8 +35,7 @@ _PLAYLISTS = """
     WHERE channel_id IN (SELECT value FROM json_each(:ids)) AND uploads_id <> ''
 """
 _STORED = """
-    SELECT video_id, listed_ms >= :fresh_ms, duration IS NOT NULL FROM videos
-    WHERE video_id IN (SELECT value FROM json_each(:ids))
+    SELECT video_id, duration IS NOT NULL FROM videos WHERE video_id IN (SELECT value FROM json_each(:ids))
 """
 
 
@@ -84,12 +83,10 @@ def _videos(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
         return walks.page({"id": place["id"]})
     items = [_video(item) for item in resources(answer)]
     listed = {video["id"]: video for video in items if video is not None}
-    stored = store.select(_STORED, ids=json.dumps([*listed, place.get("oldest")]))
-    fresh = {name for name, is_fresh, _ in stored if is_fresh}
-    described = {name for name, _, has_details in stored if has_details}
+    known = dict(store.select(_STORED, ids=json.dumps([*listed])))
     # A video of which the store knows more than the playlist is only noted as listed.
-    videos = [{"id": name} if name in described else video for name, video in listed.items()]
-    return walks.page(walks.moved(place, [*listed], answer.get("nextPageToken"), fresh), videos=videos)
+    videos = [{"id": name} if known.get(name) else video for name, video in listed.items()]
+    return walks.page(walks.moved(place, [*listed], answer.get("nextPageToken"), known), videos=videos)
 
 
 def _video(item: Mapping[str, Any]) -> dict[str, Any] | None:

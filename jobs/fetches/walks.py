@@ -9,9 +9,9 @@ that it was about: its *place*. So what `pages`, a refusal or a kill cuts off is
 first page of every list, first where most is expected to be new. Every other call goes on with the walk that was begun
 first, so that neither new items nor old ones wait for all of the others.
 
-A walk ends with its list, or at a page of which everything is known, if its list was once walked to its end. The oldest
-item of the list is the evidence for that, as long as it is *fresh*: in the first half of its retention. So each list
-is walked anew before its items expire.
+A walk ends with its list; or at a page of which everything is known, if its list was walked to the end within half of
+the retention. So nothing below the pages that were fetched is missed, and each list is walked in full, as the first
+time, before its items expire.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PAGE_ITEMS = 50
 """Upstream returns at most this many in one page."""
 
 Place = dict[str, Any]
-"""Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk the step at
-which it was `opened`, and the `token` of the next page. Of one that was ended the `oldest` item."""
+"""Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
+`opened`, and the `token` of its next page. `walked`: when the last walk in full was opened that came to its end."""
 
 _PLACES = """
     WITH lists (id, amount, since) AS ({lists}),
@@ -66,7 +66,7 @@ class Walks:
             first = store.select(_LAST, table=table)[0][0] + 1
             cursor = {"began": first, "step": first}
         self._began, self._step = cursor["began"], cursor["step"]
-        values = {"table": table, "began": self._began, **values}
+        values = {"table": table, "began": self._began, "now_ms": store.now_ms(), **values}
         due, begun = (
             [json.loads(data) for (data,) in store.select(_PLACES.format(lists=lists) + which, **values)]
             for which in (_DUE, _OPEN)
@@ -79,17 +79,19 @@ class Walks:
         rows = {self._table: [{**place, "step": self._step} for place in places], **more.pop("rows", {})}
         return Page(rows=rows, cursor={"began": self._began, "step": self._step + 1}, **more)
 
-    def moved(self, place: Place, ids: Sequence[str], token: str | None, fresh: Container[object]) -> Place:
-        """The place after a page with these items, of which some are `fresh`, as `place["oldest"]` may be."""
-        oldest = place.get("oldest")
-        if oldest not in fresh:
-            oldest = None
-        if token is None:
-            oldest = ids[-1] if ids else None
-        elif oldest is not None and ids and all(one in fresh for one in ids):
+    def is_full(self, place: Place) -> bool:
+        """Whether its walk goes on to the end, whatever is known."""
+        return (place.get("walked") or 0) < self._store.now_ms() - self._store.retention_ms // 2
+
+    def moved(self, place: Place, ids: Sequence[str], token: str | None, known: Container[object]) -> Place:
+        """The place after a page with these items, of which the store has those in `known`."""
+        full = self.is_full(place)
+        if not full and ids and all(one in known for one in ids):
             token = None
-        opened = None if token is None else place.get("opened") or self._step
-        return {"id": place["id"], "opened": opened, "token": token, "oldest": oldest}
+        opened = place.get("opened") or self._store.now_ms()
+        if token is not None:
+            return {**place, "opened": opened, "token": token}
+        return {"id": place["id"], "walked": opened if full else place["walked"]}
 
 
 def reason_of(error: Exception) -> str | None:

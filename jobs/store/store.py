@@ -453,11 +453,8 @@ class Store:
         return self._clock()
 
     def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
-        """The rows of a query, for a fetch function. `docs/data.md` has the tables. In its SQL `:now_ms` is the time,
-        and what has a time before `:fresh_ms` is in the second half of its retention."""
-        now_ms = self._clock()
-        times = {"now_ms": now_ms, "fresh_ms": now_ms - self.retention_ms // 2}
-        return self._read(lambda db: db.execute(sql, {**times, **values}).fetchall())
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables."""
+        return self._read(lambda db: db.execute(sql, values).fetchall())
 
     @property
     def runs(self) -> RunHistory:

@@ -24,6 +24,7 @@ BUILT_IN_FETCHES = {
     "channels": "channels.list",
     "uploads": "playlistItems.list",
     "videos": "videos.list",
+    "comments": "commentThreads.list",
 }
 """The built-in fetch functions, each with the API method that it calls first."""
 

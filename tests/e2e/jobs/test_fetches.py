@@ -10,7 +10,7 @@ import pytest
 from tenacity import wait_none
 
 from quota.jobs.emulator import Emulator
-from quota.jobs.emulator.data import CHANNELS, GeneratedCatalogue, _channel_id
+from quota.jobs.emulator.data import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
 from support.installation import Installation
 
 if TYPE_CHECKING:
@@ -257,3 +257,95 @@ def test_searches_take_turns_and_a_refusal_costs_none_of_them_its_turn(site: Sit
 def found(site: Site, word: str) -> int:
     number: int = site.rows("SELECT count(*) FROM videos WHERE title LIKE ?", f"{word} |%")[0][0]
     return number
+
+
+# -- comments ----------------------------------------------------------------------------------------------------------
+
+
+def said_under(video: str) -> dict[str, list[str]]:
+    """The threads of a video, each with its replies."""
+    found = threads(CATALOGUE.video(video) or {}) or []
+    return {one["id"]: [reply["id"] for reply in replies_to(one["id"]) or ()] for one in found}
+
+
+def calls_for(video: str) -> dict[str, int]:
+    """The calls that its comments take."""
+    said = said_under(video)
+    more = [-(-len(replies) // 100) for replies in said.values() if len(replies) > INLINE_REPLIES]
+    return {"commentThreads.list": max(1, -(-len(said) // 100)), "comments.list": sum(more)}
+
+
+def with_threads(least: int, most: int) -> str:
+    """A video with so many threads, and one of them with more replies than a page has."""
+    for name in published(channel(122)):
+        said = said_under(name)
+        if least <= len(said) <= most and any(len(replies) > 100 for replies in said.values()):
+            return name
+    raise AssertionError("there is none")
+
+
+DISABLED = next(name for name in published(channel(122)) if threads(CATALOGUE.video(name) or {}) is None)
+
+
+def all_of(video: str) -> set[str]:
+    return {one for thread, replies in said_under(video).items() for one in (thread, *replies)}
+
+
+def comments(site: Site) -> set[str]:
+    return {key for (key,) in site.rows("SELECT key FROM rows WHERE name = 'comments'")}
+
+
+def test_comments_are_stored_with_all_replies_and_a_video_that_allows_none_is_passed_over(site: Site) -> None:
+    """100 threads a call, and 100 replies of a thread that has more than come with it."""
+    names = [with_threads(101, 200), DISABLED, "no-such-vid", with_threads(5, 60)]
+    site.configure("comments", videos=names)
+    assert site.run().outcome == "done"
+    assert comments(site) == all_of(names[0]) | all_of(names[3])
+    assert site.calls() == {
+        "commentThreads.list": 2
+        + calls_for(names[0])["commentThreads.list"]
+        + calls_for(names[3])["commentThreads.list"],
+        "comments.list": calls_for(names[0])["comments.list"] + calls_for(names[3])["comments.list"],
+    }
+    thread, replies = next((thread, some) for thread, some in said_under(names[3]).items() if some)
+    ((row,),) = site.rows("SELECT data FROM rows WHERE name = 'comments' AND key = ?", thread)
+    ((reply,),) = site.rows("SELECT data FROM rows WHERE name = 'comments' AND key = ?", replies[0])
+    assert (json.loads(row)["reply_count"], json.loads(row)["parent_id"]) == (len(replies), None)
+    assert (json.loads(reply)["parent_id"], json.loads(reply)["video_id"]) == (thread, names[3])
+    assert json.loads(reply)["text"]
+
+
+def test_a_pass_that_pages_cut_off_drops_no_comment(site: Site) -> None:
+    names = [with_threads(5, 60), DISABLED]
+    site.configure("comments", pages=3, videos=names)
+    for _ in range(2 + sum(calls_for(names[0]).values())):
+        site.run()
+    assert comments(site) == all_of(names[0])
+
+
+def test_a_video_whose_comments_are_known_costs_a_unit_and_is_walked_anew_before_they_expire(site: Site) -> None:
+    name = with_threads(101, 200)
+    site.configure("comments", videos=name)
+    calls = []
+    for day in range(0, 42, 14):
+        site.run()
+        calls.append(sum(site.calls().values()))
+        site.later(days=14)
+        assert comments(site) == all_of(name), day
+    full = sum(calls_for(name).values())
+    assert calls == [full, 1, full]
+
+
+def test_the_comments_of_the_videos_in_the_store_are_fetched_those_with_most_first(site: Site) -> None:
+    many, few = with_threads(101, 200), with_threads(5, 60)
+    site.configure("comments", pages=1)
+    assert site.run().units == 0
+    site.store([few], comment_count=10, published_at="2026-05-01T00:00:00Z")
+    site.store([many], comment_count=900, published_at="2026-05-01T00:00:00Z")
+    site.store([DISABLED], duration="PT1M")
+    site.run()
+    assert comments(site) <= all_of(many)
+    site.configure("comments")
+    site.run()
+    assert comments(site) == all_of(many) | all_of(few)
+    assert site.calls()["commentThreads.list"] == 2 + 1

@@ -315,6 +315,7 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
         (job("channels", 2, ids=[str(n) for n in range(120)]), ["channels.list"] * 2),
         (job("uploads", 3), ["playlistItems.list"] * 3),
         (job("videos", 3), ["videos.list"] * 3),
+        (job("comments", 3), ["commentThreads.list"] * 3),
     ],
 )
 def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:
