@@ -120,10 +120,10 @@ class Passage:
             reserves = gate.reserves(asked.verb, self._url)
             body = await self._caller.beginning() if reserves else RequestBody.of(None, asked.length)
         if asked.only_peek:
-            await self._tell(await self._decided(gate.peek(asked.verb, self._url, body)))
+            await self._tell(await self._decided(gate.peek, body))
             return
         url, fields = await self._signed()
-        attempt = await self._decided(gate.charge(asked.verb, self._url, body))
+        attempt = await self._decided(gate.charge, body)
         if attempt is None:
             raise UnfitError(500, f"{self._target.host} is not one of the hosts that are charged.")
         task = asyncio.current_task()
@@ -143,12 +143,12 @@ class Passage:
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    async def _decided(self, decision: Awaitable[T]) -> T:
+    async def _decided(self, decide: Callable[[str, str, RequestBody], Awaitable[T]], body: RequestBody) -> T:
         """Raises UnfitError for a request that may not leave."""
         asked = self._asked
         try:
             with labels(job=asked.job, region=asked.region):
-                return await decision
+                return await decide(asked.verb, self._url, body)
         except Refused as error:
             self._say_refused(error.decision.reason, error.decision.sentence())
             raise UnfitError.of(refusal(error.decision)) from None

@@ -242,15 +242,23 @@ class House:
         finally:
             connection.close()
 
-    def raw(self, sent: bytes, *, shut: bool = False) -> bytes:
+    def raw(self, sent: bytes) -> bytes:
         """Everything that comes back for these bytes, until the proxy ends the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
             connection.sendall(sent)
-            if shut:
-                connection.shutdown(socket.SHUT_WR)
             got = b""
             with suppress(ConnectionResetError):
                 while piece := connection.recv(1 << 16):
+                    got += piece
+            return got
+
+    def raw_for(self, sent: bytes, answers: int) -> bytes:
+        """What comes back for these bytes, until there are so many answers, or the proxy ends the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
+            connection.sendall(sent)
+            got = b""
+            with suppress(ConnectionResetError):
+                while got.count(b"HTTP/1.1 ") < answers and (piece := connection.recv(1 << 16)):
                     got += piece
             return got
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import time
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.proxying import SECRET, House, Reached, answer
+from support.proxying import BOOK, SECRET, House, Reached, answer
 from support.servers import free_port
 
 if TYPE_CHECKING:
@@ -154,8 +154,6 @@ def test_without_the_ledger_the_allowance_decides_and_without_one_nobody(house: 
 def test_an_answer_that_closes_a_bucket_holds_for_everybody(house: House) -> None:
     """It may be packed, as the caller asked for; its reader gets it as it is."""
     book = """closed = [{ status = 403, body = "too many", lasts = "10m" }]"""
-    from support.proxying import BOOK
-
     text = BOOK[: BOOK.index("[answers]")] + f"[answers]\n{book}\n"
     body = gzip.compress(b"far too many requests")
     house.upstream.answer = lambda _: [answer(body, "Content-Encoding: gzip", status="403 No")]
@@ -164,7 +162,7 @@ def test_an_answer_that_closes_a_bucket_holds_for_everybody(house: House) -> Non
         assert (got.status, got.body) == (403, body)
         got = house.ask("/things")
         assert (got.status, got.problem["decision"]["reason"]) == (429, "exhausted")
-        assert 590 < int(got.field("retry-after") or "") <= 601
+        assert 590 < int(got.field("retry-after") or "") <= 661  # with the machine's own minute
     assert [one.field("accept-encoding") for one in house.upstream.reached] == ["gzip"]
 
 
@@ -183,18 +181,15 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
 
 def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
     """Each is read before the next one is sent."""
-    read = [False]
+    read = threading.Event()
 
     def events(_: Reached) -> Iterator[bytes]:
         yield b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         for n in range(5):
             event = b'data: {"usage": %d}\n\n' % n
-            read[0] = False
+            read.clear()
             yield b"%x\r\n%s\r\n" % (len(event), event)
-            ends_s = time.monotonic() + 60
-            while not read[0] and time.monotonic() < ends_s:
-                time.sleep(0.005)
-            assert read[0]
+            assert read.wait(100)
         yield b"0\r\n\r\n"
 
     house.upstream.answer = events
@@ -207,7 +202,7 @@ def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
                     piece = connection.recv(4_096)
                     assert piece, got
                     got += piece
-                read[0] = True
+                read.set()
             while not got.endswith(b"0\r\n\r\n"):
                 got += connection.recv(4_096)
         assert house.units == 4
