@@ -82,8 +82,10 @@ def test_the_index_leads_to_every_page_and_to_each_once() -> None:
 
 
 def test_no_page_is_longer_than_somebody_reads() -> None:
-    """Those that are looked up are."""
-    pages = {page: (DOCS / f"{page}.md").read_text(encoding="utf-8").count("\n") for page in PAGES}
+    """The rules are looked up by their numbers."""
+    pages = {
+        page: (DOCS / f"{page}.md").read_text(encoding="utf-8").count("\n") for page in PAGES if page != "ledger-rules"
+    }
     assert {page: lines for page, lines in pages.items() if lines > 200} == {}
 
 
