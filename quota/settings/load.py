@@ -40,6 +40,7 @@ from quota.settings.model import (
     BUILT_IN,
     DEFAULT_RETENTION_MS,
     CredentialSettings,
+    JobSettings,
     LedgerSettings,
     NotifySettings,
     Settings,
@@ -114,12 +115,13 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         raise root.error(f"missing; {A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder) if "credentials" in root else {}
     ledger = _ledger(root.table("ledger", _LEDGER_KEYS, default={}), folder, path)
+    jobs = parse_jobs(root.table("jobs", default={}), credentials, folder)
     return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
-        jobs=parse_jobs(root.table("jobs", default={}), credentials, folder),
-        store=_store(root.table("store", _STORE_KEYS, default={}), folder, ledger),
+        jobs=jobs,
+        store=_store(root.table("store", _STORE_KEYS, default={}), folder, ledger, jobs),
         textfile=path_at(root, folder, "textfile", root.text("textfile")) if "textfile" in root else None,
         notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
         if "notify" in root
@@ -130,7 +132,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
 
 _LEDGER_KEYS = (*ADDRESS_KEYS, "name", "unavailable")
 _UNAVAILABLE_KEYS = ("max_cost", "allowance", "machines")
-_STORE_KEYS = ("url", "retention", "name")
+_STORE_KEYS = ("url", "retention", "name", "places")
 
 
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
@@ -182,14 +184,23 @@ def _identity(path: Path | None) -> str:
     return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute
 
 
-def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:
+def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     given = Address(table.text("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
     if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name = table.check_label(table.text("name"), "name") if "name" in table else ""
-    return StoreSettings(url, retention_ms, name)
+    places_in_ledger = table.text("places", "store", choices=("store", "ledger")) == "ledger"
+    if places_in_ledger and name:
+        raise table.error('has no effect with places = "ledger": any machine may go on; remove it', "name")
+    each = next((job.name for job in jobs.values() if job.on_each_machine), "")
+    if places_in_ledger and each:
+        raise table.error(
+            f'"ledger" gives all machines one round, and jobs.{each} runs on each; remove its machines = "each"',
+            "places",
+        )
+    return StoreSettings(url, retention_ms, name, places_in_ledger)
 
 
 def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:
