@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -18,11 +18,11 @@ from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.store import Store
-    from quota.settings.model import JobSettings
 
 
 @click.command("tables", short_help="List the tables of your jobs' own rows.")
@@ -125,7 +125,8 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 
 @click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
 def place() -> None:
-    """Where each region of a job stands in this machine's store: the page that comes next.
+    """Where each region of a job stands: the page that comes next. It lies in this machine's store, or, with [store]
+    places = "ledger", in the ledger that machines share.
 
     \b
     Example:
@@ -144,10 +145,10 @@ def list_(as_json: bool, config: str | None) -> None:
     Example:
       quota place list
     """
-    from quota.jobs.store.store import Store
+    from quota.jobs.places import checkpoints_of
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = [one for job in session.settings.jobs.values() for one in _checkpoints(session, store, job)]
+    with configured(config) as session, _store_of_places(session) as store:
+        found = [one for job in session.settings.jobs.values() for one in checkpoints_of(session, job, store)]
     _print(found, as_json)
 
 
@@ -163,11 +164,11 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
+    from quota.jobs.places import checkpoints_of
     from quota.jobs.runner import job_called
-    from quota.jobs.store.store import Store
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = _chosen(_checkpoints(session, store, job_called(session, job)), job, region)
+    with configured(config) as session, _store_of_places(session) as store:
+        found = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
     _print(found, as_json, cursors=True)
 
 
@@ -186,25 +187,30 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     """
     import quota
     from quota.jobs.lock import only_one
+    from quota.jobs.places import checkpoints_of, reset_shared
     from quota.jobs.runner import job_called
-    from quota.jobs.store.store import Store
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
+    with configured(config) as session, _store_of_places(session) as store:
         chosen = job_called(session, job)
-        found = _chosen(_checkpoints(session, store, chosen), job, region)
-        with only_one(session.settings.store.url, job) as lock:
-            if lock is None:
-                raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
-            for one in found:
-                store.reset(one)
+        found = _chosen(checkpoints_of(session, chosen, store), job, region)
+        if store is None:
+            reset_shared(session, chosen, found)
+        else:
+            with only_one(session.settings.store.url, job) as lock:
+                if lock is None:
+                    raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
+                for one in found:
+                    store.reset(one)
     regions = ", ".join(one.region for one in found if one.region)
     say(printable(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}"))
 
 
-def _checkpoints(session: Session, store: Store, job: JobSettings) -> list[Checkpoint]:
-    from quota.jobs.runner import work_of
+def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
+    """The store where the places lie; None if they lie in the ledger."""
+    from quota.jobs.store.store import Store
 
-    return store.checkpoints(job.name, job.regions, work_of(session, job))
+    settings = session.settings.store
+    return nullcontext() if settings.places_in_ledger else Store.existing(settings)
 
 
 def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:

@@ -24,7 +24,6 @@ A failed region counts as covered in its round: if it stayed pending, the next r
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +38,8 @@ from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
 from quota.jobs.job import RunReport, load_fetch, load_sink, pages_of
-from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
+from quota.jobs.lock import lock_name, only_one, store_id_of
+from quota.jobs.places import check_cursor, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
@@ -193,13 +193,6 @@ _TICK_IS = {
 }
 
 
-def work_of(session: Session, job: JobSettings) -> str:
-    """What the checkpoints of a job are of: its project, its fetch function and, where it has any, its options. With
-    others the cursor of a pass names pages of another list."""
-    work = f"{session.credential(job.credential).project}|{job.fetch}"
-    return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
-
-
 def longest_step_ms(job: JobSettings) -> int:
     """The longest time between two pages, where upstream is waited for and nothing else."""
     return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
@@ -261,8 +254,11 @@ class _Run:
         outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
+            self.hold.bring(self.store)
             self.store.delete_expired()
-            checkpoints = self.store.start_round(self.job.name, regions, self.work)[:max_regions]
+            pending = self.store.start_round(self.job.name, regions, self.work)
+            self.hold.keep(*pending)
+            checkpoints = pending[:max_regions]
             self.watcher.began(checkpoints)
             for checkpoint in checkpoints:
                 self.here = checkpoint
@@ -310,6 +306,8 @@ class _Run:
             try:
                 page = self.attempts.step(checkpoint)
                 rows = rows_of(self.job.name, self.job.tables, page.rows)
+                if self.session.settings.store.places_in_ledger:
+                    check_cursor(page.cursor)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
@@ -329,6 +327,7 @@ class _Run:
                 if failure.kind == "cursor" and inherited:
                     # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
                     self.here, inherited = self.store.restart(checkpoint), False
+                    self.hold.keep(self.here)
                     continue
                 return self._give_up(checkpoint, failure)
             inherited = False
@@ -352,13 +351,14 @@ class _Run:
                 took_ms=self.clock() - started_at_ms,
                 finished=finished,
             )
-            self.hold.renew()
+            self.hold.renew(self.here)
             if finished:
                 return self._outcome("done")
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
+        self.hold.keep(self.here)
         return self._outcome("done")
 
     def _hand_over(self, page: Page) -> Failure | None:
@@ -382,10 +382,12 @@ class _Run:
                 return self._outcome("failed", failure.message)
             case "answer":
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
+                self.hold.keep(self.here)
                 return self._outcome("failed", failure.message)
             case "transient":
                 # The next pass continues from here.
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
+                self.hold.keep(self.here)
                 advice = (
                     ""
                     if failure.answered
@@ -395,6 +397,7 @@ class _Run:
             case _:
                 # The cursor itself may be the cause, so the next pass begins with the first page.
                 self.here = self.store.fail(checkpoint, keep_cursor=False)
+                self.hold.keep(self.here)
                 return self._outcome("failed", failure.message)
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:

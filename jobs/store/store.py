@@ -314,6 +314,20 @@ class Store:
         """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
+    def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
+        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had."""
+
+        def work(db: sqlite3.Connection) -> None:
+            for one, cursors in places:
+                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key_of(one))
+                cursor = None if one.cursor is None else json.dumps(one.cursor)
+                counts = one.pages, one.items, one.ranks, one.started_at_ms, one.completed_at_ms, one.failed_at_ms
+                db.execute(_STAND, (*key_of(one), int(one.pending), cursor, *counts))
+                had = [(*key_of(one), digest) for digest in cursors]
+                db.executemany("INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", had)
+
+        self._write(work)
+
     def _again(self, checkpoint: Checkpoint) -> Checkpoint:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
@@ -582,6 +596,11 @@ FROM ranked JOIN videos v ON v.id = ranked.id
 WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
 ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 """
+
+_STAND = (
+    "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"
+    " started_at_ms, completed_at_ms, failed_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"

@@ -252,7 +252,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 def _fleeting(settings: Settings) -> Iterator[Finding]:
     """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
-    if settings.store.name or not shared or settings.ledger.file is not None:
+    if settings.store.name or settings.store.places_in_ledger or not shared or settings.ledger.file is not None:
         return
     kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):

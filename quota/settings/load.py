@@ -42,6 +42,7 @@ from quota.settings.model import (
     BUILT_IN,
     GIVEN,
     CredentialSettings,
+    JobSettings,
     LedgerSettings,
     NotifySettings,
     Settings,
@@ -158,12 +159,13 @@ def settings_of(config: Config) -> Settings:
     root = TomlTable(config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables)
     credentials = _credentials(root, folder) if "credentials" in root else {}
     ledger = _ledger(root.read("ledger"), folder, _identity(path) if config.source != GIVEN else "")
+    jobs = parse_jobs(root.read("jobs"), credentials, folder)
     return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
-        jobs=parse_jobs(root.read("jobs"), credentials, folder),
-        store=_store(root.read("store"), folder, ledger),
+        jobs=jobs,
+        store=_store(root.read("store"), folder, ledger, jobs),
         textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
         notify=_notify(root.read("notify"), folder) if "notify" in root else None,
         inbound=_inbound(root) if "inbound" in root else None,
@@ -217,12 +219,21 @@ def _identity(path: Path | None) -> str:
     return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute
 
 
-def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:
+def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
     given = Address(table.read("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
     if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
-    return StoreSettings(url, table.read("retention"), table.read("name") or "")
+    name, places_in_ledger = table.read("name") or "", table.read("places") == "ledger"
+    if places_in_ledger and name:
+        raise table.error('has no effect with places = "ledger": any machine may go on; remove it', "name")
+    each = next((job.name for job in jobs.values() if job.on_each_machine), "")
+    if places_in_ledger and each:
+        raise table.error(
+            f'"ledger" gives all machines one round, and jobs.{each} runs on each; remove its machines = "each"',
+            "places",
+        )
+    return StoreSettings(url, table.read("retention"), name, places_in_ledger)
 
 
 def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:

@@ -177,11 +177,12 @@ class JobSettings:
 
 class StoreSettings(NamedTuple):
     """Where fetched items are kept, and for how long. A ledger that machines share knows the store by `name`; without
-    one by an id in the store's file."""
+    one by an id in the store's file. `places_in_ledger`: where each region stands lies there, and not in the store."""
 
     url: str
     retention_ms: int
     name: str = ""
+    places_in_ledger: bool = False
 
     @property
     def file(self) -> str:

@@ -231,6 +231,11 @@ STORE = Keys(
             "Items that were not fetched again for so long are deleted.", default_ms=DEFAULT_RETENTION_MS
         ),
         "name": Label("By what a shared ledger knows the store, where its file does not last."),
+        "places": Text(
+            'Where it lies how far each region is: "ledger" for machines without a disk.',
+            choices=("store", "ledger"),
+            default="store",
+        ),
     }
 )
 NOTIFY = Keys(
