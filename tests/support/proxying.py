@@ -209,12 +209,13 @@ class House:
         auth: str = 'key = "file:key"',
         ledger: str = "sqlite:///ledger.db",
         more: str = "",
+        rest: str = "",
         address: str = "",
     ) -> None:
         (self.folder / "key").write_text(SECRET)
         (self.folder / "things.toml").write_text(book)
         text = CONFIG.format(limit=limit, auth=auth, ledger=ledger, more=more, address=address or self.upstream.address)
-        (self.folder / "quota.toml").write_text(text)
+        (self.folder / "quota.toml").write_text(text + rest)
 
     @contextmanager
     def open(self, *, token: str | None = None, **options: Any) -> Iterator[Self]:
