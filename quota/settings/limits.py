@@ -52,7 +52,7 @@ def headroom_of(limit: Limit, book: CostBook) -> int:
 def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
-    if bucket not in selector.buckets or selector.jobs or limit.per_job:
+    if bucket not in selector.buckets or selector.jobs or limit.per_job or limit.shadow:
         return False
     charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
     if selector.count == "calls" and any(units > 1 for units in charged.values()):
@@ -110,7 +110,9 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
     )
     view = View(selector, parse_window(table, "window"))
     paced, per_job = _pacing(table, view.window), table.read("per") == "job"
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
+    return Limit(
+        name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job, table.read("shadow")
+    )
 
 
 def _pacing(table: TomlTable, window: Window) -> bool:

@@ -266,6 +266,8 @@ def _path(location: str, file: str | None) -> Iterator[Finding]:
 def _limits(credential: CredentialSettings) -> Iterator[Finding]:
     book = credential.book
     for index, limit in enumerate(credential.limits):
+        if limit.shadow:
+            continue
         location = f"credentials.{credential.name}.limits[{index}]"
         yield from _too_small(limit, book, location)
         yield from _too_large(limit, book, location)
@@ -518,7 +520,7 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
     for name, left in job.leave.items():
         limit = limits[name]
         least = book.least_units(limit.view.selector)
-        if limit.limit_units - left < least <= limit.limit_units:
+        if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",
                 f"jobs.{job.name}.leave",

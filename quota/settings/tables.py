@@ -124,6 +124,7 @@ LIMIT = Keys(
         "per": Text('"job": each job has this limit for itself.', choices=("job",)),
         "count": Text('"calls" counts each call as one.', choices=("units", "calls"), default="units"),
         "bucket": Either("A bucket of the cost book, or several.", kinds=(Text(), Texts())),
+        "shadow": Flag("Count and report, and never refuse: a limit on trial."),
         "pacing": Flag("Release the units of a calendar window evenly until its reset."),
     },
     Apart("units", ("quota", "headroom"), "cannot be combined with {other}; give quota and headroom, or units alone"),
