@@ -9,6 +9,7 @@ from quota.common.resources import read_text
 from quota.settings.books import book_names
 from quota.settings.limits import default_limits
 from quota.settings.lint import EXAMPLE_PROJECT
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.terms.api import KeyPlace
 from quota.terms.costs import CostBook
 from quota.terms.limits import Calendar, Limit, Window
@@ -63,7 +64,7 @@ def _limit(credential: str, limit: Limit) -> str:
         "name": json.dumps(limit.name),
         "bucket": json.dumps(limit.view.selector.buckets[0]),
         "quota": f"{limit.quota_units:_}",
-        "headroom": f"{limit.headroom_units:_}",
+        "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
         "window": _window(limit.view.window),
     }
     return f"[[credentials.{credential}.limits]]\n" + "".join(f"{key} = {value}\n" for key, value in lines.items())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
-from quota.common.log import warn
+from quota.common.log import line, warn
 from quota.deciding.answer import Answers, ahead_ms
 from quota.deciding.checklist import NO_GRANTS, Checklist, Checklists, believed
 from quota.decision import REPAIR
@@ -228,6 +228,18 @@ class Account:
         that ends with the refusal of a peek says so here."""
         if self.recorder is not None:
             self.recorder.refused(decision, job, region, self.attempt_keys.run, calls)
+
+    def note_shadow(self, decision: Decision, job: str, region: str, calls: int) -> None:
+        """Log and count calls that left, and that shadow limits would have refused."""
+        import logging  # late: few processes come here
+
+        for name in decision.would_refuse:
+            said = line(
+                "would_refuse", project=self.project, limit=name, method=decision.method, job=job, region=region
+            )
+            logging.getLogger("quota").info("%s", said)
+            if self.recorder is not None:
+                self.recorder.shadowed(name, job, decision.decided_at_ms, calls)
 
     def hand_over_refusals(self) -> None:
         """Tell the ledger now what this process was refused: somebody is about to look at the counts. Takes 50 ms at

@@ -37,6 +37,9 @@ MAX_CHARGE_UNITS = 10**9
 MAX_KEPT = 1_000
 """The most checklists that are kept: a caller may give each call other units."""
 
+NO_CAP = MAX_NUMBER
+"""What the ledger compares a shadow limit with: it counts, and never refuses. All else goes by the limit's own cap."""
+
 ALWAYS = (0, NEVER)
 """The times between which a price holds that never changes."""
 
@@ -152,6 +155,8 @@ class Checklist:
     caps: tuple[int, ...]
     costs: tuple[int, ...]
     paced: bool
+    shadow: bool
+    """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
     """The times in ms from and until which the call has that price."""
     grants: Grants
@@ -190,7 +195,8 @@ class Checklist:
 
 def _check(limit: Limit, cap_units: int, cost_units: int, now_ms: int) -> LimitCheck:
     window = limit.view.window
-    return LimitCheck(limit.view, cap_units, cost_units, window.edges(now_ms) if isinstance(window, Calendar) else None)
+    edges = window.edges(now_ms) if isinstance(window, Calendar) else None
+    return LimitCheck(limit.view, NO_CAP if limit.shadow else cap_units, cost_units, edges)
 
 
 class Together(NamedTuple):
@@ -289,9 +295,9 @@ class Checklists(dict[Key, Checklist]):
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
-        paced = any(x.paced for x in limits)
+        paced, shadow = any(x.paced for x in limits), any(x.shadow for x in limits)
         units = parts[0].units if parts else 0
-        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
@@ -385,7 +391,7 @@ class Checklists(dict[Key, Checklist]):
     def _check_fits(self, checklist: Checklist, what: str, remedy: str) -> None:
         each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
         for limit, cap_units, cost_units in each:
-            if cost_units > cap_units:
+            if cost_units > cap_units and not limit.shadow:
                 left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
                     f"{what} {many(cost_units, 'unit')} and limit {limit.name!r} of credential {self._credential!r} "

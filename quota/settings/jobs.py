@@ -26,7 +26,7 @@ from quota.terms.limits import format_duration
 def parse_jobs(
     rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings], folder: Path
 ) -> dict[str, JobSettings]:
-    left: dict[tuple[str, int], dict[str, int]] = {}
+    left: dict[tuple[str, int | str], dict[str, int]] = {}
     jobs = {name: _job(name, row, credentials, left, folder) for name, row in rows.items()}
     first: dict[str, JobSettings] = {}
     for job in jobs.values():
@@ -43,7 +43,7 @@ def _job(
     name: str,
     row: TomlTable,
     credentials: Mapping[str, CredentialSettings],
-    left: dict[tuple[str, int], dict[str, int]],
+    left: dict[tuple[str, int | str], dict[str, int]],
     folder: Path,
 ) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
@@ -130,25 +130,30 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
 
 
 def _leave(
-    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]
+    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int | str], dict[str, int]]
 ) -> dict[str, int]:
-    """Units by limit name; a bare number applies to every limit that counts all calls of the main bucket.
+    """Units by limit name; a bare number, or a share of the quota, applies to every limit that counts all calls of the
+    main bucket. A share is rounded down, so that a small limit still has room.
 
-    `left` caches the result of a bare number: many jobs leave the same number of many limits.
+    `left` caches the result: many jobs leave the same number of many limits.
     """
-    value: int | TomlTable = row.read("leave")
-    if isinstance(value, int):
-        units = value
-        key = (credential.name, units)
+    value: int | str | TomlTable = row.read("leave")
+    if isinstance(value, int | str):
+        key = (credential.name, value)
         if key not in left:
             main = credential.book.main_bucket.name
-            left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+            whole = [x for x in credential.limits if not x.narrow and main in x.view.selector.buckets]
+            left[key] = {x.name: _units(value, x.quota_units) for x in whole}
         return left[key]
     names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
     for name, _ in value.items():
         if name not in names:
             raise value.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
     return {name: value.whole(name, minimum=0) for name, _ in value.items()}
+
+
+def _units(value: int | str, quota_units: int) -> int:
+    return value if isinstance(value, int) else quota_units * int(value[:-1]) // 100
 
 
 def _options(table: TomlTable) -> dict[str, object]:

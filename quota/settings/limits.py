@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quota.common.text import nearest, show
 from quota.settings.books import parse_window
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, PERIOD_MS, Calendar, Limit, Selector, Sliding, View, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
@@ -27,10 +32,46 @@ def default_limits(book: CostBook) -> tuple[Limit, ...]:
                 names.setdefault(window, name)
                 quotas[window] = min(quota.units, quotas.get(window, quota.units))
         for window, quota_units in quotas.items():
-            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
+            headroom = share_of(quota_units, DEFAULT_HEADROOM_PERCENT)
             view = View(Selector(buckets=(bucket.name,)), window)
             limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
     return tuple(limits)
+
+
+def share_of(units: int, percent: int) -> int:
+    """A share to leave unspent, rounded up; but never all."""
+    return min(-(-units * percent // 100), units - 1)
+
+
+def headroom_of(limit: Limit, book: CostBook) -> int:
+    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
+    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
+    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
+
+
+def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs or limit.per_job or limit.shadow:
+        return False
+    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
+    if selector.count == "calls" and any(units > 1 for units in charged.values()):
+        return False
+    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
+    return not selector.methods or (
+        charged.keys() <= set(selector.methods)
+        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
+    )
+
+
+def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
+    """Where calls of up to `max_cost_units` find room that the ledger does not see: the headroom of each limit that
+    covers a bucket and counts such calls."""
+    return [
+        (headroom_of(limit, book), limit)
+        for limit in limits
+        if book.least_units(limit.view.selector) <= max_cost_units and any(covers(limit, b, book) for b in book.buckets)
+    ]
 
 
 def _windows_of(window: Window) -> list[tuple[str, Window]]:
@@ -69,7 +110,9 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
     )
     view = View(selector, parse_window(table, "window"))
     paced, per_job = _pacing(table, view.window), table.read("per") == "job"
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
+    return Limit(
+        name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job, table.read("shadow")
+    )
 
 
 def _pacing(table: TomlTable, window: Window) -> bool:
@@ -95,9 +138,9 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
 
 
 def _headroom(table: TomlTable, quota_units: int) -> int:
-    """Units, or a share of the quota such as `"10%"`, rounded up."""
+    """Units, or a share of the quota such as `"10%"`."""
     value: int | str = table.read("headroom")
-    return value if isinstance(value, int) else -(-quota_units * int(value[:-1]) // 100)
+    return value if isinstance(value, int) else share_of(quota_units, int(value[:-1]))
 
 
 def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:

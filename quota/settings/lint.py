@@ -26,6 +26,7 @@ from quota.ledger.redis_url import FALSE
 from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.limits import covers, headrooms
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
@@ -100,13 +101,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
     # counts such calls.
     together = outage.machines * outage.allowance_units
     for credential in {c.project: c for c in settings.credentials.values()}.values():
-        book = credential.book
-        fits = [
-            (_headroom(limit, book), limit)
-            for limit in credential.limits
-            if book.least_units(limit.view.selector) <= outage.max_cost_units
-            and any(_covers(limit, b, book) for b in book.buckets)
-        ]
+        fits = headrooms(credential.limits, credential.book, outage.max_cost_units)
         headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
         if limit is not None and together > headroom:
             most = headroom // outage.machines
@@ -203,27 +198,6 @@ def _everybody_reads(path: str | Path) -> bool:
         return False
 
 
-def _headroom(limit: Limit, book: CostBook) -> int:
-    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
-    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
-    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
-
-
-def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
-    """Whether a limit counts every call charged to a bucket, whoever makes it."""
-    selector = limit.view.selector
-    if bucket not in selector.buckets or selector.jobs or limit.per_job:
-        return False
-    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
-    if selector.count == "calls" and any(units > 1 for units in charged.values()):
-        return False
-    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
-    return not selector.methods or (
-        charged.keys() <= set(selector.methods)
-        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
-    )
-
-
 def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
@@ -293,6 +267,8 @@ def _path(location: str, file: str | None) -> Iterator[Finding]:
 def _limits(credential: CredentialSettings) -> Iterator[Finding]:
     book = credential.book
     for index, limit in enumerate(credential.limits):
+        if limit.shadow:
+            continue
         location = f"credentials.{credential.name}.limits[{index}]"
         yield from _too_small(limit, book, location)
         yield from _too_large(limit, book, location)
@@ -335,7 +311,7 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
 def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
     """Findings for a bucket that no limit covers, or whose limits allow too much inside upstream's own window."""
     location = f"credentials.{credential.name}.limits"
-    whole = [limit for limit in credential.limits if _covers(limit, bucket.name, credential.book)]
+    whole = [limit for limit in credential.limits if covers(limit, bucket.name, credential.book)]
     if not whole:
         some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
         yield Finding(
@@ -566,7 +542,7 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
     for name, left in job.leave.items():
         limit = limits[name]
         least = book.least_units(limit.view.selector)
-        if limit.limit_units - left < least <= limit.limit_units:
+        if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",
                 f"jobs.{job.name}.leave",

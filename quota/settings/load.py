@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
+from quota.common.clock import host_clock
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.owners import doubt_of_path
 from quota.common.resources import read_text
@@ -37,7 +38,7 @@ from quota.settings.environment import PREFIX, overlaid, variables_of
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
 from quota.settings.jobs import parse_jobs
-from quota.settings.limits import default_limits, parse_limits
+from quota.settings.limits import default_limits, headrooms, parse_limits
 from quota.settings.model import (
     BUILT_IN,
     GIVEN,
@@ -158,7 +159,8 @@ def settings_of(config: Config) -> Settings:
     folder, path = config.folder, config.path
     root = TomlTable(config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables)
     credentials = _credentials(root, folder) if "credentials" in root else {}
-    ledger = _ledger(root.read("ledger"), folder, _identity(path) if config.source != GIVEN else "")
+    identity = "" if config.source == GIVEN else _identity(path)
+    ledger = _ledger(root.read("ledger"), folder, identity, credentials)
     jobs = parse_jobs(root.read("jobs"), credentials, folder)
     return Settings(
         path=path,
@@ -187,11 +189,16 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     return NotifySettings(command, url_ref, table.read("stale"), table.read("insecure_endpoint"))
 
 
-def _ledger(table: TomlTable, folder: Path, identity: str) -> LedgerSettings:
+def _ledger(
+    table: TomlTable, folder: Path, identity: str, credentials: Mapping[str, CredentialSettings]
+) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
         row = table.read("unavailable")
-        unavailable = Unavailable(row.read("max_cost"), row.read("allowance"), row.read("machines"))
+        max_cost_units, allowance = row.read("max_cost"), row.read("allowance")
+        if isinstance(allowance, str):
+            allowance = _share_of_headroom(row, int(allowance[:-1]), max_cost_units, credentials)
+        unavailable = Unavailable(max_cost_units, allowance, row.read("machines"))
         if unavailable.max_cost_units > unavailable.allowance_units:
             raise row.error(
                 f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
@@ -202,6 +209,20 @@ def _ledger(table: TomlTable, folder: Path, identity: str) -> LedgerSettings:
     identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
+
+
+def _share_of_headroom(
+    row: TomlTable, percent: int, max_cost_units: int, credentials: Mapping[str, CredentialSettings]
+) -> int:
+    """A share of the smallest headroom in which calls of that cost find room, rounded up."""
+    found = [
+        units
+        for one in credentials.values()
+        for units, _ in headrooms(one.limits, one.book.at(host_clock()), max_cost_units)
+    ]
+    if not found:
+        raise row.error("no limit counts all calls of that cost, so there is no headroom; give units", "allowance")
+    return -(-min(found) * percent // 100)
 
 
 def _identity(path: Path | None) -> str:

@@ -44,6 +44,8 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _REFERENCE = rf"env:{VARIABLE}|file:.+"
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
+_SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share of the quota such as "10%"')
+
 # -- where a ledger or a storage is ------------------------------------------------------------------------------------
 
 SECRETS = {
@@ -76,7 +78,11 @@ _SERVER = Needs(ADDRESS_KEYS[1:], "url", "has no effect without a url of Redis; 
 UNAVAILABLE = Keys(
     {
         "max_cost": Whole("The dearest call that may draw on it, in units.", required=True),
-        "allowance": Whole("What each machine may spend so within the longest window, in units.", required=True),
+        "allowance": Either(
+            'What each machine may spend so within the longest window: units, or "10%" of the smallest headroom.',
+            required=True,
+            kinds=(_SHARE, Whole()),
+        ),
         "machines": Whole("How many machines there are.", default=1, maximum=1_000),
     }
 )
@@ -105,10 +111,7 @@ LIMIT = Keys(
         "quota": Whole("What upstream grants."),
         "headroom": Either(
             'How much of it to leave unspent, in units or as "5%".',
-            kinds=(
-                Text(pattern="[0-9]{1,2}%", says='write whole units, or a share of the quota such as "10%"'),
-                Whole(minimum=0),
-            ),
+            kinds=(_SHARE, Whole(minimum=0)),
         ),
         "units": Whole("The number to enforce, in place of quota and headroom."),
         "window": Either(
@@ -121,6 +124,7 @@ LIMIT = Keys(
         "per": Text('"job": each job has this limit for itself.', choices=("job",)),
         "count": Text('"calls" counts each call as one.', choices=("units", "calls"), default="units"),
         "bucket": Either("A bucket of the cost book, or several.", kinds=(Text(), Texts())),
+        "shadow": Flag("Count and report, and never refuse: a limit on trial."),
         "pacing": Flag("Release the units of a calendar window evenly until its reset."),
     },
     Apart("units", ("quota", "headroom"), "cannot be combined with {other}; give quota and headroom, or units alone"),
@@ -192,8 +196,8 @@ JOB = Keys(
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
         "leave": Either(
-            "Units that it leaves for others: of all main limits, or by limit.",
-            kinds=(Values(each=Whole(minimum=0)), Whole(minimum=0)),
+            'What it leaves for others: units, or "5%" of the quota, of all main limits; or units by limit.',
+            kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
         ),
         "max_units": Whole("The most that one run spends."),
         "tables": Named(

@@ -31,6 +31,9 @@ def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
             yield Line(
                 f"{row.limit.name}: includes {reserved} reserved; what these calls cost is not known yet", "note"
             )
+        if row.limit.shadow:
+            now = ", and would refuse calls now" if row.state.would_refuse else ""
+            yield Line(f"{row.limit.name}: a shadow: it counts and refuses nobody{now}", "note")
         yield from (Line(text, "note") for text in _unlogged(row))
         if row.grant is not None:
             yield Line(_lowered(row, at_ms), "note")
