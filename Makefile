@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints locked sbom run test lint bench soak chaos mutants topologies clean
+.PHONY: audit constraints examples locked sbom run test lint bench soak chaos mutants topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -56,6 +56,17 @@ soak: .venv/installed-test
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
+
+# The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
+EXAMPLES := airbyte-cdk apache-airflow dagster prefect
+examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
+	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
+
+build/examples/%/installed:
+	@$(PYTHON) -m venv build/examples/$*
+	@echo "installing $* into build/examples/$* ..."
+	@build/examples/$*/bin/python -m pip install --quiet --disable-pip-version-check -e . $*
+	@touch $@
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;
 # QUOTA_TEST_SEED repeats one.
