@@ -150,8 +150,9 @@ class Account:
                         self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
                     return checklist, request, result
                 losses += 1
-                for charge_id in result.ids:  # the call has not left
-                    correctable(self.ledger).settle(self.project, charge_id, 0, self.views)
+                if result.ids:  # the call has not left
+                    first, *others = result.ids
+                    correctable(self.ledger).settle(self.project, first, 0, self.views, others)
                 charges = self._under_new_keys(charges) if result.ids else charges
             elif outcome == "granted":
                 grant_tries += 1

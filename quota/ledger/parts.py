@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 class Correctable(Protocol):
     """Charges that are corrected, repaid, or lost and counted all the same."""
 
-    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
-        """Set what a charge counts, absolutely, keeping its time and id (L15).
+    def settle(
+        self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
+    ) -> Entry | None:
+        """Set what a charge counts, absolutely, keeping its time and id (L15). Those in `also`, the further charges of
+        one call, count the same from the same moment on.
 
-        Returns the entry as it was before, or None if the id is unknown. Idempotent and never refused. The ledger
-        updates `views`; other views it updates too, or rebuilds at their next use.
+        Returns the entry as it was before, or None, and nothing is done, if an id is unknown. Idempotent and never
+        refused. The ledger updates `views`; other views it updates too, or rebuilds at their next use.
         """
 
     def repay(
