@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 import aiohttp
@@ -263,7 +264,7 @@ BROKEN = (
     httpx.TransportError,
     aiohttp.ClientError,
     httplib2.HttpLib2Error,
-    __import__("http.client").client.HTTPException,
+    HTTPException,
 )
 
 
@@ -281,7 +282,7 @@ def many_by_urllib3(urls: list[str]) -> None:
     with urllib3.PoolManager(retries=urllib3.Retry(3, status_forcelist=[503], backoff_factor=0)) as pool:
         for number, url in enumerate(urls):
             with contextlib.suppress(*BROKEN):
-                pool.request("GET", url, preload_content=number % 2 == 0).release_conn()
+                pool.request("GET", url, preload_content=number % 2 == 0).read()
 
 
 def many_by_httpx(urls: list[str]) -> None:
@@ -294,7 +295,9 @@ def many_by_httpx(urls: list[str]) -> None:
 def many_by_httpx_awaited(urls: list[str]) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
-            await asyncio.gather(*map(client.get, urls), return_exceptions=True)
+            for url in urls:
+                with contextlib.suppress(*BROKEN):
+                    await client.get(url)
 
     asyncio.run(main())
 
