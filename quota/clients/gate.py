@@ -111,10 +111,10 @@ class HostGate:
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(url) else None
+        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(verb, url) else None
 
-    def is_metered(self, url: str) -> bool:
-        return self._hosts.serve(url)
+    def is_metered(self, verb: str, url: str) -> bool:
+        return self._hosts.serve(url) and not (self._method is None and self._upstream.continues(verb, url))
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
@@ -147,7 +147,7 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        if not self._gate.is_metered(url):
+        if not self._gate.is_metered(verb, url):
             return None
         call = self._call(verb, url, body)
         return self._gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)

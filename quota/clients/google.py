@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import google_auth_httplib2
 import httplib2
@@ -359,7 +359,7 @@ class _Gate:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_upload(path) and "upload_id" in parse_qs(query)
+        return self._routes.is_part(path, query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         inner = list(batched_calls(str(_header(headers, "content-type") or ""), body))

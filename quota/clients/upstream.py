@@ -15,17 +15,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from quota.clients.routes import Routes
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
-from quota.errors import ConfigError
-from quota.terms.api import AnswerRules, Field, KeyPlace, Refill, plain_path, value_at
+from quota.common.hosts import plain_path
+from quota.errors import ConfigError, UsageError
+from quota.terms.api import Field, KeyPlace, Refill, value_at
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 
@@ -96,6 +99,9 @@ class Upstream(Protocol):
     def knows_methods(self) -> bool:
         """Whether `method` can name requests."""
 
+    def continues(self, verb: str, url: str) -> bool:
+        """Whether a request goes on with a call that was charged when it began."""
+
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None where nothing says which it is."""
 
@@ -121,8 +127,18 @@ class Upstream(Protocol):
 
 def upstream_of(book: CostBook) -> Upstream:
     """The upstream whose prices these are."""
-    described = book.hosts or book.routes or book.answers != AnswerRules()
-    return Described(book) if described else Google(book)
+    return Described(book) if book.described else Google(book)
+
+
+@cache
+def _routes_of(api: str, version: str) -> Routes | None:
+    """The methods of an API as the installed client describes them; None for one that it does not."""
+    from googleapiclient.discovery_cache import get_static_doc  # this alone imports no client
+
+    described = None
+    with suppress(OSError, ValueError):  # what no file can be called
+        described = get_static_doc(api, version)
+    return None if described is None else Routes(json.loads(described))
 
 
 @dataclass(frozen=True)
@@ -133,13 +149,25 @@ class Google:
 
     @property
     def knows_methods(self) -> bool:
-        return False
+        return bool(self.book.hosts) and self._routes is not None
+
+    def continues(self, verb: str, url: str) -> bool:
+        parts = urlsplit(url)
+        return self._routes is not None and self._routes.is_part(parts.path, parts.query)
 
     def method(self, verb: str, url: str) -> str | None:
-        return None
+        """Raises UsageError for a batch: it holds several calls."""
+        routes, path = self._routes, urlsplit(url).path
+        if routes is not None and routes.is_batch(verb.upper(), path):
+            raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
+        return None if routes is None else routes.method(verb.upper(), path)
 
     def fit(self, verb: str, url: str) -> int:
-        return -1
+        return -1 if self.method(verb, url) is None else 0
+
+    @property
+    def _routes(self) -> Routes | None:
+        return _routes_of(self.book.api, self.book.version)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         return status >= 400
@@ -193,6 +221,9 @@ class Described:
     def knows_methods(self) -> bool:
         return bool(self.book.routes)
 
+    def continues(self, verb: str, url: str) -> bool:
+        return False
+
     def method(self, verb: str, url: str) -> str | None:
         route = self._route(verb, url)
         return None if route is None else route.method
@@ -240,14 +271,14 @@ class Described:
     def address(self, client: Any, endpoint: str | None) -> str:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).address(client, endpoint)
-        return endpoint or f"https://{self.book.hosts[0] if self.book.hosts else self.book.api}"
+        return endpoint or self.book.address or f"https://{self.book.api}"
 
     def access(self, endpoint: str | None) -> Access:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).access(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
-        return Access(endpoint or f"https://{self.book.hosts[0]}", self.book.key)
+        return Access(endpoint or self.book.address, self.book.key)
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import ssl
+from http.client import CannotSendRequest
 from typing import TYPE_CHECKING, Any
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, unpacked
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def never_left(reason: object) -> bool:
     """Whether a request failed before its first byte: no address, no connection, no way through a proxy, no trusted
-    certificate."""
+    certificate, or a connection with an answer that is still unread."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
     if isinstance(reason, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in reason.args):
@@ -25,7 +26,7 @@ def never_left(reason: object) -> bool:
     # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
     reason = getattr(reason, "original_error", reason)
     no_tunnel = isinstance(reason, OSError) and str(reason).startswith("Tunnel connection failed")
-    return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+    return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError, CannotSendRequest))
 
 
 def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:

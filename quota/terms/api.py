@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
-from urllib.parse import unquote
+
+from quota.common.hosts import plain_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +41,6 @@ def value_at(document: object, pointer: Pointer) -> object:
         else:
             return None
     return value
-
-
-def plain_path(path: str) -> str:
-    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
-    return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,15 @@ def seams(payers: Payers) -> Iterator[Seam]:
             try:
                 return _attempt(payer, address, pool, conn, method, url, options)
             except Refused as refusal:
-                return _refused(refusal, payer, pool, method, url, options)
+                return _refused(refusal, payer, pool, conn, method, url, options)
 
         def _attempt(
             payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
         ) -> Any:
             length = (options.get("headers") or {}).get("content-length")
             attempt = payer.gate.charge(method, address, RequestBody.of(options.get("body"), length))
-            assert attempt is not None  # noqa: S101  # the payer's gate meters what the payer pays for
+            if attempt is None:
+                return make_request(pool, conn, method, url, **options)
             try:
                 with paid():
                     raw = make_request(pool, conn, method, url, **options)
@@ -72,7 +73,9 @@ def seams(payers: Payers) -> Iterator[Seam]:
     )
 
 
-def _refused(refusal: Refused, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]) -> Any:
+def _refused(
+    refusal: Refused, payer: Payer, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
+) -> Any:
     """An answer of 429, or the error that urllib3 itself does not try again."""
     from urllib3 import HTTPResponse
     from urllib3.exceptions import MaxRetryError
@@ -81,6 +84,8 @@ def _refused(refusal: Refused, payer: Payer, pool: Any, method: str, url: str, o
         error = MaxRetryError(pool, url.partition("?")[0], refusal)
         error.args = (str(refusal),)
         raise error from refusal
+    if options.get("response_conn") is not None:  # else urllib3 itself takes the unused connection back
+        pool._put_conn(conn)
     answer = answer_to(refusal)
     return HTTPResponse(
         body=io.BytesIO(b"" if method == "HEAD" else answer.body),

@@ -7,18 +7,26 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import github
+import gspread
 import httplib2
 import httpx
 import pytest
 import requests
 import urllib3
+import wrapt
+from googleapiclient.discovery import build
 from requests.adapters import HTTPAdapter
 
 import quota
+from quota.clients.aiohttp import aiohttp_middleware
 from quota.common.clock import NEVER
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
@@ -255,6 +263,157 @@ def test_what_never_left_is_given_back(client: Callable[..., Got], config: Calla
     assert charged() == []
 
 
+# -- who pays ----------------------------------------------------------------------------------------------------------
+
+
+def credential(name: str, address: str, book: str) -> str:
+    return f'[credentials.{name}]\napi = "{book}"\nendpoint = "{address}"\n'
+
+
+def pays(url: str, named: str | None = None) -> str:
+    """The credential that is charged."""
+    quota.instrument(credential=named)
+    requests.get(url, timeout=100)
+    quota.uninstrument()
+    with quota.open() as session:
+        for name in session.settings.credentials:
+            for entry in session.ledger.read(name, (0, 0), NEVER, 10):
+                if entry.units:
+                    session.budget(name).refund(entry.id)
+                    return name
+    return ""
+
+
+def test_of_several_the_one_named_pays_else_the_one_that_knows_most_of_the_path(
+    config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    Path("chat.toml").write_text(BOOK.replace('"POST /chat"', '"GET /graph/{x}"'), encoding="utf-8")
+    others = credential("other", server.address, "things.toml") + credential("graph", server.address, "chat.toml")
+    with Path("quota.toml").open("a", encoding="utf-8") as file:
+        file.write(others)
+    assert pays(f"{server.address}/graph/1") == "graph"
+    assert pays(f"{server.address}/graph/1", "other") == "other"
+    with pytest.raises(
+        quota.UsageError, match=r"main, other and graph could all pay for GET .*/a; name one: credential"
+    ):
+        pays(f"{server.address}/a?key=secret")
+    assert len(server.arrived) == 2
+    with pytest.raises(quota.UsageError, match="no credential 'nobody'"):
+        pays(f"{server.address}/a", "nobody")
+
+
+def test_a_configuration_that_meters_nothing_is_an_error(state_dir: Path) -> None:
+    Path("things.toml").write_text(BOOK.partition("[routes]")[0], encoding="utf-8")
+    Path("quota.toml").write_text('[credentials.main]\napi = "things.toml"\n', encoding="utf-8")
+    with pytest.raises(quota.ConfigError, match="no cost book of main names hosts and routes, so nothing is charged"):
+        quota.instrument()
+
+
+# -- other people's code -----------------------------------------------------------------------------------------------
+
+
+def test_our_own_transports_charge_once(config: Callable[..., None], server: PlainServer) -> None:
+    config(server.address)
+    quota.instrument()
+    with quota.open() as session:
+        with session.requests() as client:
+            assert client.get(f"{server.address}/moved").status_code == 200
+        with session.httpx(follow_redirects=True) as client:
+            assert client.get(f"{server.address}/moved").status_code == 200
+
+        async def main() -> None:
+            metered = [aiohttp_middleware(session.budget(), hosts=[server.host])]
+            async with aiohttp.ClientSession(middlewares=metered) as client:
+                assert (await client.get(f"{server.address}/moved")).status == 200
+
+        asyncio.run(main())
+    assert charged() == [("read", 1), ("search", 10)] * 3
+    assert len(server.arrived) == 6
+
+
+def test_googles_client_as_it_is(config: Callable[..., None], server: PlainServer) -> None:
+    """A call is named by Google's own description; a batch, which holds several, is sent to q.google()."""
+    Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
+    quota.instrument()
+    http = httplib2.Http()
+    options = {"api_endpoint": f"{server.address}/"}
+    youtube = build("youtube", "v3", http=http, developerKey="k", static_discovery=True, client_options=options)
+    assert youtube.search().list(part="id", q="x" * 3_000).execute() == {"items": []}
+    assert youtube.videos().list(part="id", id="1").execute() == {"items": []}
+    batch = youtube.new_batch_http_request()
+    batch._batch_uri = f"{server.address}/batch"
+    batch.add(youtube.videos().list(part="id", id="1"))
+    with pytest.raises(quota.UsageError, match=r"^a batch holds several calls; send it with q\.google\(\)"):
+        batch.execute()
+    http.close()
+    assert charged() == [("search.list", 100), ("videos.list", 1)]
+
+
+def test_pygithub_and_gspread_as_they_are(config: Callable[..., None], server: PlainServer, tmp_path: Path) -> None:
+    config(server.address)
+    quota.instrument()
+    hub = github.Github(base_url=server.address, seconds_between_requests=None, retry=github.GithubRetry(total=0))
+    assert hub.get_rate_limit() is not None
+    with requests.Session() as session:
+        sheets = gspread.Client(None, session=session)  # type: ignore[arg-type]
+        assert sheets.http_client.request("get", f"{server.address}/v4/spreadsheets/1").json() == {"items": []}
+    hub.close()
+    assert charged() == [("read", 1)] * len(server.arrived) == [("read", 1)] * 2
+
+
+PLACES = (
+    (urllib3.connectionpool.HTTPConnectionPool, "_make_request"),
+    (HTTPAdapter, "send"),
+    (httpx.HTTPTransport, "handle_request"),
+    (httpx.AsyncHTTPTransport, "handle_async_request"),
+    (aiohttp.ClientSession, "_request"),
+    (httplib2.Http, "_conn_request"),
+)
+
+
+def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:
+    config("http://127.0.0.1:1")
+    before = [vars(owner)[name] for owner, name in PLACES], list(sys.meta_path)
+    quota.instrument()
+    quota.instrument()
+    assert all(now is not was for now, was in zip([vars(one)[name] for one, name in PLACES], before[0], strict=True))
+    quota.uninstrument()
+    quota.uninstrument()
+    assert ([vars(owner)[name] for owner, name in PLACES], sys.meta_path) == before
+
+
+def test_other_wrappers_of_the_same_methods_go_on_working_in_either_order(
+    config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(server.address)
+    seen: list[str] = []
+
+    def watch(when: str) -> None:
+        """As OpenTelemetry and ddtrace do."""
+        for owner, name in PLACES:
+
+            def watched(wrapped: Any, instance: Any, args: Any, kwargs: Any, owner: type = owner) -> Any:
+                seen.append(f"{when} {owner.__name__}")
+                return wrapped(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, wrapt.FunctionWrapper(vars(owner)[name], watched))
+
+    watch("inner")
+    quota.instrument()
+    watch("outer")
+    for client, _ in CLIENTS.values():
+        assert client(f"{server.address}/a")[0] == 200
+    assert [seen.count(f"outer {owner.__name__}") for owner, _ in PLACES] == [2, 1, 1, 1, 1, 1]
+    assert [seen.count(f"inner {owner.__name__}") for owner, _ in PLACES] == [2, 1, 1, 1, 1, 1]
+    assert charged() == [("read", 1)] * 6
+    quota.uninstrument()
+    for client, _ in CLIENTS.values():
+        assert client(f"{server.address}/a")[0] == 200
+    assert len(charged()) == 6
+    assert len(seen) == 28
+
+
 # -- wire = ledger -----------------------------------------------------------------------------------------------------
 
 BROKEN = (
@@ -263,7 +422,7 @@ BROKEN = (
     httpx.TransportError,
     aiohttp.ClientError,
     httplib2.HttpLib2Error,
-    __import__("http.client").client.HTTPException,
+    HTTPException,
 )
 
 
@@ -281,7 +440,7 @@ def many_by_urllib3(urls: list[str]) -> None:
     with urllib3.PoolManager(retries=urllib3.Retry(3, status_forcelist=[503], backoff_factor=0)) as pool:
         for number, url in enumerate(urls):
             with contextlib.suppress(*BROKEN):
-                pool.request("GET", url, preload_content=number % 2 == 0).release_conn()
+                pool.request("GET", url, preload_content=number % 2 == 0).read()
 
 
 def many_by_httpx(urls: list[str]) -> None:
@@ -294,7 +453,9 @@ def many_by_httpx(urls: list[str]) -> None:
 def many_by_httpx_awaited(urls: list[str]) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
-            await asyncio.gather(*map(client.get, urls), return_exceptions=True)
+            for url in urls:
+                with contextlib.suppress(*BROKEN):
+                    await client.get(url)
 
     asyncio.run(main())
 

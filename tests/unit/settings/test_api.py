@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quota.common.hosts import plain_path
 from quota.errors import ConfigError
 from quota.settings.books import parse_book
-from quota.terms.api import Field, Figure, LevelRule, Match, Used, plain_path
+from quota.terms.api import Field, Figure, LevelRule, Match, Used
 from quota.terms.costs import CostBook
 
 BOOK = """
