@@ -9,7 +9,7 @@ import click
 import quota
 from quota.cli.options import config_option, credential_option, json_option
 from quota.cli.output import print_json, print_rich, say
-from quota.common.text import many, one_line
+from quota.common.text import listed, many, one_line
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
     An allowance's journal that cannot be used is a warning.
-    `quota doctor` examines the ledger and this machine.
+    `quota doctor` examines the ledger and this machine. The last line is where `quota proxy` serves each credential.
 
     \b
     Example:
@@ -275,12 +275,14 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
                 say(str(value))
         return 0
     from quota.cli.check import check
+    from quota.cli.proxy import BIND
     from quota.session import Session
     from quota.settings.load import load_settings
 
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = check(session)
         source = session.settings.source
+        served = [f"http://{BIND}/{name}" for name in session.settings.credentials]
 
     def shown() -> None:
         for finding in findings:
@@ -288,6 +290,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         if not any(finding.level == "error" for finding in findings):
             warnings = f", {many(len(findings), 'warning')}" if findings else ""
             say(f"{source}: no errors{warnings}")
+            if served:
+                say(f"`quota proxy` serves {listed(served)}")
 
     return _tell(source, findings, as_json, shown, ConfigError.exit_status)
 
