@@ -164,17 +164,15 @@ class Recorder:
         """Count what is pending; keep the newest as a whole."""
         from quota.ledger.history import MAX_REFUSALS
 
-        taken = self._pending[:]
-        del self._pending[: len(taken)]  # a thread may have appended meanwhile
-        for decision, job, _, _, calls in taken:
-            key = decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason
-            if key in self._counts or len(self._counts) < KEPT:
-                self._counts[key] = self._counts.get(key, 0) + calls
+        taken, shadows = self._pending[:], self._shadows[:]
+        del self._pending[: len(taken)], self._shadows[: len(shadows)]  # a thread may have appended meanwhile
         self._newest = (self._newest + taken)[-MAX_REFUSALS:]
-        shadows = self._shadows[:]
-        del self._shadows[: len(shadows)]
-        for hour_ms, limit, job, calls in shadows:
-            key = hour_ms, limit, job, SHADOW
+        counted: list[tuple[tuple[int, str, str, str], int]] = [
+            ((decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason), calls)
+            for decision, job, _, _, calls in taken
+        ]
+        counted += [((hour_ms, limit, job, SHADOW), calls) for hour_ms, limit, job, calls in shadows]
+        for key, calls in counted:
             if key in self._counts or len(self._counts) < KEPT:
                 self._counts[key] = self._counts.get(key, 0) + calls
 
