@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from quota.common.clock import host_clock, rfc3339, utc
-from quota.common.text import many
+from quota.common.text import listed, many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
@@ -42,7 +42,8 @@ class LimitState(NamedTuple):
 
     `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
     `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
-    counted them, see `quota reconcile`. The others the ledger has lost.
+    counted them, see `quota reconcile`. The others the ledger has lost. `would_refuse`: it is a shadow limit, which
+    refuses nobody, and has no room for this call.
     """
 
     name: str
@@ -54,6 +55,11 @@ class LimitState(NamedTuple):
     unlogged_next_ms: int = 0
     unlogged_until_ms: int = 0
     upstream_units: int = 0
+    would_refuse: bool = False
+
+
+SHADOW = "shadow"
+"""Under this reason the history counts calls that a shadow limit would have refused."""
 
 
 class Decision(NamedTuple):
@@ -111,12 +117,18 @@ class Decision(NamedTuple):
         at_ms = unknown_ms if self.retry_at_ms is None else self.retry_at_ms
         return When(utc(at_ms), max(0, at_ms - now_ms) / 1_000)
 
+    @property
+    def would_refuse(self) -> tuple[str, ...]:
+        """The shadow limits that have no room for this call."""
+        return tuple([state.name for state in self.limits if state.would_refuse])
+
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
         from quota.common.members import members
 
         asked = members(self, "admitted id source credential project method cost_units reason refused_by")
-        limits = [members(one, "name cost_units used_units limit_units remaining_units") for one in self.limits]
+        fields = "name cost_units used_units limit_units remaining_units"
+        limits = [members(one, fields, if_any="would_refuse") for one in self.limits]
         at = None if self.retry_at_ms is None else rfc3339(self.retry_at_ms)
         return {
             **asked,
@@ -133,7 +145,8 @@ class Decision(NamedTuple):
             return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
             said = "admitted" if self.source else "would admit"
-            return f"{said} {what}; {many(self.remaining_units, 'unit')} left"
+            shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
+            return f"{said} {what}; {many(self.remaining_units, 'unit')} left{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def why(self) -> str:

@@ -115,3 +115,10 @@ class Refused(QuotaError):
     def __str__(self) -> str:
         tell = getattr(self.decision, "sentence", None)  # a program's own tests may raise it with anything
         return super().__str__() if tell is None else str(tell())
+
+
+def decision_status(decision: Decision) -> int:
+    """The exit status for a decision."""
+    if decision.admitted:
+        return 0
+    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else Refused.exit_status

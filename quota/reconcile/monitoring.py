@@ -31,7 +31,8 @@ from googleapiclient.errors import Error as ClientError
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
-from quota.clients.answers import AnswerLimits, PatientConnection, Watch, checked, connection_types, digestible
+from quota.clients.answer_limits import AnswerLimits
+from quota.clients.answers import PatientConnection, Watch, checked, connection_types, digestible
 from quota.clients.login import bearer, login, refused
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
