@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints examples locked sbom run test lint bench soak chaos mutants topologies clean
+.PHONY: audit constraints docs examples pictures release locked sbom run test lint bench soak chaos mutants topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -57,6 +57,20 @@ soak: .venv/installed-test
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
+
+# The site, into build/site; a warning is an error. Sphinx is in an environment of its own.
+docs: build/docs-tools
+	@build/docs-tools/bin/python docs/site/assemble.py build/site-source
+	@rm -rf build/site && build/docs-tools/bin/python -m sphinx -W --keep-going -q -c docs/site build/site-source build/site
+	@echo "wrote build/site/index.html"
+
+# The pictures in docs/pictures/, from the real thing: needs Chromium.
+pictures: .venv/installed-test
+	@$(BIN)/python docs/site/pictures.py
+
+build/docs-tools:
+	@$(PYTHON) -m venv build/docs-tools
+	@build/docs-tools/bin/pip install --quiet --disable-pip-version-check furo myst-parser -e .
 
 # The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
 EXAMPLES := airbyte-cdk apache-airflow dagster prefect
@@ -119,6 +133,10 @@ sbom: build/tools .venv/installed
 	@build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
 	@echo "wrote build/sbom.json"
 
+# What a release is, into build/release: sdist and wheel, checked, installed and tried on each Python at hand; SBOM, checksums.
+release: build/tools .venv/installed-test
+	@$(BIN)/python .ci/release.py build/tools/bin build/release
+
 # Known vulnerabilities of what is installed. Where the database cannot be asked, it says so and counts as skipped.
 audit: build/tools .venv/installed
 	@build/tools/bin/pip-audit --progress-spinner off --format json --output build/audit.json \
@@ -127,7 +145,7 @@ audit: build/tools .venv/installed
 
 build/tools:
 	@$(PYTHON) -m venv build/tools
-	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit uv
+	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit twine uv
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
