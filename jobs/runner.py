@@ -257,7 +257,7 @@ class _Run:
         try:
             self.store.delete_expired()
             checkpoints = self.store.start_round(self.job.name, regions, self.work)[:max_regions]
-            self.watcher.began(checkpoints)
+            self.watcher.began(checkpoints, self.job.pages)
             for checkpoint in checkpoints:
                 self.here = checkpoint
                 if self.end is None and checkpoint.region not in self.hold.away:
