@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints locked sbom run test lint bench soak chaos mutants topologies clean
+.PHONY: audit constraints examples locked sbom run test lint bench soak chaos mutants topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -19,7 +19,8 @@ lint: .venv/installed-test .venv/installed-lint
 	@rm -rf $(LINKED) && mkdir -p $(LINKED)/quota
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
-	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py
+	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py \
+		$(CURDIR)/docs/examples/*.py
 	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
@@ -43,17 +44,31 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
-	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py tests/e2e/jobs/test_fetches.py tests/e2e/jobs/test_described_api.py
+	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py $(addprefix tests/e2e/jobs/test_,fetches.py described_api.py)
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
-	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py
+	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
+	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py tests/unit/settings/test_schema.py
 	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
+	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
+	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
+
+# The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
+EXAMPLES := airbyte-cdk apache-airflow dagster prefect
+examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
+	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
+
+build/examples/%/installed:
+	@$(PYTHON) -m venv build/examples/$*
+	@echo "installing $* into build/examples/$* ..."
+	@build/examples/$*/bin/python -m pip install --quiet --disable-pip-version-check -e . $*
+	@touch $@
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;
 # QUOTA_TEST_SEED repeats one.

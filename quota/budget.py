@@ -342,6 +342,8 @@ class Budget(OfOneProcess):
         """The decision about each of the calls. A refusal is counted in the project's history."""
         if commit and not decision.admitted:
             self._account.note_refusal(decision, charges[0].job, charges[0].region, len(checklist.calls))
+        elif commit and checklist.shadow and decision.would_refuse:
+            self._account.note_shadow(decision, charges[0].job, charges[0].region, len(checklist.calls))
         if len(charges) == 1 and not checklist.each:
             return [decision]
         left = iter(ids)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quota.common.clock import host_clock, rfc3339
-from quota.errors import QuotaError
 from quota.jobs.store.checkpoints import is_stale
+from quota.session import ledger_answers
 from quota.web.health import Check, health
 
 if TYPE_CHECKING:
@@ -76,13 +75,11 @@ class Health:
 
     def _ledger(self) -> Check:
         """Only whether it answers. What is stored is served without it."""
-        settings = self._session.settings
-        path = settings.ledger.file
-        if path is not None and not os.path.exists(path):
-            return Check("ledger", "warn", "nothing was charged yet")  # a question would make the file
-        try:
-            for project in sorted({credential.project for credential in settings.credentials.values()}):
-                self._session.ledger.whole_after_ms(project)
-        except QuotaError:
-            return Check("ledger", "warn", "the ledger does not answer; what is stored is served")
-        return Check("ledger")
+        answers = ledger_answers(self._session)
+        if answers is None:
+            return Check("ledger", "warn", "nothing was charged yet")
+        return (
+            Check("ledger")
+            if answers
+            else Check("ledger", "warn", "the ledger does not answer; what is stored is served")
+        )

@@ -15,6 +15,7 @@ that it was told.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,7 +168,7 @@ EMPTY = State()
 def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
 
-    from quota.jobs.runner import work_of
+    from quota.jobs.places import checkpoints_of
     from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
 
@@ -182,10 +183,9 @@ def read_state(session: Session) -> State:
         exhaustions[credential.project] = [x for x in notes.exhaustions if not x.reopened_ms]
         grants[credential.project] = notes.grants
     checkpoints: dict[str, list[Checkpoint]] = {}
-    if is_made(settings.store.url):
-        with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
-            for job in settings.jobs.values():
-                checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
+    with Store.existing(settings.store) if is_made(settings.store.url) else nullcontext() as store:
+        for job in settings.jobs.values():
+            checkpoints[job.name] = checkpoints_of(session, job, store)
     return State(entries, unlogged, exhaustions, checkpoints, grants)
 
 

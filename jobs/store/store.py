@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -150,6 +150,10 @@ class Found:
                 for r in self.rankings
             ],
         }
+
+
+FOUND_COLUMNS = tuple(field.name for field in fields(Found))
+"""In CSV."""
 
 
 class TableOfRows(NamedTuple):
@@ -310,6 +314,20 @@ class Store:
         """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
+    def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
+        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had."""
+
+        def work(db: sqlite3.Connection) -> None:
+            for one, cursors in places:
+                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key_of(one))
+                cursor = None if one.cursor is None else json.dumps(one.cursor)
+                counts = one.pages, one.items, one.ranks, one.started_at_ms, one.completed_at_ms, one.failed_at_ms
+                db.execute(_STAND, (*key_of(one), int(one.pending), cursor, *counts))
+                had = [(*key_of(one), digest) for digest in cursors]
+                db.executemany("INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", had)
+
+        self._write(work)
+
     def _again(self, checkpoint: Checkpoint) -> Checkpoint:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
@@ -457,19 +475,20 @@ class Store:
         """The runs of this machine."""
         return RunHistory(self._file, self._clock)
 
-    def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
+    def search(self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0) -> list[Found]:
         """Videos that have all these words in title, description, channel or tags, best match first.
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
         Of equally good matches the most viewed comes first. If more than MAX_RANKED match, only those that the store
-        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words or
-        too many.
+        got last are ranked. With `region`, only videos that were ranked there, and with `since_ms` only those that were
+        fetched, and ranked there, since then. Raises UsageError for no words or too many.
         """
         phrases = query(as_text(words))
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> list[Found]:
-            values = {"query": phrases, "region": text_or_none(region), "most": MAX_RANKED, "limit": limit}
+            values = {"query": phrases, "region": text_or_none(region), "since_ms": since_ms}
+            values |= {"most": MAX_RANKED, "limit": limit}
             rows = db.execute(_SEARCH, values).fetchall()
             return [
                 Found(
@@ -565,9 +584,11 @@ def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
 _SEARCH = """
 WITH ranked AS (
     SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
-    WHERE videos_text MATCH :query AND (:region IS NULL OR EXISTS (
-        SELECT 1 FROM rankings r WHERE r.region = :region
-            AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
+    WHERE videos_text MATCH :query
+        AND (:since_ms = 0 OR :since_ms <= (SELECT refreshed_ms FROM videos v WHERE v.id = videos_text.rowid))
+        AND (:region IS NULL OR EXISTS (
+            SELECT 1 FROM rankings r WHERE r.region = :region AND r.taken_at_ms >= :since_ms
+                AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
     ORDER BY videos_text.rowid DESC LIMIT :most
 )
 SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count
@@ -575,6 +596,11 @@ FROM ranked JOIN videos v ON v.id = ranked.id
 WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
 ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 """
+
+_STAND = (
+    "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"
+    " started_at_ms, completed_at_ms, failed_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"

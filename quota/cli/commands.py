@@ -21,7 +21,7 @@ OURS = {
     "reconcile": "quota.cli.reports:reconcile_",
     **{name: f"quota.cli.configuration:{name}" for name in ("costs", "init", "doctor")},
     **{name: f"quota.cli.configuration:{name}_" for name in ("check", "prove")},
-    **{name: f"quota.cli.{name}:{name}" for name in ("dashboard", "inbound", "ledger")},
+    **{name: f"quota.cli.{name}:{name}" for name in ("dashboard", "inbound", "ledger", "proxy")},
     "run": "quota.jobs.tick:run",
     **{
         name: f"quota.jobs.commands:{name}"
@@ -35,7 +35,7 @@ SECTIONS = {
     "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
     "Jobs": ("run", "runs", "schedule", "plan", "place", "search", "export", "tables", "emulate"),
     "What happens": ("status", "dashboard", "spend", "log", "explain"),
-    "For scripts": ("charge", "peek", "exec", "refund", "settle"),
+    "For scripts": ("charge", "peek", "exec", "refund", "settle", "proxy"),
     "Upstream and the ledger": ("reconcile", "reopen", "ledger"),
     "For others": ("serve", "inbound"),
 }

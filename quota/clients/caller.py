@@ -5,10 +5,10 @@ A redirect is a request of its own, so that no other host sees the key, whatever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
 
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.redact import redact
@@ -41,7 +41,7 @@ class Caller:
         """The URL and the headers as they leave. Raises ConfigError for a request that would show a secret on its way,
         and what google-auth raises where it gets no token."""
         signed = dict(headers)
-        if (self._key is None and self._credentials is None) or not self._hosts.serve(url):
+        if not self.signs or not self._hosts.serve(url):
             return url, signed
         if not self._insecure and is_readable_on_the_way(url):
             raise ConfigError(
@@ -52,13 +52,26 @@ class Caller:
             with _renewing() as ask:
                 self._credentials.before_request(ask, verb, url, signed)
         elif self._place.query:
-            parts = urlsplit(url)
-            fields = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] != self._place.query]
-            return urlunsplit(parts._replace(query=urlencode([*fields, (self._place.query, self._key)]))), signed
+            own = urlencode([(self._place.query, self._key)])
+            return with_query(url, own, without=(self._place.query,)), signed
         else:
             signed = {name: value for name, value in signed.items() if name.lower() != self._place.header.lower()}
             signed[self._place.header] = f"{self._place.scheme} {self._key}".strip()
         return url, signed
+
+    @property
+    def signs(self) -> bool:
+        return self._key is not None or self._credentials is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether `signed` asks for a token first."""
+        return self._credentials is not None and not self._credentials.valid
+
+    @property
+    def secret(self) -> str | None:
+        """What it signs with now."""
+        return self._key if self._credentials is None else self._credentials.token
 
     def renewed(self, url: str, status: int) -> bool:
         """Whether an answer refused a token that is now renewed, so that the request may be sent once more."""
@@ -68,6 +81,13 @@ class Caller:
         with _renewing() as ask:
             self._credentials.refresh(ask)
         return True
+
+
+def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
+    """The URL without the fields of its query that have these names, and with one more. What stays is not rewritten."""
+    parts, names = urlsplit(url), set(without)
+    fields = [one for one in parts.query.split("&") if one and unquote_plus(one.partition("=")[0]) not in names]
+    return urlunsplit(parts._replace(query="&".join([*fields, *([more] if more else [])])))
 
 
 @contextmanager

@@ -17,28 +17,25 @@ Importing this file takes a quarter of a second. No module of the package import
 
 from __future__ import annotations
 
-import json
 import re
-import select
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import google_auth_httplib2
 import httplib2
 from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import build_from_document
-from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
+from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import (
-    AnswerLimits,
     PatientConnection,
     Watch,
     check_redirect,
@@ -47,11 +44,13 @@ from quota.clients.answers import (
     digestible,
     no_http,
 )
+from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
+from quota.common.sockets import has_hung_up
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
@@ -73,8 +72,6 @@ _SHARED_HOST = "www.googleapis.com"
 
 _TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
 """Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
-
-_KEY_HEADER = "x-goog-api-key"
 
 
 def service(
@@ -119,14 +116,7 @@ def service(
         raise UsageError("key is not a str")  # it is not shown: it may be the secret as bytes
     if credentials is not None and not hasattr(credentials, "before_request"):
         raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
-    described = None
-    with suppress(OSError, ValueError):  # what no file can be called
-        described = get_static_doc(api, version)
-    if described is None:
-        raise ConfigError(
-            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
-        )
-    document = json.loads(described)
+    document = description(api, version)
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
@@ -140,8 +130,7 @@ def service(
     http = MeteredHttp(Meter(budget, max_units), document, timeout_s=timeout_s, watch=watch)
     authorized: Any = http
     if credentials is not None:
-        scopes = list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
-        credentials = with_scopes_if_required(credentials, scopes)  # type: ignore[no-untyped-call]
+        credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
         authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http)
     elif key is not None:
         register(key)
@@ -349,7 +338,7 @@ class _Gate:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_upload(path) and "upload_id" in parse_qs(query)
+        return self._routes.is_part(path, query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         inner = list(batched_calls(str(_header(headers, "content-type") or ""), body))
@@ -411,10 +400,8 @@ class _Connection(PatientConnection):
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """Charge and send one request. Raises Refused before any byte of it leaves."""
-        if self.sock is not None and self._used and _readable(self.sock):
-            # The socket is readable, although no request is waiting for an answer: the server has hung up. A request
-            # sent here would not arrive, but would still have to be charged.
-            self.close()
+        if self.sock is not None and self._used and has_hung_up(self.sock):
+            self.close()  # a request sent here would not arrive, but would still have to be charged
         if self.sock is None:
             self.connect()
         self.sock.settimeout(self.patience_s())
@@ -456,12 +443,6 @@ class _Connection(PatientConnection):
         return answer
 
 
-def _readable(sock: Any) -> bool:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    return bool(poller.poll(0))
-
-
 class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
     """An httplib2.Http that charges every request to the API on its connections.
 
@@ -469,6 +450,8 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     answer. `close()` closes all connections. The connections of a thread that has ended are closed when a new thread
     opens its first one.
     """
+
+    charges = True
 
     def __init__(
         self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
@@ -499,7 +482,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
             check_redirect(uri)
         if headers and not self._gate.keeps_key(uri):
-            headers = {name: value for name, value in headers.items() if name.lower() != _KEY_HEADER}
+            headers = {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
         self._gate.forget()
         metered = self._types.get(uri.partition(":")[0].lower())
         try:

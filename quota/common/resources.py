@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 
 def read_text(package: str, name: str) -> str:
@@ -13,3 +14,8 @@ def read_text(package: str, name: str) -> str:
 def list_names(package: str, folder: str) -> list[str]:
     """The names of the files in a shipped folder."""
     return [path.name for path in files(package).joinpath(folder).iterdir()]
+
+
+def path_of(package: str, name: str) -> Path:
+    """Where a shipped file lies, for programs that read it themselves."""
+    return Path(str(files(package).joinpath(name)))

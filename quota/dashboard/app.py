@@ -27,10 +27,10 @@ from quota.common.clock import host_clock
 from quota.dashboard.contract import GROUP, Contributor, Forecast
 from quota.dashboard.kept import Kept, Reading
 from quota.dashboard.pages import Site, State
-from quota.dashboard.reading import find_refusal, projects_of, read_curves, read_now, read_samples, read_spent
+from quota.dashboard.reading import find_refusal, read_curves, read_now, read_samples, read_spent, samples_of_silence
 from quota.errors import LedgerError
 from quota.explain.refusal import explain_kept
-from quota.reports.metrics import MEDIA_TYPE, Sample, exposition, of_silence
+from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.session import Session
 from quota.web.health import Check, health
 from quota.web.protection import App, protected
@@ -107,9 +107,7 @@ class Dashboard:
                 raise LedgerError(now.error or "not read yet")
             found += read_samples(session, now.value.status)
         except LedgerError:
-            found = []
-            for project, name in projects_of(session).items():
-                found += of_silence(project, session.budget(name).owed_units())
+            found = samples_of_silence(session)
         for kept in self.added.values():
             reading = kept.get(PATIENCE_S)
             found += () if reading.value is None else reading.value.samples

@@ -20,7 +20,7 @@ from quota.dashboard.words import Searches
 from quota.deciding.outlook import ask, unlogged_usage
 from quota.errors import UsageError
 from quota.ledger.contract import read_entries
-from quota.reports.metrics import Sample, of_status, of_sums
+from quota.reports.metrics import Sample, of_silence, of_status, of_sums
 from quota.reports.spending import KeptRefusal, Refusals, read_refusals, read_spending, read_sums
 from quota.reports.status import Status, read_status
 from quota.terms.limits import DAY_MS, HOUR_MS, Limit
@@ -220,6 +220,14 @@ def read_samples(session: Session, status: Status) -> list[Sample]:
     found: list[Sample] = []
     for project in projects_of(session):
         found += [*of_status(status, project), *of_sums(project, *read_sums(session.ledger, project))]
+    return found
+
+
+def samples_of_silence(session: Session) -> list[Sample]:
+    """What `/metrics` exports while the ledger does not answer."""
+    found: list[Sample] = []
+    for project, name in projects_of(session).items():
+        found += of_silence(project, session.budget(name).owed_units())
     return found
 
 

@@ -2,6 +2,7 @@
 
     require_web     the extra `web` is installed, or one line says how
     listen          a socket, or one line that says why not
+    listening_at    the same as a file that is this user's alone, until the block ends
     address_of      where it listens, as people type it
     serve           serve until SIGTERM or SIGINT
     served          serve in a thread, for a while
@@ -14,10 +15,12 @@ waits for.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -26,7 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quota.common.log import line
-from quota.common.text import describe, show
+from quota.common.text import describe, one_line, show
 from quota.errors import QuotaError, UsageError
 
 if TYPE_CHECKING:
@@ -82,9 +85,42 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextmanager
+def listening_at(path: str) -> Iterator[socket.socket]:
+    """A socket that listens at this path, of mode 0600, and is gone when the block ends. Raises QuotaError."""
+    where = one_line(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode) and listener.connect_ex(path) == errno.ECONNREFUSED:
+                os.unlink(path)  # of a process that was killed
+        listener.close()
+        listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        mine = os.lstat(path).st_ino
+    except (OSError, ValueError) as error:
+        listener.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise QuotaError(f"{where}: {why}; choose a path in a folder of your own that nothing has yet") from None
+    try:
+        yield listener
+    finally:
+        listener.close()
+        with suppress(OSError):
+            if os.lstat(path).st_ino == mine:
+                os.unlink(path)
+
+
 def address_of(listener: socket.socket) -> str:
     """The address, without a slash at the end."""
-    return f"http://{_spelled(listener.getsockname())}"
+    name = listener.getsockname()
+    return f"unix:{name}" if isinstance(name, str) else f"http://{_spelled(name)}"
 
 
 def _spelled(address: Any) -> str:
@@ -92,8 +128,11 @@ def _spelled(address: Any) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], object] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked: the process is to end now.
+def serve(
+    make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], object] | None = None, dated: bool = True
+) -> None:
+    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked: the process is to end now. `dated`: each
+    answer gets a Date; else the application gives it.
 
     `make_app` is called once the signals are blocked, so that they are in every thread that it starts. `ready` is
     called when the socket is served. Call `serve` in the main thread, before any other thread has begun. Raises
@@ -104,7 +143,7 @@ def serve(make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], obj
         # What uvicorn says of requests that fail, `protected` says in a line; strangers make it say the rest.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    server = _server(make_app(), ready)
+    server = _server(make_app(), ready, dated=dated)
     threading.Thread(target=_end_on_signal, args=(server,), daemon=True).start()
     try:
         server.run(sockets=[listener])
@@ -113,10 +152,10 @@ def serve(make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], obj
 
 
 @contextmanager
-def served(app: App) -> Iterator[tuple[str, int]]:
+def served(app: App, *, dated: bool = True) -> Iterator[tuple[str, int]]:
     """Serve on loopback, in a thread, for as long as the block lasts: where, as host and port."""
     with listen("127.0.0.1", 0) as listener:
-        server = _server(app, None)
+        server = _server(app, None, dated=dated)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -126,7 +165,7 @@ def served(app: App) -> Iterator[tuple[str, int]]:
             thread.join()
 
 
-def _server(app: App, ready: Callable[[], object] | None) -> uvicorn.Server:
+def _server(app: App, ready: Callable[[], object] | None, *, dated: bool = True) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -154,6 +193,7 @@ def _server(app: App, ready: Callable[[], object] | None) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        date_header=dated,
         proxy_headers=False,  # who asks is `quota.inbound`'s to say
         timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,

@@ -42,14 +42,14 @@ def names_of(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((host.strip("[]").lower(), "localhost", "127.0.0.1", "::1")))
 
 
-def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAGE) -> App:
+def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = OF_A_PAGE) -> App:
     """`app` behind the check of the Host, with the header fields for browsers on every answer.
 
     `hosts` are the names that a request may have in its Host, whatever the port; None admits all. `policy` is the
-    Content-Security-Policy where the application sends none. An error that `app` raises becomes a line of the log and
-    a problem, never a traceback.
+    Content-Security-Policy where the application sends none; None adds no field at all, where answers are another
+    server's. An error that `app` raises becomes a line of the log and a problem, never a traceback.
     """
-    fields = (*_FIELDS, (b"content-security-policy", policy.encode("latin-1")))
+    fields = () if policy is None else (*_FIELDS, (b"content-security-policy", policy.encode("latin-1")))
 
     async def outer(scope: Any, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
         if scope["type"] != "http":

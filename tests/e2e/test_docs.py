@@ -39,12 +39,14 @@ def quota(tmp_path: Path) -> Iterator[Quota]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_does_what_it_says(page: str, quota: Quota, redis_server: RedisServer) -> None:
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    if "$ curl " in text and shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+    for tool in ("curl", "node", "php"):
+        if f"$ {tool} " in text and shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
     with Emulator(allocation="buckets" if "emulate --allocation buckets" in text else "pool") as upstream:
         replace = {
             "http://127.0.0.1:8765": upstream.address,
             "8080": str(free_port()),
+            "8790": str(free_port()),
             "redis://ledger.internal:6379": f"redis://127.0.0.1:{redis_server.port}",
             'api = "youtube-v3"\n': f'api = "youtube-v3"\nendpoint = "{upstream.address}"\n',
             "https://api.weather.example": upstream.address,
@@ -75,9 +77,18 @@ def headings_of(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_the_readme_names_every_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page for page in PAGES if f"`docs/{page}.md`" not in readme] == []
+def test_the_index_leads_to_every_page_and_to_each_once() -> None:
+    """A page that stands in two sections is two pages."""
+    linked = re.findall(r"\]\(([\w-]+)\.md\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == [page for page in PAGES if page != "index"]
+
+
+def test_no_page_is_longer_than_somebody_reads() -> None:
+    """The rules are looked up by their numbers."""
+    pages = {
+        page: (DOCS / f"{page}.md").read_text(encoding="utf-8").count("\n") for page in PAGES if page != "ledger-rules"
+    }
+    assert {page: lines for page, lines in pages.items() if lines > 200} == {}
 
 
 def fields_in(*nodes: ast.AST) -> set[str]:

@@ -29,14 +29,19 @@ class Served:
     """A process that says on stdout where it listens. `address` is that."""
 
     def __init__(
-        self, command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        listens: str = "http://",
     ) -> None:
         self.process = subprocess.Popen(
             command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
-        self.address = next((word for word in self.said.split() if word.startswith("http://")), "")
+        self.address = next((word for word in self.said.split() if word.startswith(listens)), "")
         if not self.address:
             _, stderr = self.process.communicate()
             raise AssertionError(f"it does not listen: {stderr}")

@@ -86,6 +86,7 @@ MANY_COMMANDS = {
     "quota/cli/deciding.py": "quota.cli.deciding",
     "quota/cli/inbound.py": "quota.cli.inbound",
     "quota/cli/ledger.py": "quota.cli.ledger",
+    "quota/cli/proxy.py": "quota.cli.proxy",
     "quota/cli/reports.py": "quota.cli.reports",
     "jobs/commands.py": "quota.jobs.commands",
     "jobs/data.py": "quota.jobs.data",

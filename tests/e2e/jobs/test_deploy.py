@@ -145,6 +145,7 @@ def test_no_example_puts_a_secret_into_a_command(name: str) -> None:
         ("quota-schedule.service", "schedule", 10),
         ("quota-dashboard.service", "dashboard", 5),
         ("quota-serve.service", "serve --port 8080", 5),
+        ("quota-proxy.service", "proxy", 5),
     ],
 )
 def test_the_services_keep_their_state_where_they_may_write(unit: str, command: str, needs_s: int) -> None:

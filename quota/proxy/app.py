@@ -1,0 +1,164 @@
+"""The ASGI application of the proxy.
+
+    make_app     the application over an open session: /CREDENTIAL/PATH, `/healthz`, `/metrics`
+
+A request is charged before a byte of it leaves, passes as it comes, and its answer is read as it passes: what the cost
+book says of it is told to the ledger. Nothing is sent twice, no redirect is followed, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hmac
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from quota.common.log import warn
+from quota.common.text import listed, nearest, show
+from quota.dashboard.reading import read_samples, samples_of_silence
+from quota.errors import ConfigError, LedgerError
+from quota.proxy.asked import UnfitError, asked_of
+from quota.proxy.caller_side import CallerGoneError, CallerSide
+from quota.proxy.passage import Passage, connections
+from quota.proxy.target import targets_of
+from quota.reports.metrics import MEDIA_TYPE, exposition
+from quota.reports.status import read_status
+from quota.session import ledger_answers
+from quota.web.health import Check, health
+from quota.web.problem import Problem, send_problem
+from quota.web.protection import protected
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+
+    import aiohttp
+    from starlette.requests import Request
+
+    from quota.async_session import AsyncSession
+    from quota.proxy.target import Target
+    from quota.reports.metrics import Sample
+    from quota.session import Session
+    from quota.web.protection import App
+
+    Receive = Callable[[], Awaitable[Any]]
+    Send = Callable[[Any], Awaitable[None]]
+
+OWN_PATHS = ("/healthz", "/metrics")
+
+
+def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | None = None) -> App:
+    """The application, for requests that name one of `hosts`, and have the `token` where there is one."""
+    proxy = Proxy(session)
+    inner = session._session
+
+    async def healthz(_: Request) -> JSONResponse:
+        status, document = health([await run_in_threadpool(_ledger, inner)])
+        return JSONResponse(document, status, {"cache-control": "no-store"})
+
+    async def metrics(_: Request) -> PlainTextResponse:
+        text = exposition(await run_in_threadpool(_samples, inner))
+        return PlainTextResponse(text, media_type=MEDIA_TYPE, headers={"cache-control": "no-store"})
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        async with session, proxy:
+            yield
+
+    own = Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)], lifespan=lifespan)
+
+    async def app(scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (problem := _turned_away(scope, token)) is not None:
+            await send_problem(send, problem)
+        elif scope["type"] != "http" or scope["path"] in OWN_PATHS:
+            await own(scope, receive, send)
+        else:
+            await proxy(scope, receive, send)
+
+    inner_app = protected(app, hosts=hosts, policy=None)
+
+    async def outer(scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not (scope.get("raw_path") or b"").startswith(b"/"):
+            # Who takes this for a proxy that HTTP_PROXY may name is told so, whatever host it asks for.
+            await send_problem(send, Problem(400, "Ask for /CREDENTIAL/PATH: this is no proxy for HTTP_PROXY."))
+        else:
+            await inner_app(scope, receive, send)
+
+    return outer
+
+
+def _turned_away(scope: Any, token: str | None) -> Problem | None:
+    """Why nobody may ask so: a page in a browser, or a caller without the token. Health is for everybody."""
+    names = {name for name, _ in scope["headers"]}
+    if names & {b"origin", b"sec-fetch-site"}:
+        return Problem(403, "A web page may not spend units: leave out Origin and Sec-Fetch-Site.")
+    if token is not None and scope["path"] != "/healthz" and not _has(scope, token):
+        return Problem(401, "Send the token of this proxy as Quota-Token.")
+    return None
+
+
+def _has(scope: Any, token: str) -> bool:
+    sent = [value for name, value in scope["headers"] if name == b"quota-token"]
+    return len(sent) == 1 and hmac.compare_digest(sent[0], token.encode())
+
+
+def _ledger(session: Session) -> Check:
+    answers = ledger_answers(session)
+    if answers is None:
+        return Check("ledger", "warn", "nothing was charged yet")
+    if answers:
+        return Check("ledger")
+    if session.settings.ledger.unavailable is None:
+        return Check("ledger", "fail", "the ledger does not answer; no call is admitted")
+    return Check("ledger", "warn", "the ledger does not answer; calls draw on the allowance")
+
+
+def _samples(session: Session) -> Iterable[Sample]:
+    try:
+        return read_samples(session, read_status(session))
+    except LedgerError:
+        return samples_of_silence(session)
+
+
+class Proxy:
+    """Passes requests on, inside `async with`. Raises ConfigError where no credential can be used."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._wrong: dict[str, str] = {}
+        self._targets = targets_of(session, self._is_wrong)
+        if not self._targets:
+            raise ConfigError(next(iter(self._wrong.values())))
+        self._http: aiohttp.ClientSession  # from `async with` on
+
+    def _is_wrong(self, credential: str, error: Exception) -> None:
+        self._wrong[credential] = str(error)
+        warn("proxy_without", error, credential=credential)
+
+    async def __aenter__(self) -> None:
+        self._http = connections()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        try:
+            asked = asked_of(scope)
+            target = self._target(asked.credential)
+            await Passage(asked, target, CallerSide(receive, asked.length), send, self._http).make()
+        except UnfitError as error:
+            await send_problem(send, error.problem)
+        except CallerGoneError:
+            pass
+
+    def _target(self, credential: str) -> Target:
+        target = self._targets.get(credential)
+        if target is not None:
+            return target
+        if credential in self._wrong:
+            raise UnfitError(500, self._wrong[credential])
+        hint = nearest(credential, self._targets)
+        known = "" if hint.startswith("known") else f" There are {listed(self._targets)}."
+        raise UnfitError(404, f"There is no credential {show(credential)} here; {hint}.{known}")

@@ -1,0 +1,52 @@
+"""Blots out a secret that an answer says back, while it passes: callers hold no key, and are told none.
+
+Lengths stay as they are. A body that is packed is not searched, nor is a secret found that upstream has encoded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from quota.common.redact import MIN_SECRET_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Mask:
+    """For one answer. `feed` returns what may pass; it keeps back what may be the beginning of a secret until more
+    comes, or the `end`."""
+
+    def __init__(self, secret: str | None) -> None:
+        spellings = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")} if secret else set()
+        known = {one.encode() for one in spellings if one is not None and len(one) >= MIN_SECRET_LENGTH}
+        self._secrets = sorted(known, key=len, reverse=True)
+        self._longest = max(map(len, known), default=0)
+        self._kept = b""
+
+    def whole(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, b"*" * len(secret))
+        return data
+
+    def feed(self, piece: bytes) -> bytes:
+        if not self._secrets:
+            return piece
+        data = self.whole(self._kept + piece)
+        at = max(0, len(data) - self._longest + 1)
+        keep_from = min(self._begins(data, at))
+        self._kept = data[keep_from:]
+        return data[:keep_from]
+
+    def end(self) -> bytes:
+        kept, self._kept = self._kept, b""
+        return kept
+
+    def _begins(self, data: bytes, since: int) -> Iterable[int]:
+        """Where each secret may begin at the end of what came so far."""
+        for secret in self._secrets:
+            at = data.find(secret[:1], since)
+            while at >= 0 and not secret.startswith(data[at:]):
+                at = data.find(secret[:1], at + 1)
+            yield at if at >= 0 else len(data)

@@ -1,0 +1,289 @@
+"""One request on its way: charged, sent, and its answer read while it passes.
+
+connections    what requests leave by
+Passage        one request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import aiohttp
+from google.auth.exceptions import GoogleAuthError
+from yarl import URL
+
+from quota.clients.aiohttp import peek
+from quota.clients.gate import unpacked
+from quota.clients.login import refused
+from quota.common.log import line, warn
+from quota.common.text import describe
+from quota.errors import ConfigError, CostExceedsLimit, Refused, UsageError
+from quota.proxy.asked import UnfitError, narrowed, without_hops
+from quota.proxy.caller_side import MAX_HELD_BYTES, CallerGoneError
+from quota.proxy.mask import Mask
+from quota.proxy.refusals import refusal
+from quota.terms.attribution import labels
+from quota.terms.reserve import NO_BODY, RequestBody
+from quota.web.problem import send_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from quota.clients.metering import Attempt
+    from quota.decision import Decision
+    from quota.proxy.asked import Asked, Fields
+    from quota.proxy.caller_side import CallerSide
+    from quota.proxy.target import Target
+
+    Send = Callable[[Any], Awaitable[None]]
+
+T = TypeVar("T")
+
+CONNECT_WITHIN_S = 10.0
+SILENT_S = 600.0
+"""How long upstream may be silent: some answers take minutes, and callers have a patience of their own."""
+
+IDLE_S = 4.0
+"""How long a connection to upstream is kept for the next request. Most servers close theirs after 5 s, and a request
+that meets that is lost: nothing is sent twice."""
+
+MAX_FIELD_BYTES = 64 * 1024
+PLAIN = ("", "identity")
+
+logger = logging.getLogger("quota.proxy")
+
+
+class _LostError(aiohttp.ClientError):
+    """A connection that ended before the answer. aiohttp would send some requests again, uncharged."""
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _LostError(describe(error)) from error
+
+
+async def _head_leaves(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
+    passage: Passage | None = context.trace_request_ctx
+    if passage is not None:
+        passage.leaves()
+
+
+def connections() -> aiohttp.ClientSession:
+    """What requests leave by: to no proxy, with no cookie of another caller, and each once. To be closed."""
+    traces = aiohttp.TraceConfig()
+    traces.on_request_headers_sent.append(_head_leaves)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        middlewares=(_once,),
+        trace_configs=[traces],
+        read_bufsize=MAX_HELD_BYTES // 2,  # twice that is held
+        max_line_size=MAX_FIELD_BYTES,
+        max_field_size=MAX_FIELD_BYTES,
+    )
+
+
+class Passage:
+    """One request, from its caller to its API and back."""
+
+    def __init__(
+        self, asked: Asked, target: Target, caller: CallerSide, send: Send, http: aiohttp.ClientSession
+    ) -> None:
+        self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
+        self._url = target.url(asked)
+        self._left = False
+
+    def leaves(self) -> None:
+        """The first byte of the request is about to leave. Until then nobody but this machine knows of it."""
+        self._left = True
+
+    async def make(self) -> None:
+        """Raises UnfitError before anything was charged, and CallerGoneError."""
+        asked, gate = self._asked, self._target.gate
+        if self._target.is_batch(asked.verb, self._url):
+            raise UnfitError(501, "Several calls travel in a batch, and each has its own price: send them one by one.")
+        body = NO_BODY
+        if asked.has_body:
+            reserves = gate.reserves(asked.verb, self._url)
+            body = await self._caller.beginning() if reserves else RequestBody.of(None, asked.length)
+        if asked.only_peek:
+            await self._tell(await self._decided(gate.peek, body))
+            return
+        url, fields = await self._signed()
+        attempt = await self._decided(gate.charge, body)
+        if attempt is None:
+            raise UnfitError(500, f"{self._target.host} is not one of the hosts that are charged.")
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # a request is a task of its own
+        watching = asyncio.create_task(self._caller.watch(task))
+        try:
+            await self._exchange(attempt, url, fields)
+        except BaseException as error:
+            if not self._left:
+                await gate.never_left(attempt)
+            if isinstance(error, UnfitError):
+                await send_problem(self._send, error.problem._replace(more=self._spent(attempt)))
+            elif not self._caller.gone or not isinstance(error, asyncio.CancelledError) or task.uncancel():
+                raise
+        finally:
+            watching.cancel()
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    async def _decided(self, decide: Callable[[str, str, RequestBody], Awaitable[T]], body: RequestBody) -> T:
+        """Raises UnfitError for a request that may not leave."""
+        asked = self._asked
+        try:
+            with labels(job=asked.job, region=asked.region):
+                return await decide(asked.verb, self._url, body)
+        except Refused as error:
+            self._say_refused(error.decision.reason, error.decision.sentence())
+            raise UnfitError.of(refusal(error.decision)) from None
+        except UsageError as error:
+            self._say_refused("never", str(error))
+            raise UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, str(error)) from None
+
+    def _say_refused(self, reason: str, said: str) -> None:
+        asked = self._asked
+        warn("proxy_refused", said, credential=asked.credential, job=asked.job, region=asked.region, reason=reason)
+
+    async def _tell(self, decision: Decision) -> None:
+        """The answer to Quota-Peek."""
+        if not decision.admitted:
+            await send_problem(self._send, refusal(decision))
+            return
+        body = json.dumps(decision.as_json()).encode()
+        fields = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _spent(self, attempt: Attempt) -> tuple[tuple[str, str], ...]:
+        """What an answer says of its charge; nothing where there is none."""
+        decision = attempt.decision
+        return (("quota-charge", f"{decision.id}; units={decision.cost_units}"),) if decision.id and self._left else ()
+
+    # -- the request -------------------------------------------------------------------------------------------------
+
+    async def _signed(self) -> tuple[str, Fields]:
+        """What leaves: the address and the header fields. Raises UnfitError where there is no token to be had."""
+        target, sign = self._target, partial(self._target.signed, self._asked, self._url)
+        try:
+            url, fields = await asyncio.to_thread(sign) if target.signing_waits else sign()
+        except ConfigError as error:
+            raise UnfitError(500, str(error)) from None
+        except GoogleAuthError as error:
+            raise UnfitError(502, f"credential {target.credential}: {refused(error)}") from None
+        return url, narrowed(fields, reads_good_answers=target.reads_good_answers)
+
+    async def _exchange(self, attempt: Attempt, url: str, fields: Fields) -> None:
+        answer = await self._sent(url, fields)
+        whole = False
+        try:
+            whole = await self._pass_on(attempt, answer)
+        finally:
+            if whole and self._caller.is_read:
+                answer.release()
+            else:
+                answer.close()
+
+    async def _sent(self, url: str, fields: Fields) -> aiohttp.ClientResponse:
+        """The head of the answer. Raises UnfitError where none came."""
+        asked, host = self._asked, self._target.host
+        try:
+            return await self._http.request(
+                asked.verb,
+                URL(url, encoded=True),
+                headers=fields,
+                data=self._caller.pieces(self.leaves) if asked.has_body else None,
+                allow_redirects=False,
+                # With a body the head waits for its first piece, and leaves with it.
+                trace_request_ctx=None if asked.has_body else self,
+            )
+        except aiohttp.ClientConnectorError as error:
+            why = error.os_error.strerror or type(error.os_error).__name__
+            raise UnfitError(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None
+        except TimeoutError:
+            raise UnfitError(504, f"{host} is silent.") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            if self._caller.gone:
+                raise CallerGoneError from None
+            raise UnfitError(502, f"{host} gave no answer that is HTTP ({type(error).__name__}).") from None
+
+    # -- the answer --------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, attempt: Attempt, answer: aiohttp.ClientResponse) -> bool:
+        """Whether the caller got all of it. Where upstream ends too early, the answer is not ended, so that its reader
+        is told."""
+        gate, host, status = self._target.gate, self._target.host, answer.status
+        packing = answer.headers.get("content-encoding", "").strip().lower()
+        head = b""
+        if attempt.reads_body(status, answer.headers):
+            packed = await peek(aiohttp.ClientError, answer)
+            head = unpacked(packing, packed, partial(_unpack, packing))
+        await gate.answered(attempt, status, head, answer.headers)
+        mask = Mask(self._target.secret)
+        fields = _encoded([*without_hops(_pairs(answer)), *self._spent(attempt)], mask)
+        if not 200 <= status <= 599 or fields is None:
+            raise UnfitError(502, f"{host} gave an answer that is no HTTP.")
+        usage = attempt.usage(status, answer.headers) if packing in PLAIN else None
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        try:
+            async for piece in answer.content.iter_any():
+                if usage is not None:
+                    usage.feed(piece)
+                    if answer.content.at_eof():
+                        usage.end()
+                    await gate.settle(attempt, usage.take())
+                passes = mask.feed(piece) if packing in PLAIN else piece
+                if passes:
+                    await self._send({"type": "http.response.body", "body": passes, "more_body": True})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.warning("%s", line("proxy_cut", credential=self._asked.credential, error=type(error).__name__))
+            return False
+        if usage is not None:
+            usage.end()
+            await gate.settle(attempt, usage.take())
+        await self._send({"type": "http.response.body", "body": mask.end()})
+        return True
+
+
+def _pairs(answer: aiohttp.ClientResponse) -> Iterator[tuple[str, str]]:
+    for name, value in answer.raw_headers:
+        yield name.decode("latin-1"), value.decode("latin-1")
+
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes, bytes]] | None:
+    """Header fields as they are sent; None where one of them is none."""
+    encoded = []
+    for name, value in fields:
+        if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
+            return None
+        encoded.append((name.encode("latin-1"), mask.whole(value.encode("latin-1"))))
+    return encoded
+
+
+def _unpack(packing: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a body, unpacked; nothing where it is packed otherwise."""
+    if packing in PLAIN:
+        yield from pieces
+    elif packing in ("gzip", "x-gzip", "deflate"):
+        unpack = zlib.decompressobj(wbits=47)
+        for piece in pieces:
+            yield unpack.decompress(piece, MAX_HELD_BYTES)

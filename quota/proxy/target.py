@@ -1,0 +1,73 @@
+"""To whom the requests for a credential go: its API, the gate that charges them, and who calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from quota.clients.caller import with_query
+from quota.clients.gate import AsyncHostGate
+from quota.clients.upstream import upstream_of
+from quota.errors import QuotaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.async_session import AsyncSession
+    from quota.proxy.asked import Asked, Fields
+
+SENT_INSTEAD = ("authorization", "x-goog-api-key")
+"""Where programs put keys: what a caller sent there does not leave."""
+
+
+class Target:
+    """The API of one credential. Raises ConfigError and UsageError where the configuration does not say enough."""
+
+    def __init__(self, session: AsyncSession, credential: str) -> None:
+        inner = session._session
+        chosen = inner.credential(credential)
+        access = upstream_of(chosen.book).access(chosen.endpoint)
+        host = urlsplit(access.root).netloc
+        self.credential = credential
+        self.root = access.root
+        self.host = host
+        self.is_batch = access.is_batch
+        self.gate = AsyncHostGate(session.budget(credential), access.method, host)
+        self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
+        self._caller = inner._signing(chosen, (host,), access.place, access.scopes)
+        self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
+        self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
+
+    @property
+    def secret(self) -> str | None:
+        return self._caller.secret
+
+    @property
+    def signing_waits(self) -> bool:
+        return self._caller.waits
+
+    def url(self, asked: Asked) -> str:
+        """Where a request goes, without a key of its caller's own."""
+        url = f"{self.root}{asked.target}"
+        if not (self._caller.signs and self._secret_fields and "?" in url):
+            return url
+        return with_query(url, without=self._secret_fields)
+
+    def signed(self, asked: Asked, url: str) -> tuple[str, Fields]:
+        """The URL and the header fields as they leave. May wait for a token, where `signing_waits`."""
+        if not self._caller.signs:
+            return url, asked.fields
+        signed, own = self._caller.signed(asked.verb, url, {})
+        kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
+        return signed, [*kept, *own.items()]
+
+
+def targets_of(session: AsyncSession, refuse: Callable[[str, Exception], object]) -> dict[str, Target]:
+    """The targets of all credentials by their names. Those that cannot be used are told to `refuse`."""
+    found: dict[str, Target] = {}
+    for name in session.settings.credentials:
+        try:
+            found[name] = Target(session, name)
+        except QuotaError as error:
+            refuse(name, error)
+    return found

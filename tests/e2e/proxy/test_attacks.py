@@ -1,0 +1,275 @@
+"""Whatever callers and upstream send: what reached upstream is what was charged, and no caller is told the key."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.proxying import SECRET, House, Reached, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REQUEST = (
+    b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\nConnection: close\r\n\r\n" + b"x" * 40
+)
+CHUNKED = (
+    b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    b"5\r\nhello\r\n6;a=b\r\n world\r\n0\r\n\r\n"
+)
+
+
+def settled(house: House) -> tuple[int, int]:
+    """How many requests reached upstream and how many charges stand, once nothing is under way."""
+    ends_s, last, same = time.monotonic() + 100, (-1, -1), 0
+    while time.monotonic() < ends_s and same < 5:
+        found = len(house.upstream.reached), sum(entry.units > 0 for entry in house.spent())
+        same = same + 1 if found == last and found[0] == found[1] else 0
+        last = found
+        time.sleep(0.02)
+    return last
+
+
+EACH = 1 if os.environ.get("QUOTA_TEST_EVERY_BYTE") else 7
+"""Of the cuts that cost a request each, every seventh is tried; `make soak` tries all."""
+
+
+def until_reached(house: House, count: int) -> None:
+    ends_s = time.monotonic() + 100
+    while len(house.upstream.reached) < count:
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("request_", [REQUEST, CHUNKED], ids=["length", "chunked"])
+def test_a_request_that_is_cut_at_any_byte_is_charged_if_it_left(house: House, request_: bytes) -> None:
+    """Cut in its head it does not leave. Cut in its body it leaves or not, and upstream sees no whole request."""
+    body_at = request_.index(b"\r\n\r\n") + 4
+    with house.open():
+        for size in range(body_at):
+            with socket.create_connection(("127.0.0.1", house.port)) as connection:
+                connection.sendall(request_[:size])
+        assert settled(house) == (0, 0)
+        for size in range(body_at, len(request_)):
+            with socket.create_connection(("127.0.0.1", house.port)) as connection:
+                connection.sendall(request_[:size])
+        reached, charged = settled(house)
+        assert reached == charged
+        for size in range(body_at + 4, len(request_), EACH):
+            with socket.create_connection(("127.0.0.1", house.port)) as connection:
+                connection.sendall(request_[:size])
+                reached += 1
+                until_reached(house, reached)
+        assert settled(house) == (reached, reached)
+        assert not any(one.complete for one in house.upstream.reached)
+        assert house.raw(request_).startswith(b"HTTP/1.1 200 ")
+        assert settled(house) == (reached + 1, reached + 1)
+        assert house.upstream.reached[-1].complete
+
+
+def test_a_caller_that_stops_reading_anywhere_is_charged_what_left(house: House) -> None:
+    with house.open():
+        whole = house.raw(REQUEST)
+        cuts = range(1, len(whole), EACH)
+        for size in cuts:
+            with socket.create_connection(("127.0.0.1", house.port)) as connection:
+                connection.sendall(REQUEST)
+                got = 0
+                while got < size:
+                    got += len(connection.recv(size - got))
+        assert settled(house) == (len(cuts) + 1, len(cuts) + 1)
+
+
+def test_an_answer_that_upstream_cuts_anywhere_never_looks_whole(house: House) -> None:
+    said = answer(b'{"a": 1}', "X: y")
+    cut = [0]
+
+    def cut_answer(_: Reached) -> list[bytes]:
+        return [said[: cut[0]], b""]
+
+    house.upstream.answer = cut_answer
+    with house.open():
+        whole_head = said.index(b"\r\n\r\n") + 4
+        cuts = range(1, len(said), EACH)
+        for cut[0] in cuts:
+            got = house.raw(b"GET /main/things HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            head, _, body = got.partition(b"\r\n\r\n")
+            if cut[0] < whole_head:
+                assert head.startswith(b"HTTP/1.1 502 ")
+            else:
+                assert b"content-length: 8" in head
+                assert len(body) < 8
+            assert b"quota-charge: " in head
+        assert settled(house) == (len(cuts), len(cuts))
+
+
+def test_a_caller_that_goes_away_ends_its_request_and_stays_charged(house: House) -> None:
+    def endless(_: Reached) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        while True:
+            yield b"4\r\n: a\n\r\n"
+            time.sleep(0.01)
+
+    house.upstream.answer = endless
+    with house.open():
+        with socket.create_connection(("127.0.0.1", house.port), timeout=100) as connection:
+            connection.sendall(b"GET /main/things HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.recv(100)
+        assert house.upstream.ended.wait(100)
+        assert house.units == 1
+
+
+HEAD = b"Host: localhost\r\n"
+POST = b"POST /main/x HTTP/1.1\r\n" + HEAD
+GET = b"GET /main/x HTTP/1.1\r\n" + HEAD
+SMUGGLED = b"GET /main/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        POST + b"Content-Length: 4\r\nContent-Length: 60\r\n\r\nabcd" + SMUGGLED,
+        POST + b"Content-Length: 4, 60\r\n\r\nabcd" + SMUGGLED,
+        POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 60\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Content-Length: -1\r\n\r\n" + SMUGGLED,
+        POST + b"Content-Length: +4\r\n\r\nabcd" + SMUGGLED,
+        GET + b"X: a\rb\r\n\r\n" + SMUGGLED,
+        GET + b"X: a\0b\r\n\r\n" + SMUGGLED,
+        GET + b"X : a\r\n\r\n" + SMUGGLED,
+        b"GET /main/x y HTTP/1.1\r\n" + HEAD + b"\r\n" + SMUGGLED,
+        b"GET /main/x\r\n" + HEAD + b"\r\n" + SMUGGLED,
+        GET + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n" + SMUGGLED,
+        GET + b"".join(b"X%d: a\r\n" % n for n in range(200_000)) + b"\r\n" + SMUGGLED,
+        GET + b"Host: other\r\n\r\n" + SMUGGLED,
+    ],
+)  # fmt: skip
+def test_a_request_that_can_be_read_in_two_ways_is_not_passed_on_nor_what_follows_it(house: House, sent: bytes) -> None:
+    with house.open():
+        got = house.raw(sent)
+        assert got[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 501")
+        assert (got.count(b"HTTP/1.1 "), house.upstream.reached, house.units) == (1, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "targets"),
+    [
+        (SMUGGLED * 3, ["/smuggled"] * 3),
+        (POST + b"Content-Length: 4\r\n\r\nabcd" + SMUGGLED, ["/x", "/smuggled"]),
+        (b"GET /main/x HTTP/1.1\nHost: localhost\nX: a\n\n" + SMUGGLED, ["/x", "/smuggled"]),
+        (GET + b"X: a\r\n b\r\n\r\n", ["/x"]),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nZ\r\n", ["/x"]),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n", ["/x"]),
+    ],
+    ids=["pipelined", "behind a body", "bare LF", "folded", "no chunk", "a longer chunk"],
+)  # fmt: skip
+def test_whatever_leaves_is_charged_once(house: House, sent: bytes, targets: list[str]) -> None:
+    """What leaves is written anew: folds, line ends and frames of the caller do not reach upstream."""
+    with house.open():
+        house.raw_for(sent, len(targets))
+        reached, charged = settled(house)
+        assert reached == charged
+        assert [one.target for one in house.upstream.reached] == targets[:reached]
+        for one in house.upstream.reached:
+            assert b"\n" not in one.head.replace(b"\r\n", b"")
+            assert b"\r\n " not in one.head
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/main//evil.example/x", "/main/../x", "/main/a/../x", "/main/a/%2e%2e/x", "/main/a/.%2E/x", "/main/./x",
+        "/main/a/%2e%2e%2fx", "/main/a/..\\x", "/main/x#y", "/main/x?y#z", "/main/%0d%0aX:y", "/main/%00", "//main/x",
+        "/main@evil.example/x", "/main:80/x", "/", "", "http://evil.example/main/x", "http://127.0.0.1/main//x",
+        "https://evil.example/", "evil.example:443", "*", "/main/..", "/%2e%2e/main/x", "/healthz/x",
+    ],
+)  # fmt: skip
+def test_no_path_names_another_host_or_another_path_than_the_one_that_is_charged(house: House, path: str) -> None:
+    with house.open():
+        got = house.raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert got[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 421")
+        assert (house.upstream.reached, house.units) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "path", ["/a%2Fb", "/@me", "/a@evil.example/b", "/a:b;c=d/!$&'()*+,=~", "/http:%2F%2Fx%2F", "/..a/b..", "/a/"]
+)
+def test_other_paths_reach_the_api_as_they_are(house: House, path: str) -> None:
+    with house.open():
+        assert house.ask(path).status == 200
+    (reached,) = house.upstream.reached
+    assert (reached.target, reached.field("host")) == (path, house.upstream.host)
+
+
+@pytest.mark.parametrize(
+    "field", ["Origin: null", "Origin: http://127.0.0.1", "Sec-Fetch-Site: none", "Host: evil.example"]
+)
+@pytest.mark.parametrize("path", ["/main/x", "/metrics"])
+def test_a_web_page_spends_nothing(house: House, field: str, path: str) -> None:
+    host = "" if field.startswith("Host") else "Host: localhost\r\n"
+    with house.open():
+        got = house.raw(f"GET {path} HTTP/1.1\r\n{host}{field}\r\nConnection: close\r\n\r\n".encode())
+        assert got[:12] in (b"HTTP/1.1 403", b"HTTP/1.1 421")
+        assert (house.upstream.reached, house.units) == ([], 0)
+
+
+def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> None:
+    """Expect: 100-continue. A refused body is never sent."""
+    head = b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n"
+    with house.open(limit=5):
+        with socket.create_connection(("127.0.0.1", house.port), timeout=100) as connection:
+            connection.sendall(head + b"Connection: close\r\n\r\n")
+            got = connection.recv(1_000)
+            assert got.startswith(b"HTTP/1.1 100 ")
+            connection.sendall(b"hello")
+            while piece := connection.recv(1_000):
+                got += piece
+        assert b"HTTP/1.1 200 OK" in got
+        assert house.raw_for(head + b"\r\n", 1).startswith(b"HTTP/1.1 429 ")
+        assert settled(house) == (1, 1)
+    assert (house.upstream.reached[0].body, house.upstream.reached[0].field("expect")) == (b"hello", None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(f'{{"headers": "Bearer {SECRET}"}}'.encode()),
+        answer(f"no such key: {SECRET}".encode(), status="403 No"),
+        answer(b"", f"Location: https://elsewhere.example/?key={SECRET}", status="302 Found"),
+        answer(b"", "Location: https://elsewhere.example/?key=" + SECRET.replace("/", "%2F"), status="302 Found"),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in SECRET.encode())
+        + b"0\r\n\r\n",
+        f"HTTP/1.1 200 {SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
+        f"{SECRET}\r\n\r\n".encode(),
+        f"HTTP/1.1 200 OK\r\n{SECRET}\r\n\r\n".encode(),
+        f"HTTP/1.1 200 OK\r\nContent-Length: {SECRET}\r\n\r\n".encode(),
+        f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{SECRET}\r\n".encode(),
+        f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{SECRET}".encode(),
+        f"HTTP/1.1 999 OK\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}".encode(),
+        f"HTTP/1.1 101 OK\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{SECRET}".encode(),
+        f"HTTP/1.1 200 OK\r\nX: a\x01{SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000 + b"\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + answer(SECRET.encode()),
+    ],
+)
+def test_whatever_upstream_says_no_caller_is_told_the_key(
+    house: House, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.upstream.answer = lambda _: [said, b""]
+    with house.open():
+        got = house.raw(b"GET /main/things?q=private HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert got.startswith(b"HTTP/1.1 ")
+        assert got.count(b"HTTP/1.1 ") == 1
+        for spelled in (SECRET, SECRET.replace("/", "%2F")):
+            assert spelled.encode() not in got.replace(b"\r\n1\r\n", b"")
+        assert house.units == len(house.upstream.reached) == 1
+    assert SECRET not in caplog.text
+    assert "private" not in caplog.text
