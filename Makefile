@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints locked sbom run test lint bench soak chaos mutants topologies clean
+.PHONY: audit constraints docs examples pictures release locked sbom run test lint bench soak chaos mutants topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -19,7 +19,8 @@ lint: .venv/installed-test .venv/installed-lint
 	@rm -rf $(LINKED) && mkdir -p $(LINKED)/quota
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
-	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py
+	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py \
+		$(CURDIR)/docs/examples/*.py
 	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
@@ -32,8 +33,8 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
-# random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
+# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500 channels,
+# 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
 # edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
 # loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
 # have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
@@ -43,8 +44,10 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
-	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
-	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py
+	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py tests/e2e/jobs/test_fetches.py tests/e2e/jobs/test_described_api.py
+	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
+	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
+	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py tests/unit/settings/test_schema.py
 	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
@@ -52,8 +55,34 @@ soak: .venv/installed-test
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
 	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
+	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
+
+# The site, into build/site; a warning is an error. Sphinx is in an environment of its own.
+docs: build/docs-tools
+	@build/docs-tools/bin/python docs/site/assemble.py build/site-source
+	@rm -rf build/site && build/docs-tools/bin/python -m sphinx -W --keep-going -q -c docs/site build/site-source build/site
+	@echo "wrote build/site/index.html"
+
+# The pictures in docs/pictures/, from the real thing: needs Chromium.
+pictures: .venv/installed-test
+	@$(BIN)/python docs/site/pictures.py
+
+build/docs-tools:
+	@$(PYTHON) -m venv build/docs-tools
+	@build/docs-tools/bin/pip install --quiet --disable-pip-version-check furo myst-parser -e .
+
+# The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
+EXAMPLES := airbyte-cdk apache-airflow dagster prefect
+examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
+	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
+
+build/examples/%/installed:
+	@$(PYTHON) -m venv build/examples/$*
+	@echo "installing $* into build/examples/$* ..."
+	@build/examples/$*/bin/python -m pip install --quiet --disable-pip-version-check -e . $*
+	@touch $@
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;
 # QUOTA_TEST_SEED repeats one.
@@ -105,6 +134,10 @@ sbom: build/tools .venv/installed
 	@build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
 	@echo "wrote build/sbom.json"
 
+# What a release is, into build/release: sdist and wheel, checked, installed and tried on each Python at hand; SBOM, checksums.
+release: build/tools .venv/installed-test
+	@$(BIN)/python .ci/release.py build/tools/bin build/release
+
 # Known vulnerabilities of what is installed. Where the database cannot be asked, it says so and counts as skipped.
 audit: build/tools .venv/installed
 	@build/tools/bin/pip-audit --progress-spinner off --format json --output build/audit.json \
@@ -113,7 +146,7 @@ audit: build/tools .venv/installed
 
 build/tools:
 	@$(PYTHON) -m venv build/tools
-	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit uv
+	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit twine uv
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -6,7 +6,7 @@ import quota
 from quota.common.log import warn
 from quota.jobs.alarms import tell
 from quota.jobs.job import RunReport
-from quota.jobs.runner import work_of
+from quota.jobs.places import checkpoints_of
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
@@ -49,8 +49,8 @@ def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
         return []
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            return store.checkpoints(name, job.regions, work_of(session, job))
-    except StoreError as error:
+            return checkpoints_of(session, job, store)
+    except (StoreError, quota.LedgerError) as error:
         if session.settings.textfile is not None:
             warn("textfile_without_store", error, job=name)
         return []

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import quota
 from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import one_line
-from quota.jobs.job import NotImported, fetch_to_look_at
+from quota.jobs.job import NotImported, fetch_to_look_at, sink_to_look_at
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Store
 from quota.ledger.file_errors import refuse_others
-from quota.settings.model import Settings
+from quota.settings.model import JobSettings, Settings
 
 
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
-    """Each job whose fetch function cannot be used: its place in the configuration and what `quota run` would say."""
+    """Each job whose fetch function or sink cannot be used: its place in the configuration and what `quota run` would
+    say."""
+    looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
+    looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
     for job in settings.jobs.values():
-        try:
-            fetch_to_look_at(settings, job)
-        except NotImported as error:
-            yield finding_of("warning", f"jobs.{job.name}.fetch", str(error).removeprefix("fetch = "))
-        except quota.ConfigError as error:
-            message = str(error).removeprefix("fetch = ")
-            remedy = "" if "; " in message else "; no run of this job can begin: correct it"
-            yield f"jobs.{job.name}.fetch", message + remedy
+        for key, look in looks:
+            try:
+                look(settings, job)
+            except NotImported as error:
+                yield finding_of("warning", f"jobs.{job.name}.{key}", str(error).removeprefix(f"{key} = "))
+            except quota.ConfigError as error:
+                message = str(error).removeprefix(f"{key} = ")
+                remedy = "" if "; " in message else "; no run of this job can begin: correct it"
+                yield f"jobs.{job.name}.{key}", message + remedy
 
 
 def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:

@@ -17,6 +17,8 @@ import click
 from quota.cli.options import (
     config_option,
     duration_ms,
+    fetched_since_ms,
+    fetched_since_option,
     host_option,
     json_option,
     limit_option,
@@ -149,10 +151,20 @@ def plan(
 @click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
+@fetched_since_option
 @limit_option(default=20, most=1_000)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a header.")
 @json_option
 @config_option
-def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
+def search(
+    words: tuple[str, ...],
+    region: str | None,
+    since: str | None,
+    limit: int,
+    as_csv: bool,
+    as_json: bool,
+    config: str | None,
+) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
     A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
@@ -163,14 +175,19 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
 
     \b
     Example:
-      quota search music video --region DE
+      quota search music video --region DE --since 7d
+      quota search news --csv --limit 1000 > news.csv
       quota search 東京 'foot*'
     """
     import quota
-    from quota.jobs.store.store import Store
+    from quota.jobs.store.export import csv_writer
+    from quota.jobs.store.store import FOUND_COLUMNS, Store
 
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json cannot be combined: choose one")
+    since_ms = fetched_since_ms(since)
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
-        found = store.search(" ".join(words), region, limit)
+        found = store.search(" ".join(words), region, limit, since_ms=since_ms)
         elsewhere = store.elsewhere()
     if as_json:
         rows = [video.as_json() for video in found]
@@ -179,6 +196,11 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
         return
     for job in elsewhere:
         say(_elsewhere_line(job), err=True)
+    if as_csv:
+        put = csv_writer(sys.stdout, FOUND_COLUMNS)
+        for video in found:
+            put(video.as_json())
+        return
     for video in found:
         say(_found_line(video))
     if not found:

@@ -7,13 +7,14 @@ forecast    what the schedule will charge, by the simulation behind `quota plan`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
 from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, Stand
+from quota.jobs.places import checkpoints_of
 from quota.jobs.plan.plan import Plan, make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
-from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import is_made
@@ -30,18 +31,19 @@ RUNS_SINCE_MS = 35 * DAY_MS
 
 
 def jobs(session: Session) -> Contribution:
-    """Where each job stands and its last runs. Does not create the store. Raises StoreError."""
+    """Where each job stands and its last runs. Does not create the store. Raises StoreError and LedgerError."""
     settings, now_ms = session.settings, host_clock()
     checkpoints: dict[str, list[Checkpoint]] = {}
     runs: list[Run] = []
     last: dict[str, Run] = {}
     elsewhere: list[Elsewhere] = []
-    if is_made(settings.store.url):
-        with Store.existing(settings.store) as store:
-            for job in settings.jobs.values():
-                checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
-                if ended := store.runs.last_ended(job.name):
-                    last[job.name] = ended
+    made = is_made(settings.store.url)
+    with Store.existing(settings.store) if made else nullcontext() as store:
+        for job in settings.jobs.values():
+            checkpoints[job.name] = checkpoints_of(session, job, store)
+            if store is not None and (ended := store.runs.last_ended(job.name)):
+                last[job.name] = ended
+        if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
             elsewhere = store.elsewhere()
     stale_ms = None if settings.notify is None else settings.notify.stale_ms

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING
 
 import click
 
-from quota.cli.options import Group, config_option, duration_ms, json_option
+from quota.cli.options import Group, config_option, fetched_since_ms, fetched_since_option, json_option
 from quota.cli.output import print_json, say
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, printable, show
@@ -18,11 +18,11 @@ from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.store import Store
-    from quota.settings.model import JobSettings
 
 
 @click.command("tables", short_help="List the tables of your jobs' own rows.")
@@ -59,7 +59,7 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
 
 @click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
 @click.argument("table")
-@click.option("--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d.")
+@fetched_since_option
 @click.option("--region", metavar="R", help="Only what is of this region.")
 @click.option("--format", "kind", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
 @click.option("--output", metavar="FILE", help="Write here instead of to stdout: the whole file, or none.")
@@ -76,11 +76,10 @@ def export(
       quota export videos --since 7d --region DE --format csv --output videos.csv
       quota export comments | jq '.text'
     """
-    from quota.common.clock import host_clock
     from quota.jobs.store.export import Export, to_export
     from quota.jobs.store.store import Store
 
-    since_ms = 0 if since is None else max(0, host_clock() - duration_ms("--since", since))
+    since_ms = fetched_since_ms(since)
     with configured(config) as session:
         Store.existing(session.settings.store).close()  # one that cannot be opened says why
         with to_export(session.settings.store.file) as db:
@@ -126,7 +125,8 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 
 @click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
 def place() -> None:
-    """Where each region of a job stands in this machine's store: the page that comes next.
+    """Where each region of a job stands: the page that comes next. It lies in this machine's store, or, with [store]
+    places = "ledger", in the ledger that machines share.
 
     \b
     Example:
@@ -145,10 +145,10 @@ def list_(as_json: bool, config: str | None) -> None:
     Example:
       quota place list
     """
-    from quota.jobs.store.store import Store
+    from quota.jobs.places import checkpoints_of
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = [one for job in session.settings.jobs.values() for one in _checkpoints(session, store, job)]
+    with configured(config) as session, _store_of_places(session) as store:
+        found = [one for job in session.settings.jobs.values() for one in checkpoints_of(session, job, store)]
     _print(found, as_json)
 
 
@@ -164,11 +164,11 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
     Example:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
+    from quota.jobs.places import checkpoints_of
     from quota.jobs.runner import job_called
-    from quota.jobs.store.store import Store
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = _chosen(_checkpoints(session, store, job_called(session, job)), job, region)
+    with configured(config) as session, _store_of_places(session) as store:
+        found = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
     _print(found, as_json, cursors=True)
 
 
@@ -187,25 +187,30 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     """
     import quota
     from quota.jobs.lock import only_one
+    from quota.jobs.places import checkpoints_of, reset_shared
     from quota.jobs.runner import job_called
-    from quota.jobs.store.store import Store
 
-    with configured(config) as session, Store.existing(session.settings.store) as store:
+    with configured(config) as session, _store_of_places(session) as store:
         chosen = job_called(session, job)
-        found = _chosen(_checkpoints(session, store, chosen), job, region)
-        with only_one(session.settings.store.url, job) as lock:
-            if lock is None:
-                raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
-            for one in found:
-                store.reset(one)
+        found = _chosen(checkpoints_of(session, chosen, store), job, region)
+        if store is None:
+            reset_shared(session, chosen, found)
+        else:
+            with only_one(session.settings.store.url, job) as lock:
+                if lock is None:
+                    raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
+                for one in found:
+                    store.reset(one)
     regions = ", ".join(one.region for one in found if one.region)
     say(printable(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}"))
 
 
-def _checkpoints(session: Session, store: Store, job: JobSettings) -> list[Checkpoint]:
-    from quota.jobs.runner import work_of
+def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
+    """The store where the places lie; None if they lie in the ledger."""
+    from quota.jobs.store.store import Store
 
-    return store.checkpoints(job.name, job.regions, work_of(session, job))
+    settings = session.settings.store
+    return nullcontext() if settings.places_in_ledger else Store.existing(settings)
 
 
 def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:

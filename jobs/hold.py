@@ -9,6 +9,9 @@ answer, the run goes on: without a ledger only the local allowance admits anythi
 may spend on the same regions.
 
 A ledger on one machine is asked for ticks only: the lock on the machine keeps runs apart.
+
+With `[store] places = "ledger"` the regions belong to no store. Any run may have those that no other run covers now,
+and goes on where the last one stopped (`quota.jobs.places`). Without the ledger it does not know where: it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 import quota
 from quota.common.log import line
 from quota.jobs.job import Away
+from quota.jobs.places import OWNER, SharedPlaces, claim_name
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
 from quota.ledger.parts import claims_in
 from quota.terms.attribution import machine_name
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quota import Session
-    from quota.ledger.claims import Ending, Holder
+    from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.store import Store
+    from quota.ledger.claims import Claimed, Ending, Holder
     from quota.settings.model import JobSettings
 
 MIN_HOLD_MS = HOUR_MS
@@ -62,11 +68,13 @@ class Hold:
         tick_ms: int = HOUR_MS,
     ) -> None:
         self._ledger = session.ledger
+        shared = session.settings.store.places_in_ledger
+        self._places = SharedPlaces(session, job) if shared else None
         self._project = session.credential(job.credential).project
         self._job = job.name
-        self._owner = session.settings.store.name or store_id
+        self._owner = OWNER if shared else session.settings.store.name or store_id
         self._new = gap_ms is None
-        name = f"{job.fetch}|{job.name}"
+        name = claim_name(job)
         self._claim = Claim(
             name=f"{name}|{self._owner}" if job.on_each_machine else name,
             owner=self._owner,
@@ -85,7 +93,7 @@ class Hold:
 
     def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim these regions; `here`: also those of other stores."""
-        if self._ledger.shared:
+        if self._ledger.shared or self._places is not None:
             self._claim = self._claim._replace(regions=tuple(regions))
         elif not self._claim.tick:
             return
@@ -94,10 +102,28 @@ class Hold:
         if self._began:  # from now on, only what it has
             self._claim = self._claim._replace(regions=tuple(r for r in self._claim.regions if r not in self.away))
 
-    def renew(self) -> None:
-        """Say that the run goes on, and learn what it has lost."""
-        if self._began:
-            self._ask([region for region in self._claim.regions if region not in self.away])
+    def bring(self, store: Store) -> None:
+        """Where the places lie in the ledger, make the store stand where that says."""
+        if self._places is not None:
+            self._places.bring(store, self._held())
+
+    def renew(self, *checkpoints: Checkpoint) -> None:
+        """Say that the run goes on and now stands here, and learn what it has lost."""
+        if self._places is not None:
+            self.keep(*checkpoints)
+        elif self._began:
+            self._ask(self._held())
+
+    def keep(self, *checkpoints: Checkpoint) -> None:
+        """Where the places lie in the ledger, say where the run stands. A region that another run has had meanwhile is
+        away, and its place is that one's."""
+        if self._places is None or not self._began:
+            return
+        for regions, claimed in self._places.keep(self._claim._replace(regions=self._held()), checkpoints):
+            self._take(regions, claimed)
+
+    def _held(self) -> tuple[str, ...]:
+        return tuple(region for region in self._claim.regions if region not in self.away)
 
     def end(self, ending: Ending) -> None:
         """Say that the run has ended, if it began."""
@@ -115,13 +141,19 @@ class Hold:
             try:
                 claimed = claims_in(self._ledger).claim(self._project, claim, take_over=here)
             except quota.LedgerError as error:
+                if self._places is not None:
+                    raise
                 self._say_unanswered(error)
                 return
+            self._take(regions, claimed)
             if claimed.tick:
-                self._lose_tick(claimed.tick, regions, claimed.now_ms)
                 return
-            for region, holder in claimed.elsewhere.items():
-                self.away[region] = self._away(holder, claimed.now_ms)
+
+    def _take(self, regions: Iterable[str], claimed: Claimed) -> None:
+        if claimed.tick:
+            self._lose_tick(claimed.tick, regions, claimed.now_ms)
+        for region, holder in claimed.elsewhere.items():
+            self.away[region] = self._away(holder, claimed.now_ms)
 
     def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
         """Another run has the tick: this run does not begin, or, if it had begun, it has been replaced."""
@@ -132,7 +164,9 @@ class Hold:
 
     def _away(self, holder: Holder, now_ms: int) -> Away:
         same = holder.owner == self._owner
-        return Away(holder.host, holder.seen_ms, holder.until_ms, now_ms, same, self._new and not same)
+        return Away(
+            holder.host or "another machine", holder.seen_ms, holder.until_ms, now_ms, same, self._new and not same
+        )
 
     def _say_unanswered(self, error: quota.LedgerError) -> None:
         level = logging.WARNING if self._claim.tick else logging.DEBUG  # what a run then spends is said by the budget

@@ -2,6 +2,7 @@
 
     fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
     Page            what one step fetched, and the cursor of the next step
+    sink            a plain function that gets each page before it is stored: `sink(page, job, region)`
     RunReport       how the run ended: what `quota run --json` prints
 
 A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
@@ -49,6 +50,7 @@ MAX_CURSOR_CHARACTERS = 1_000_000
 
 Cursor = dict[str, Any]
 Fetch = Callable[..., "Page"]
+Sink = Callable[["Page", str, str], object]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -64,6 +66,8 @@ class Page:
     cursor of an earlier step of the same pass, the region fails: following it would never end.
     `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
     It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`.
+    `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
+    takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -72,6 +76,7 @@ class Page:
     cursor: Cursor | None = None
     complete: bool = True
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    again: bool = False
 
     @property
     def items(self) -> int:
@@ -242,6 +247,12 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     return found
 
 
+def pages_of(job: JobSettings) -> int:
+    """The most pages of a pass over one region: `pages`, and of a job that searches in turn `pages` of each search."""
+    words = job.options.get("words") if job.fetch == "search" else None
+    return job.pages * max(1, len(words)) if isinstance(words, list | tuple) else job.pages
+
+
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
@@ -249,25 +260,22 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     matter: cron starts its commands in the home folder. The function must accept the job's `options`. Raises
     ConfigError, one line, if it cannot be used.
     """
-    if name in BUILT_IN_FETCHES:
-        module_name, function = f"quota.jobs.fetches.{name}", "fetch"
-    else:
-        module_name, colon, function = name.partition(":")
-        if not colon or not module_name or not function:
-            known = ", ".join(BUILT_IN_FETCHES)
-            raise quota.ConfigError(f'fetch = {name!r:.100}: write {known}, or your own as "package.module:function"')
-    fetch = getattr(_import(module_name, name, folder), function, None)
-    if fetch is None:
-        raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
-    if not callable(fetch):
-        raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
-    if any(kind(fetch) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
-        raise quota.ConfigError(
-            f"fetch = {name!r:.100}: {function:.100} is a coroutine or a generator;"
-            " write a plain function that returns a Page"
-        )
+    function = f"quota.jobs.fetches.{name}:fetch" if name in BUILT_IN_FETCHES else name
+    fetch: Fetch = _load("fetch", name, function, folder)
     _check_signature(fetch, name, dict(options or {}))
-    return fetch  # type: ignore[no-any-return]
+    return fetch
+
+
+def load_sink(name: str, folder: Path | None = None) -> Sink | None:
+    """The sink that the configuration names, as `load_fetch`; None where it names none."""
+    if not name:
+        return None
+    sink: Sink = _load("sink", name, name, folder)
+    try:
+        signature(sink).bind(None, "", "")
+    except (TypeError, ValueError) as error:
+        raise quota.ConfigError(f"sink = {name!r:.100}: {error}; it is called as sink(page, job, region)") from error
+    return sink
 
 
 def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
@@ -276,16 +284,22 @@ def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
     A user who names a file to such a command has not decided yet to run its code. So that is imported only from a
     configuration that nobody else could have written. Raises ConfigError as `load_fetch` does, and where it is not.
     """
-    folder = None
-    if settings.path is not None:
-        folder = settings.path.absolute().parent
-        if job.fetch not in BUILT_IN_FETCHES:
-            why = _doubt_of(settings.path)
-            if why:
-                raise NotImported(
-                    f"fetch = {job.fetch!r:.100} is not imported here, because {why}; change that, or only run the job"
-                )
-    return load_fetch(job.fetch, job.options, folder)
+    return load_fetch(job.fetch, job.options, _folder_to_look_at(settings, "fetch", job.fetch))
+
+
+def sink_to_look_at(settings: Settings, job: JobSettings) -> Sink | None:
+    """The sink of a job, as `fetch_to_look_at`."""
+    return load_sink(job.sink, _folder_to_look_at(settings, "sink", job.sink))
+
+
+def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
+    if settings.path is None:
+        return None
+    if name and name not in BUILT_IN_FETCHES and (why := _doubt_of(settings.path)):
+        raise NotImported(
+            f"{key} = {name!r:.100} is not imported here, because {why}; change that, or only run the job"
+        )
+    return settings.path.absolute().parent
 
 
 def _doubt_of(path: Path) -> str:
@@ -302,7 +316,27 @@ def wants_store(fetch: Fetch) -> bool:
     return "store" in signature(fetch).parameters
 
 
-def _import(module_name: str, name: str, folder: Path | None) -> object:
+def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
+    """A function that the configuration names as `key`: `package.module:function`."""
+    said = f"{key} = {name!r:.100}"
+    module_name, colon, attribute = function.partition(":")
+    if not colon or not module_name or not attribute:
+        known = f"{', '.join(BUILT_IN_FETCHES)}, or your own as " if key == "fetch" else "it as "
+        raise quota.ConfigError(f'{said}: write {known}"package.module:function"')
+    found = getattr(_import(module_name, said, folder), attribute, None)
+    if found is None:
+        raise quota.ConfigError(f"{said}: module {module_name:.100} has no function {attribute!r:.100}")
+    if not callable(found):
+        raise quota.ConfigError(f"{said}: {attribute:.100} is not a function but {type(found).__name__}")
+    if any(kind(found) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+        returns = " that returns a Page" if key == "fetch" else ""
+        raise quota.ConfigError(
+            f"{said}: {attribute:.100} is a coroutine or a generator; write a plain function{returns}"
+        )
+    return found
+
+
+def _import(module_name: str, said: str, folder: Path | None) -> object:
     import importlib
     import sys
     from contextlib import redirect_stdout
@@ -317,14 +351,16 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
     except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
         import logging
 
-        logging.getLogger("quota.jobs").debug("fetch_not_imported fetch=%s folder=%s", name, folder, exc_info=True)
+        logging.getLogger("quota.jobs").debug(
+            "function_not_imported %s folder=%s", said.replace(" = ", "="), folder, exc_info=True
+        )
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
         )
         where = f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        raise quota.ConfigError(f"fetch = {name!r:.100} cannot be imported: {describe(error)}{where}") from error
+        raise quota.ConfigError(f"{said} cannot be imported: {describe(error)}{where}") from error
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:

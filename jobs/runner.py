@@ -12,6 +12,7 @@ How a step may end, and what follows:
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
     an answer beyond its limits      the region fails and keeps its cursor
+    a sink that fails                the region fails and keeps its cursor: the page is fetched again
     an error of this region alone    the region fails and begins its next pass with the first page
     configuration, ledger, store     the run fails at once
     SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
@@ -22,7 +23,7 @@ A failed region counts as covered in its round: if it stayed pending, the next r
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,8 +37,9 @@ from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import RunReport, load_fetch
-from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
+from quota.jobs.job import RunReport, load_fetch, load_sink, pages_of
+from quota.jobs.lock import lock_name, only_one, store_id_of
+from quota.jobs.places import check_cursor, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from quota import Decision, Session
-    from quota.jobs.job import RegionOutcome, RunOutcome
+    from quota.jobs.job import Page, RegionOutcome, RunOutcome, Sink
     from quota.ledger.claims import Ending
     from quota.settings.model import JobSettings
 
@@ -96,7 +98,7 @@ def run_job(
         chosen = _regions(job, ())
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
-    fetch = load_fetch(job.fetch, job.options, folder)
+    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
     with only_one(session.settings.store.url, job.name) as lock:
         if lock is None:
             return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
@@ -119,7 +121,9 @@ def run_job(
                     attempts = Attempts(
                         session, job, fetch, store, stop, watcher or Watcher(), wait, clock or host_clock
                     )
-                    run = _Run(session, job, store, hold, attempts, stop, watcher or Watcher(), clock or host_clock)
+                    run = _Run(
+                        session, job, store, hold, attempts, sink, stop, watcher or Watcher(), clock or host_clock
+                    )
                     try:
                         report = run.cover(mine, max_regions)
                     except BaseException as error:
@@ -189,13 +193,6 @@ _TICK_IS = {
 }
 
 
-def work_of(session: Session, job: JobSettings) -> str:
-    """What the checkpoints of a job are of: its project, its fetch function and, where it has any, its options. With
-    others the cursor of a pass names pages of another list."""
-    work = f"{session.credential(job.credential).project}|{job.fetch}"
-    return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
-
-
 def longest_step_ms(job: JobSettings) -> int:
     """The longest time between two pages, where upstream is waited for and nothing else."""
     return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
@@ -233,6 +230,7 @@ class _Run:
         store: Store,
         hold: Hold,
         attempts: Attempts,
+        sink: Sink | None,
         stop: Callable[[], int],
         watcher: Watcher,
         clock: Callable[[], int],
@@ -242,6 +240,7 @@ class _Run:
         self.store = store
         self.hold = hold
         self.attempts = attempts
+        self.sink = sink
         self.work = work_of(session, job)
         self.stop = stop
         self.watcher = watcher
@@ -255,9 +254,12 @@ class _Run:
         outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
+            self.hold.bring(self.store)
             self.store.delete_expired()
-            checkpoints = self.store.start_round(self.job.name, regions, self.work)[:max_regions]
-            self.watcher.began(checkpoints)
+            pending = self.store.start_round(self.job.name, regions, self.work)
+            self.hold.keep(*pending)
+            checkpoints = pending[:max_regions]
+            self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here = checkpoint
                 if self.end is None and checkpoint.region not in self.hold.away:
@@ -294,8 +296,8 @@ class _Run:
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
-        steps = 0
-        while self.here.pages < self.job.pages:
+        steps, most = 0, pages_of(self.job)
+        while self.here.pages < most:
             checkpoint = self.here
             if self.stop():
                 raise Interrupted
@@ -304,6 +306,8 @@ class _Run:
             try:
                 page = self.attempts.step(checkpoint)
                 rows = rows_of(self.job.name, self.job.tables, page.rows)
+                if self.session.settings.store.places_in_ledger:
+                    check_cursor(page.cursor)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
@@ -323,12 +327,15 @@ class _Run:
                 if failure.kind == "cursor" and inherited:
                     # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
                     self.here, inherited = self.store.restart(checkpoint), False
+                    self.hold.keep(self.here)
                     continue
                 return self._give_up(checkpoint, failure)
             inherited = False
-            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
+            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE)
+            if (refused := self._hand_over(page)) is not None:
+                return self._give_up(checkpoint, refused)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
@@ -344,14 +351,26 @@ class _Run:
                 took_ms=self.clock() - started_at_ms,
                 finished=finished,
             )
-            self.hold.renew()
+            self.hold.renew(self.here)
             if finished:
                 return self._outcome("done")
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
+        self.hold.keep(self.here)
         return self._outcome("done")
+
+    def _hand_over(self, page: Page) -> Failure | None:
+        """Give the page to the job's sink, which may change what it gets. What it raises fails the step."""
+        if self.sink is None or not page.items:
+            return None
+        try:
+            self.sink(copy.deepcopy(page), self.job.name, self.here.region)
+        except (Exception, SystemExit) as error:
+            log.debug("%s", line("sink_failed", job=self.job.name, region=self.here.region), exc_info=True)
+            return Failure("answer", f"sink = {self.job.sink!r}: {redact(describe(error))}; the page is fetched again")
+        return None
 
     def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
         match failure.kind:
@@ -363,10 +382,12 @@ class _Run:
                 return self._outcome("failed", failure.message)
             case "answer":
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
+                self.hold.keep(self.here)
                 return self._outcome("failed", failure.message)
             case "transient":
                 # The next pass continues from here.
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
+                self.hold.keep(self.here)
                 advice = (
                     ""
                     if failure.answered
@@ -376,6 +397,7 @@ class _Run:
             case _:
                 # The cursor itself may be the cause, so the next pass begins with the first page.
                 self.here = self.store.fail(checkpoint, keep_cursor=False)
+                self.hold.keep(self.here)
                 return self._outcome("failed", failure.message)
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:

@@ -28,6 +28,7 @@
 --                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25)
+--                      place:NAME|REGION    where a job stands in a region, behind the time until which it is kept (L31)
 --                      compared             what upstream counted when somebody compared last
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
@@ -103,6 +104,7 @@ local CHECK_EVICTION_EVERY_MS = 86400000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
 local MAINTENANCE_EVERY_MS = 60000 -- L23
 
+-- A part that few calls need stands where they do: to make its functions takes time.
 -- @include parts/int.lua
 -- @include parts/ids.lua
 -- @include parts/clock.lua
@@ -110,9 +112,6 @@ local MAINTENANCE_EVERY_MS = 60000 -- L23
 -- @include parts/format.lua
 -- @include parts/bucket_and_units.lua
 -- @include parts/what_a_view_counts.lua
--- @include parts/several_charges.lua
--- @include parts/first_try.lua
--- @include parts/rights.lua
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
@@ -132,6 +131,7 @@ local charges, units, counted_together = nil, nil, nil
 if not find(idempotency_key, '\n', 1, true) then
   units = tonumber(match(u, '^%d+$') or match(u, '=(%d+)$'))
 else
+-- @include parts/several_charges.lua
   charges, units, counted_together = several_charges(u, method, job, region, idempotency_key)
   if not charges or #charges > MAX_CHARGES then
     return wrong('several charges are at most ' .. MAX_CHARGES .. ', each with a line in u, method, job, region and key')
@@ -214,8 +214,6 @@ if has_corrections and call('EXISTS', corrections) == 0 then
 end
 
 -- @include parts/what_it_counts_of_an_entry.lua
--- @include parts/when_there_is_room.lua
--- @include parts/housekeeping.lua
 
 -- What the caller has seen, which costs one that saw the newest entry and the grants one comparison only.
 local charged_before
@@ -226,6 +224,7 @@ then
   its_words = its_words or expected
   local its_epoch, its_ids = match(its_words, '^(%S+)(.*)$')
   if commit and retry_age_ms >= 0 then -- of a call whose answer was lost: if the first try did arrive, its charge is the answer
+-- @include parts/first_try.lua
     local newest_seen, keys = nil, {}
     for id in string.gmatch(its_epoch == epoch and its_ids or '', '%d+%-%d+') do
       if not newest_seen or before(newest_seen, id) then newest_seen = id end
@@ -378,6 +377,7 @@ if more or charged_before then outcome, exhaustion = more and 'MORE' or 'ADMITTE
 if exhaustion then lines = '\nexhaustion ' .. exhaustion .. lines end
 local leaving = ''
 if outcome == 'REFUSED' then
+-- @include parts/when_there_is_room.lua
   for index, view in ipairs(views) do
     local at, word, read = FIRST_LIMIT + (index - 1) * LIMIT_SIZE, '-', 0
     if view.leaving_ms then
@@ -432,6 +432,7 @@ if due then
   -- gets it.
   local tried = redis.pcall('HSET', KEYS[2] .. ':none', 'f', 'v', 'without a value')
   if find(tried.err, 'OOM', 1, true) then return tried end
+-- @include parts/rights.lua
   local missing = missing_rights()
   if #missing > 0 then return redis.error_reply('NOPERM this user may not run ' .. table.concat(missing, ', ')) end
   stored_retention_ms = math.max(stored_retention_ms, retention_ms)
@@ -476,6 +477,7 @@ if admitted then
 end
 if not more and (due or log_is_new or (set > 2 and retry_age_ms >= 0)) then
   if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then call('HSET', state, 'has_corrections', '0') end
+-- @include parts/housekeeping.lua
   local policy =
     keep_house(clock_ms, now_ms, last_ms, stored_retention_ms, trimmed_through_ms, unlogged_until_ms, has_corrections)
   if policy then lines = lines .. '\nevicts ' .. policy end

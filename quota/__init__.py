@@ -10,6 +10,8 @@
     Limit, CostBook, Ledger    what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
     Charge, Entry              what `budget.refund` and `budget.settle` return: a charge that is owed to the ledger, or
                                its entry in the log
+    When                       what `decision.when()` returns: when a refused call is worth another try
+    instrument, uninstrument   charge what other people's code sends, and no more: see `quota.auto`
     labels                     says which job and region spend
     QuotaError and the others  see `quota.errors`
 
@@ -21,8 +23,9 @@ TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from quota.async_budget import AsyncBudget
     from quota.async_session import AsyncSession, open_async
+    from quota.auto import instrument, uninstrument
     from quota.budget import Budget
-    from quota.decision import Decision, LimitState
+    from quota.decision import Decision, LimitState, When
     from quota.errors import (
         BadAnswer,
         ConfigError,
@@ -54,9 +57,12 @@ else:
         "Limit": "quota.terms.limits",
         "LimitState": "quota.decision",
         "Session": "quota.session",
+        "When": "quota.decision",
+        "instrument": "quota.auto",
         "labels": "quota.terms.attribution",
         "open": "quota.session",
         "open_async": "quota.async_session",
+        "uninstrument": "quota.auto",
     }
 
     def __getattr__(name):
@@ -93,7 +99,10 @@ __all__ = [
     "UnknownCharge",
     "UnknownMethod",
     "UsageError",
+    "When",
+    "instrument",
     "labels",
     "open",
     "open_async",
+    "uninstrument",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from quota.async_budget import AsyncBudget, Awaiter, running_loop
 from quota.common.fork import OfOneProcess
@@ -65,10 +66,16 @@ class AsyncSession(OfOneProcess):
         await self.aclose()
 
 
-def open_async(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> AsyncSession:
+def open_async(
+    config: str | Path | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    clock: Callable[[], int] | None = None,
+) -> AsyncSession:
     """Open the configuration in the file `config`, or else the one that the command line would find, for event loops.
 
+    `settings` are the tables of a configuration, in place of a file: nothing is read from one, or from the environment.
     `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
     """
-    return AsyncSession(open_session(config, clock=clock))
+    return AsyncSession(open_session(config, settings=settings, clock=clock))

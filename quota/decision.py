@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from quota.common.clock import rfc3339, utc
-from quota.common.text import many
+from quota.common.clock import host_clock, rfc3339, utc
+from quota.common.text import listed, many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
@@ -23,12 +23,27 @@ COUNTING = "the ledger still counts what was charged before"
 """Why a call is refused with the reason "counting"."""
 
 
+UNKNOWN_WAIT_MS = 5 * 60_000
+"""How long until a refused call is worth another try where nobody can say when it fits."""
+
+
+class When(NamedTuple):
+    """When a refused call is worth another try, for what starts work at a time: `Decision.when`.
+
+    `at` is an aware datetime in UTC, `seconds` the time from now until then, by this machine's clock: 0 if it is past.
+    """
+
+    at: datetime
+    seconds: float
+
+
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
     `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
     `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
-    counted them, see `quota reconcile`. The others the ledger has lost.
+    counted them, see `quota reconcile`. The others the ledger has lost. `would_refuse`: it is a shadow limit, which
+    refuses nobody, and has no room for this call.
     """
 
     name: str
@@ -40,6 +55,11 @@ class LimitState(NamedTuple):
     unlogged_next_ms: int = 0
     unlogged_until_ms: int = 0
     upstream_units: int = 0
+    would_refuse: bool = False
+
+
+SHADOW = "shadow"
+"""Under this reason the history counts calls that a shadow limit would have refused."""
 
 
 class Decision(NamedTuple):
@@ -83,12 +103,32 @@ class Decision(NamedTuple):
         """How long until `retry_at`, counted from the decision."""
         return None if self.retry_at_ms is None else max(0, self.retry_at_ms - self.decided_at_ms)
 
+    def when(self) -> When | None:
+        """When the call is worth another try: at `retry_at`, or in five minutes where nobody can say when it fits, as
+        while the ledger does not answer; now if it was admitted. None where waiting does not help: somebody must act,
+        and `sentence()` says how.
+
+        Hand it to a scheduler and end; nothing here waits.
+        """
+        if self.lasting or self.reason in ("closed", "clock"):
+            return None
+        now_ms = host_clock()
+        unknown_ms = now_ms if self.admitted else now_ms + UNKNOWN_WAIT_MS
+        at_ms = unknown_ms if self.retry_at_ms is None else self.retry_at_ms
+        return When(utc(at_ms), max(0, at_ms - now_ms) / 1_000)
+
+    @property
+    def would_refuse(self) -> tuple[str, ...]:
+        """The shadow limits that have no room for this call."""
+        return tuple([state.name for state in self.limits if state.would_refuse])
+
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
         from quota.common.members import members
 
         asked = members(self, "admitted id source credential project method cost_units reason refused_by")
-        limits = [members(one, "name cost_units used_units limit_units remaining_units") for one in self.limits]
+        fields = "name cost_units used_units limit_units remaining_units"
+        limits = [members(one, fields, if_any="would_refuse") for one in self.limits]
         at = None if self.retry_at_ms is None else rfc3339(self.retry_at_ms)
         return {
             **asked,
@@ -105,7 +145,8 @@ class Decision(NamedTuple):
             return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
             said = "admitted" if self.source else "would admit"
-            return f"{said} {what}; {many(self.remaining_units, 'unit')} left"
+            shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
+            return f"{said} {what}; {many(self.remaining_units, 'unit')} left{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def why(self) -> str:

@@ -102,7 +102,8 @@ class Refused(QuotaError):
     """The call was not admitted, and nothing left the machine. Nothing was charged, unless `decision.reason` is
     "ledger-unavailable": a ledger whose answer was lost may count the call as spent.
 
-    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when).
+    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when). A scheduler is told
+    `decision.when()`.
     """
 
     exit_status = 75
@@ -114,3 +115,10 @@ class Refused(QuotaError):
     def __str__(self) -> str:
         tell = getattr(self.decision, "sentence", None)  # a program's own tests may raise it with anything
         return super().__str__() if tell is None else str(tell())
+
+
+def decision_status(decision: Decision) -> int:
+    """The exit status for a decision."""
+    if decision.admitted:
+        return 0
+    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else Refused.exit_status

@@ -6,7 +6,6 @@ import os
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from zlib import crc32
 
 from quota.budget import Budget, account_of
@@ -18,8 +17,9 @@ from quota.errors import ConfigError, QuotaError, UsageError
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
-from quota.settings.load import A_CREDENTIAL, load_settings
+from quota.settings.load import given_settings, load_settings
 from quota.settings.model import Settings
+from quota.settings.tables import A_CREDENTIAL
 from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
@@ -243,7 +243,7 @@ class Session(OfOneProcess):
         kind, _, token_ref = ref.partition(":")
         if kind == "bearer":
             return bearer(read_key(token_ref, "token", "auth"))
-        return login(ref, f"credential {chosen.name!r}", scopes)
+        return login(ref, f"credential {chosen.name!r}", chosen.scopes or scopes)
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
@@ -271,14 +271,20 @@ class Session(OfOneProcess):
         return made
 
     def requests(
-        self, credential: str | None = None, *, max_units: int | None = None, timeout_s: float | None = None
+        self,
+        credential: str | None = None,
+        *,
+        max_units: int | None = None,
+        timeout_s: float | None = None,
+        max_body_mb: int | None = None,
     ) -> Any:
         """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
         budget, as the routes of the book say; with an `endpoint`, to that host instead.
 
         It calls those hosts with the credential's `key`, where the book says, or as whom its `auth` names. No other
-        host sees a secret. A refusal raises `quota.Refused`. `timeout_s` is for requests that name no timeout. The
-        session works as long as this one is open.
+        host sees a secret. A refusal raises `quota.Refused`, and an answer of more than `max_body_mb`
+        `quota.BadAnswer`. `timeout_s` is for requests that name no timeout. The session works as long as this one is
+        open.
         """
         self._check_open()
         try:
@@ -290,7 +296,12 @@ class Session(OfOneProcess):
         chosen = self.credential(credential)
         caller, hosts = self._caller(chosen)
         adapter = requests_adapter(
-            self.budget(chosen.name), hosts=hosts, max_units=max_units, timeout_s=timeout_s, caller=caller
+            self.budget(chosen.name),
+            hosts=hosts,
+            max_units=max_units,
+            timeout_s=timeout_s,
+            max_body_mb=max_body_mb,
+            caller=caller,
         )
         made = requests.Session()
         for scheme in ("https://", "http://"):
@@ -319,8 +330,7 @@ class Session(OfOneProcess):
 
     def _caller(self, chosen: CredentialSettings) -> tuple[Caller, tuple[str, ...]]:
         """Who calls for a credential, with its key or as whom `auth` names, and the hosts that are metered for it."""
-        hosts = chosen.book.hosts if chosen.endpoint is None else (urlsplit(chosen.endpoint).netloc,)
-        return self._signing(chosen, hosts, chosen.book.key), hosts
+        return self._signing(chosen, chosen.hosts, chosen.book.key), chosen.hosts
 
     def _signing(
         self, chosen: CredentialSettings, hosts: tuple[str, ...], place: KeyPlace, scopes: Sequence[str] = ()
@@ -377,16 +387,24 @@ class Session(OfOneProcess):
         self.close()
 
 
-def open_session(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> Session:
+def open_session(
+    config: str | Path | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    clock: Callable[[], int] | None = None,
+) -> Session:
     """Open the configuration in the file `config`, or else the one that the command line would find.
 
+    `settings` are the tables of a configuration, in place of a file: nothing is read from one, or from the environment.
     `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
     """
-    settings = load_settings(config)
-    if not settings.credentials:
-        raise ConfigError(f"{settings.source}: credentials: missing; {A_CREDENTIAL}")
-    return Session(settings, clock=clock)
+    if settings is not None and config is not None:
+        raise UsageError("give the path of a configuration or settings, not both")
+    checked = load_settings(config) if settings is None else given_settings(settings)
+    if not checked.credentials:
+        raise ConfigError(f"{checked.source}: credentials: missing; {A_CREDENTIAL}")
+    return Session(checked, clock=clock)
 
 
 def projects_left(session: Session) -> list[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """The answers of the emulated API's methods. HTTP, quota and faults are handled elsewhere.
 
-A catalogue answers videos, search, channels, playlistItems, videoCategories and i18nRegions. The
-other methods exist so that their calls can be priced: their lists are empty, their inserts and
+A catalogue answers videos, search, channels, playlistItems, commentThreads, comments, videoCategories
+and i18nRegions. The other methods exist so that their calls can be priced: their lists are empty, their inserts and
 updates echo the resource, and their other calls succeed without content.
 """
 
@@ -15,12 +15,13 @@ from typing import Any
 
 from quota.common.resources import read_text
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.data import Catalogue, etag, uploads_playlist
+from quota.jobs.emulator.data import INLINE_REPLIES, Catalogue, etag, replies_to, threads, uploads_playlist
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.words import CATEGORIES, REGIONS
 
 MAX_IDS = 50
 MAX_PAGE = 50
+MAX_COMMENTS = 100
 DEFAULT_PAGE = 5
 _MAX_UPLOADED = 1_000  # later uploads succeed as well, but cannot be listed
 
@@ -111,10 +112,10 @@ class Call:
                 raise Rejected(replies.error("part_unknown", part=part))
         return set(parts)
 
-    def page_size(self, least: int = 0) -> int:
-        value = self.params.get("maxResults", str(DEFAULT_PAGE))
-        if not (value.isascii() and value.isdigit() and least <= int(value[:9]) <= MAX_PAGE):
-            raise Rejected(replies.error("out_of_range", value=value, least=least, most=MAX_PAGE))
+    def page_size(self, least: int = 0, most: int = MAX_PAGE, default: int = DEFAULT_PAGE) -> int:
+        value = self.params.get("maxResults", str(default))
+        if not (value.isascii() and value.isdigit() and least <= int(value[:9]) <= most):
+            raise Rejected(replies.error("out_of_range", value=value, least=least, most=most))
         return int(value)
 
     def region(self) -> str | None:
@@ -144,6 +145,8 @@ class Api:
             "search.list": self._search,
             "channels.list": self._channels,
             "playlistItems.list": self._playlist_items,
+            "commentThreads.list": self._comment_threads,
+            "comments.list": self._comments,
             "videoCategories.list": self._categories,
             "i18nRegions.list": self._regions,
         }
@@ -264,6 +267,31 @@ class Api:
 
         return _page("playlistItems", videos, size, call, shape)
 
+    def _comment_threads(self, call: Call) -> Reply:
+        parts = call.parts("id replies snippet")
+        size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
+        video_id = call.params.get("videoId")
+        if video_id is None:
+            raise Rejected(replies.error("filter_missing", expected="allThreadsRelatedToChannelId, id, videoId"))
+        video = self._catalogue.video(video_id)
+        if video is None:
+            raise Rejected(replies.error("video_not_found"))
+        found = threads(video)
+        if found is None:
+            raise Rejected(replies.error("comments_disabled"))
+        return _page("commentThreads", found, size, call, lambda items: _with_parts(list(map(_thread, items)), parts))
+
+    def _comments(self, call: Call) -> Reply:
+        parts = call.parts("id snippet")
+        size = call.page_size(least=1, most=MAX_COMMENTS, default=20)
+        parent = call.params.get("parentId")
+        if parent is None:
+            raise Rejected(replies.error("filter_missing", expected="id, parentId"))
+        found = replies_to(parent)
+        if found is None or self._catalogue.video(parent.partition(".")[0]) is None:
+            raise Rejected(replies.error("comment_not_found"))
+        return _page("comments", found, size, call, lambda items: _with_parts(items, parts))
+
     def _categories(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
         if "id" in call.params:
@@ -371,6 +399,23 @@ def _search_result(video: Json) -> Json:
             "publishTime": published,
         },
     }
+
+
+def _thread(comment: Json) -> Json:
+    answers = replies_to(comment["id"]) or []
+    thread = {
+        "kind": "youtube#commentThread",
+        "etag": etag("thread", comment["id"]),
+        "id": comment["id"],
+        "snippet": {
+            "videoId": comment["snippet"]["videoId"],
+            "topLevelComment": comment,
+            "canReply": True,
+            "totalReplyCount": len(answers),
+            "isPublic": True,
+        },
+    }
+    return {**thread, "replies": {"comments": answers[:INLINE_REPLIES]}} if answers else thread
 
 
 def _playlist_item(video: Json, position: int) -> Json:

@@ -274,6 +274,46 @@ def uploads_playlist(channel_id: str) -> str:
     return "UU" + channel_id[2:]
 
 
+# --- comments ----------------------------------------------------------------------------------------
+
+INLINE_REPLIES = 5
+"""A thread has at most this many of its replies with it."""
+
+
+def threads(video: Json) -> list[Json] | None:
+    """The threads of a video's comments, the newest first; None where they are disabled."""
+    count = video.get("statistics", {}).get("commentCount")
+    if count is None:
+        return None
+    number = min(int(count), _Draw(f"threads {video['id']}").below(250))
+    return [_comment(f"{video['id']}.{place}") for place in range(number)]
+
+
+def replies_to(thread_id: str) -> list[Json] | None:
+    """The replies to a thread. Most threads have few; one of ten has up to 150."""
+    if re.fullmatch(r"[\w-]+\.[0-9]{1,3}", thread_id, re.ASCII) is None:
+        return None
+    draw = _Draw(f"replies {thread_id}")
+    number = draw.below(4) if draw.below(10) else draw.below(151)
+    return [_comment(f"{thread_id}.{place}") for place in range(number)]
+
+
+def _comment(comment_id: str) -> Json:
+    draw = _Draw(comment_id)
+    author, published = draw.below(CHANNELS), _timestamp(draw, 14)
+    snippet = {
+        "authorDisplayName": f"@channel-{author}",
+        "authorChannelId": {"value": _channel_id(author)},
+        "textDisplay": f"{draw.pick(NAMES)}? {draw.pick(DESCRIPTIONS).format(title='This')}"[:200],
+        "likeCount": draw.below(500),
+        "publishedAt": published,
+        "updatedAt": published,
+    }
+    video_id, _, place = comment_id.partition(".")
+    parent = {"parentId": comment_id.rpartition(".")[0]} if "." in place else {"videoId": video_id}
+    return {"kind": "youtube#comment", "etag": etag(comment_id), "id": comment_id, "snippet": {**snippet, **parent}}
+
+
 def _mentions(video: Json, words: str) -> bool:
     snippet = video.get("snippet", {})
     text = f"{snippet.get('title', '')}\n{snippet.get('description', '')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, first_attempt, resources
 from quota.terms.arguments import texts
 
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quota.jobs.store.store import Store
-
-PAGE_ITEMS = 50
 
 
 @first_attempt("channels.list")
@@ -31,10 +30,6 @@ def fetch(
         wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
     if not wanted:
         return Page()
-    answer = (
-        client.channels()
-        .list(part="snippet,statistics,contentDetails", id=",".join(wanted), maxResults=PAGE_ITEMS)
-        .execute()
-    )
+    answer = client.channels().list(part=PARTS, id=",".join(wanted), maxResults=PAGE_ITEMS).execute()
     more = len(wanted) == PAGE_ITEMS
     return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)

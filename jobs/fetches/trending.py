@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, first_attempt, resources
-
-PARTS = "snippet,statistics,contentDetails"
-PAGE_ITEMS = 50
-"""Upstream returns at most this many in one page."""
 
 
 @first_attempt("videos.list")

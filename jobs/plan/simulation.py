@@ -15,6 +15,7 @@ that it was told.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,8 @@ from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
 from quota.deciding.outlook import unlogged_usage
 from quota.deciding.run_limit import MAX_UNITS, RunLimit
-from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
-from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
+from quota.jobs.fetches.walks import PAGE_ITEMS
+from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
@@ -60,12 +61,12 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
     A user's own fetch function is assumed to make the call that it names, once per page.
     """
     if job.fetch == "search":
-        return (Step("search.list", False), Step("videos.list", True)) * job.pages
+        return (Step("search.list", False), Step("videos.list", True)) * pages_of(job)
     pages = job.pages
     if job.fetch == "channels" and "ids" in job.options:
         ids = job.options["ids"]
         wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
-        pages = min(pages, -(-wanted // CHANNELS_A_CALL))
+        pages = min(pages, -(-wanted // PAGE_ITEMS))
     return (Step(attempt_of(fetch, None), True),) * pages
 
 
@@ -167,7 +168,7 @@ EMPTY = State()
 def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
 
-    from quota.jobs.runner import work_of
+    from quota.jobs.places import checkpoints_of
     from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
 
@@ -182,10 +183,9 @@ def read_state(session: Session) -> State:
         exhaustions[credential.project] = [x for x in notes.exhaustions if not x.reopened_ms]
         grants[credential.project] = notes.grants
     checkpoints: dict[str, list[Checkpoint]] = {}
-    if is_made(settings.store.url):
-        with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
-            for job in settings.jobs.values():
-                checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
+    with Store.existing(settings.store) if is_made(settings.store.url) else nullcontext() as store:
+        for job in settings.jobs.values():
+            checkpoints[job.name] = checkpoints_of(session, job, store)
     return State(entries, unlogged, exhaustions, checkpoints, grants)
 
 

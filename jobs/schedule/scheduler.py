@@ -51,7 +51,8 @@ from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
-from quota.jobs.job import Fetch, RunReport, load_fetch
+from quota.jobs.job import Fetch, RunReport, load_fetch, load_sink
+from quota.jobs.places import checkpoints_of
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Stream, Tick, streams
 from quota.jobs.store.store import Store
@@ -235,10 +236,12 @@ class _JobQueue:
 
     def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
         path = session.settings.path
+        folder = None if path is None else path.absolute().parent
         self.settings = session.settings
         self.job = job
         # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
-        self.fetch: Fetch = load_fetch(job.fetch, job.options, None if path is None else path.absolute().parent)
+        self.fetch: Fetch = load_fetch(job.fetch, job.options, folder)
+        load_sink(job.sink, folder)
         session.check_key(job.credential)
         self.running: Tick | None = None
         self._pool = pool
@@ -312,9 +315,9 @@ class _JobQueue:
         """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
         if getattr(self.fetch, "first_attempt", None) is None:
             return None
-        settings, work = self.settings.store, runner.work_of(session, self.job)
+        settings = self.settings.store
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            checkpoints = store.checkpoints(self.job.name, self.job.regions, work)
+            checkpoints = checkpoints_of(session, self.job, store)
         # If earlier runs left nothing pending, the tick begins a round over all regions.
         first, *_ = by_rotation(checkpoints) or by_rotation(replace(one, pending=True) for one in checkpoints)
         return refusal_of(session.budget(self.job.credential), self.job, self.fetch, first)

@@ -12,6 +12,7 @@ from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
 
     from quota.jobs.job import Cursor
 
@@ -32,7 +33,7 @@ RESTART = (
 class Checkpoint:
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
-    `work` is the job's project, fetch function and options (`quota.jobs.runner.work_of`): jobs of one name that do
+    `work` is the job's project, fetch function and options (`quota.jobs.places.work_of`): jobs of one name that do
     different work have checkpoints of their own.
     """
 
@@ -84,6 +85,27 @@ def _checkpoint(
     return Checkpoint(
         job, region, bool(pending), decoded, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms, work
     )
+
+
+def place_of(checkpoint: Checkpoint, cursors: Sequence[bytes]) -> str:
+    """A checkpoint as text, with digests of the last cursors of its pass, for a ledger that keeps it (L31)."""
+    place = {name: getattr(checkpoint, name) for name in _PLACE}
+    return json.dumps({**place, "cursors": [digest.hex() for digest in cursors]})
+
+
+def read_place(text: str, job: str, region: str, work: str) -> tuple[Checkpoint, tuple[bytes, ...]] | None:
+    """The checkpoint in a text, and the digests; None for what `place_of` never makes."""
+    try:
+        data = json.loads(text)
+        cursors = tuple(bytes.fromhex(digest) for digest in data["cursors"])
+        pending, cursor, *rest = (data[name] for name in _PLACE)
+        found = _checkpoint(job, region, work, pending, None if cursor is None else json.dumps(cursor), *rest)
+    except (TypeError, ValueError, KeyError, RecursionError):
+        return None
+    return None if found is None else (found, cursors)
+
+
+_PLACE = ("pending", "cursor", "pages", "items", "ranks", "started_at_ms", "completed_at_ms", "failed_at_ms")
 
 
 def digest_of(cursor: Cursor | None) -> bytes:

@@ -1,8 +1,8 @@
 """What the store has, out of it again: row by row, so that its size does not matter.
 
-records       the records of one table, each a dict
-write_csv     as CSV
-write_jsonl   as JSON, one record a line
+to_export     a connection for as long as a large table takes
+Export        one table, as CSV or as JSON, one record a line
+csv_writer    what writes one record as CSV
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quota.jobs.store.file import StoreError, is_time, wording
 from quota.jobs.store.tables import fields_of, tables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILT_IN = {
     "videos": (
@@ -86,7 +86,7 @@ class Export:
 
     def write(self, file: IO[str], *, as_csv: bool) -> int:
         """Write the records, times in RFC 3339; returns how many. CSV has a header, and a list or an object as JSON."""
-        put = _csv(file, self._columns()) if as_csv else partial(_put_json, file)
+        put = csv_writer(file, self._columns()) if as_csv else partial(_put_json, file)
         count = 0
         for record in self._records():
             put(record)
@@ -131,8 +131,8 @@ def _put_json(file: IO[str], record: Mapping[str, Any]) -> None:
     file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _csv(file: IO[str], columns: list[str]) -> Callable[[Mapping[str, Any]], object]:
-    """What writes one record, after the header."""
+def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:
+    """Writes the header. Returns what writes one record; a list or an object becomes JSON."""
     writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     return lambda record: writer.writerow({name: _cell(value) for name, value in record.items()})

@@ -2,6 +2,7 @@
 
     video_row, channel_row          one resource as a row
     upsert                          put a row into its table
+    save_video                      put a video into its table, or note that it was listed or asked for
     part                            an object inside a resource
     as_text, text_or_none           text that SQLite can hold
     count_or_none                   a count
@@ -30,6 +31,24 @@ def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> Non
         f" ON CONFLICT ({key}) DO UPDATE SET {fresh}",
         row,
     )
+
+
+def save_video(
+    db: sqlite3.Connection, video: Mapping[str, Any], now_ms: int, *, again: bool
+) -> dict[str, object] | None:
+    """Store a video of a page. Returns its row; None if the video tells nothing new.
+
+    One that is read `again` is not listed, and if it has expired meanwhile it stays away. A known video of which the
+    page has no more than the id is described as before.
+    """
+    times = "asked_ms = :now_ms" if again else "asked_ms = :now_ms, listed_ms = :now_ms"
+    known = {"video_id": as_text(video["id"]), "now_ms": now_ms}
+    stored = db.execute(f"UPDATE videos SET {times} WHERE video_id = :video_id", known).rowcount  # noqa: S608 - ours
+    if (again and not stored) or (stored and len(video) == 1):
+        return None
+    row = video_row(video, now_ms)
+    upsert(db, "videos", row if again else {**row, "listed_ms": now_ms, "asked_ms": now_ms})
+    return row
 
 
 def video_row(video: Mapping[str, Any], now_ms: int) -> dict[str, object]:
@@ -83,6 +102,7 @@ def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
         "view_count": count_or_none(statistics.get("viewCount")),
         "subscriber_count": None if hidden else count_or_none(statistics.get("subscriberCount")),
         "video_count": count_or_none(statistics.get("videoCount")),
+        "uploads_id": text_or_none(part(part(channel, "contentDetails"), "relatedPlaylists").get("uploads")),
         "first_seen_ms": now_ms,
         "refreshed_ms": now_ms,
     }

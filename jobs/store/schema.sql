@@ -31,9 +31,14 @@ CREATE TABLE videos (
     channel_words     TEXT,
     tags_words        TEXT,
     first_seen_ms    INTEGER NOT NULL,
-    refreshed_ms     INTEGER NOT NULL
+    refreshed_ms     INTEGER NOT NULL,
+    listed_ms        INTEGER,                 -- when a chart, a search or another list last had it. To read it again
+                                              -- does not keep it: it expires by the older of these two
+    asked_ms         INTEGER                  -- when upstream was last asked for it, whether it answered or not
 );
 CREATE INDEX videos_by_age ON videos (refreshed_ms);
+CREATE INDEX videos_by_list ON videos (listed_ms);
+CREATE INDEX videos_by_asking ON videos (asked_ms);
 CREATE INDEX videos_by_channel ON videos (channel_id);
 
 -- Rankings over time. taken_at_ms is when the region's pass started: all its pages share it, even if several runs
@@ -62,6 +67,7 @@ CREATE TABLE channels (
     view_count       INTEGER,
     subscriber_count INTEGER,                 -- null where the owner hides it
     video_count      INTEGER,
+    uploads_id       TEXT,                    -- the playlist of what it has published
     first_seen_ms    INTEGER NOT NULL,
     refreshed_ms     INTEGER NOT NULL
 );

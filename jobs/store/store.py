@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
@@ -48,9 +48,9 @@ from quota.jobs.store.rows import (
     channel_row,
     count_or_none,
     part,
+    save_video,
     text_or_none,
     upsert,
-    video_row,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.jobs.store.tables import (
@@ -150,6 +150,10 @@ class Found:
                 for r in self.rankings
             ],
         }
+
+
+FOUND_COLUMNS = tuple(field.name for field in fields(Found))
+"""In CSV."""
 
 
 class TableOfRows(NamedTuple):
@@ -310,6 +314,20 @@ class Store:
         """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
+    def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
+        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had."""
+
+        def work(db: sqlite3.Connection) -> None:
+            for one, cursors in places:
+                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key_of(one))
+                cursor = None if one.cursor is None else json.dumps(one.cursor)
+                counts = one.pages, one.items, one.ranks, one.started_at_ms, one.completed_at_ms, one.failed_at_ms
+                db.execute(_STAND, (*key_of(one), int(one.pending), cursor, *counts))
+                had = [(*key_of(one), digest) for digest in cursors]
+                db.executemany("INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", had)
+
+        self._write(work)
+
     def _again(self, checkpoint: Checkpoint) -> Checkpoint:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
@@ -342,10 +360,10 @@ class Store:
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                row = video_row(video, now_ms)
-                upsert(db, "videos", row)
-                reading = {name: row[name] for name in VIDEO_HISTORY}
-                keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
+                row = save_video(db, video, now_ms, again=page.again)
+                if row is not None:
+                    reading = {name: row[name] for name in VIDEO_HISTORY}
+                    keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
             for channel in page.channels:
                 upsert(db, "channels", channel_row(channel, now_ms))
             save_rows(db, checkpoint.job, checkpoint.region, rows, now_ms)
@@ -444,24 +462,33 @@ class Store:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    def now_ms(self) -> int:
+        """The time by which the store dates what it gets."""
+        return self._clock()
+
+    def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables."""
+        return self._read(lambda db: db.execute(sql, values).fetchall())
+
     @property
     def runs(self) -> RunHistory:
         """The runs of this machine."""
         return RunHistory(self._file, self._clock)
 
-    def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
+    def search(self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0) -> list[Found]:
         """Videos that have all these words in title, description, channel or tags, best match first.
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
         Of equally good matches the most viewed comes first. If more than MAX_RANKED match, only those that the store
-        got last are ranked. With `region`, only videos that were ever ranked there. Raises UsageError for no words or
-        too many.
+        got last are ranked. With `region`, only videos that were ranked there, and with `since_ms` only those that were
+        fetched, and ranked there, since then. Raises UsageError for no words or too many.
         """
         phrases = query(as_text(words))
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> list[Found]:
-            values = {"query": phrases, "region": text_or_none(region), "most": MAX_RANKED, "limit": limit}
+            values = {"query": phrases, "region": text_or_none(region), "since_ms": since_ms}
+            values |= {"most": MAX_RANKED, "limit": limit}
             rows = db.execute(_SEARCH, values).fetchall()
             return [
                 Found(
@@ -514,7 +541,7 @@ class Store:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def delete_expired(self) -> int:
-        """Delete what was not refreshed within the retention. Returns the number of rows deleted.
+        """Delete what was not refreshed within the retention, and videos that no list had. Returns how many rows.
 
         It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
         retention starts over: its first pages are gone. A time that is days after the last run's is not believed at
@@ -557,9 +584,11 @@ def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
 _SEARCH = """
 WITH ranked AS (
     SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
-    WHERE videos_text MATCH :query AND (:region IS NULL OR EXISTS (
-        SELECT 1 FROM rankings r WHERE r.region = :region
-            AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
+    WHERE videos_text MATCH :query
+        AND (:since_ms = 0 OR :since_ms <= (SELECT refreshed_ms FROM videos v WHERE v.id = videos_text.rowid))
+        AND (:region IS NULL OR EXISTS (
+            SELECT 1 FROM rankings r WHERE r.region = :region AND r.taken_at_ms >= :since_ms
+                AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
     ORDER BY videos_text.rowid DESC LIMIT :most
 )
 SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count
@@ -568,10 +597,15 @@ WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :l
 ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 """
 
+_STAND = (
+    "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"
+    " started_at_ms, completed_at_ms, failed_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
     " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ?1 OR listed_ms < ?1 LIMIT ?2)",
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM history WHERE (name, key, taken_at_ms) IN"

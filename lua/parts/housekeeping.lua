@@ -30,8 +30,8 @@ local function keep_house(clock_ms, now_ms, last_ms, retention_ms, trimmed_throu
     for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
     if redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
   end)
-  -- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims that have
-  -- lapsed, the last numbers of machines that have repaid nothing for as long as the log is kept, and views that nobody has
+  -- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims and places
+  -- that have lapsed, the last numbers of machines that have repaid nothing for as long as the log is kept, and views that nobody has
   -- used for as long: their limits are configured no more.
   pcall(function()
     local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
@@ -49,7 +49,7 @@ local function keep_house(clock_ms, now_ms, last_ms, retention_ms, trimmed_throu
       elseif kind == 'repaid_at:' then
         old = (tonumber(value) or 0) <= clock_ms - retention_ms
         if old then redis.call('HDEL', state, (string.gsub(field, '^repaid_at:', 'repaid:'))) end
-      elseif kind == 'claim:' then
+      elseif kind == 'claim:' or kind == 'place:' then
         old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
       end
       if old then redis.call('HDEL', state, field) end

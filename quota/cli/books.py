@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from typing import Any
 
 from quota.cli.output import print_rich
@@ -54,12 +55,30 @@ def differing(old: str, new: str) -> Iterator[dict[str, Any]]:
     for what in dict.fromkeys((*before, *after)):
         if before.get(what) != after.get(what):
             yield {"what": what, "old": before.get(what), "new": after.get(what)}
+    both = {what for what in before if what.startswith("route ") and what in after}
+    yield from _moved([what for what in before if what in both], [what for what in after if what in both])
+
+
+def _moved(old: list[str], new: list[str]) -> Iterator[dict[str, Any]]:
+    """The routes that stand elsewhere among those of both books: the first that takes a request names it."""
+    stay = {
+        what
+        for at, _, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+        for what in old[at : at + size]
+    }
+    behind = [
+        dict(zip(routes, ("first", *(f"after {what}" for what in routes)), strict=False)) for routes in (old, new)
+    ]
+    for what in old:
+        if what not in stay:
+            yield {"what": f"place of {what}", "old": behind[0][what], "new": behind[1][what]}
 
 
 def _facts(name: str) -> dict[str, str]:
     """What a book says, each fact with a name of its own. The tables that no number is in are as the file has them."""
     book, tables = load_book(name), book_tables(name)
     facts = {"source": book.source, "read on": book.read_on.isoformat(), "hosts": ", ".join(book.hosts)}
+    facts["scopes"] = ", ".join(book.scopes)
     for bucket in book.buckets.values():
         for quota in bucket.quotas:
             facts[f"bucket {bucket.name} in {quota.window.name}"] = f"{quota.units:,}"

@@ -184,12 +184,16 @@ def _part_json(part: Part) -> dict[str, object]:
 def init(path: str, force: bool, api: str | None) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
+    Its first line names the JSON Schema of this installation: editors that know TOML complete and check by it.
+
     \b
     Example:
       quota init && $EDITOR quota.toml && quota check
       quota init --api github && $EDITOR quota.toml && quota check
     """
     from shlex import quote
+
+    from quota.common.resources import path_of
 
     if api is None:
         from quota.common.resources import read_text
@@ -201,7 +205,7 @@ def init(path: str, force: bool, api: str | None) -> None:
 
         text = configuration_for(api, load_book(api))
     try:
-        _write_whole(path, text, replace=force)
+        _write_whole(path, f"#:schema {path_of('quota.config', 'quota.schema.json').as_uri()}\n{text}", replace=force)
     except FileExistsError:
         raise QuotaError(f"{path} exists already; name another file, or use --force to replace it") from None
     except OSError as error:
@@ -235,9 +239,11 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 
 
 @click.command("check")
+@click.option("--schema", is_flag=True, help="Only print the JSON Schema of a configuration, for an editor.")
+@click.option("--show", is_flag=True, help="Only print each value in force, and where it comes from.")
 @json_option
 @config_option
-def check_(as_json: bool, config: str | None) -> int:
+def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """Check the configuration for errors and surprises. Errors exit with 78.
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
@@ -247,7 +253,27 @@ def check_(as_json: bool, config: str | None) -> int:
     \b
     Example:
       quota check --config quota.toml
+      quota check --schema > quota.schema.json
+      QUOTA__LEDGER__URL=redis://ledger:6379 quota check --show
     """
+    if schema and show:
+        raise click.UsageError("--schema and --show stand alone; leave one out")
+    if schema:
+        from quota.settings.tables import json_schema
+
+        click.echo(json_schema(), nl=False)
+        return 0
+    if show:
+        from quota.settings.origins import in_force
+
+        settings, values = in_force(config)
+        if as_json:
+            print_json({"config": settings.source, "values": [value.as_json() for value in values]})
+        else:
+            say(f"# {settings.source}")
+            for value in values:
+                say(str(value))
+        return 0
     from quota.cli.check import check
     from quota.cli.proxy import BIND
     from quota.session import Session

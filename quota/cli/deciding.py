@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,9 +13,9 @@ import click
 
 import quota
 from quota.cli.options import call_options, config_option, credential_option, json_option
-from quota.cli.output import decision_status, fail, print_json, say, say_built_in, unprinted
+from quota.cli.output import fail, print_json, say, say_built_in, unprinted
 from quota.common.text import many
-from quota.errors import UnknownMethod
+from quota.errors import UnknownMethod, decision_status
 
 
 @click.command()
@@ -161,19 +161,41 @@ class BeforeCommand(click.Command):
 
 
 @click.command("exec", cls=BeforeCommand)
-@call_options
+@click.option("--auto", is_flag=True, help="Charge each HTTP request of a Python program, instead of METHOD.")
+@click.option("--summary", is_flag=True, help="With --auto: say at the end what was spent.")
+@partial(call_options, method="[METHOD | --auto]", required=False)
 @config_option
-def exec_(method: str, command: list[str], credential: str | None, config: str | None, **call: Any) -> int:
+def exec_(
+    *,
+    auto: bool,
+    summary: bool,
+    method: str | None,
+    command: list[str],
+    credential: str | None,
+    config: str | None,
+    **call: Any,
+) -> int:
     """Charge METHOD, then run COMMAND.
 
     If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
     `--`, the command after it.
 
+    With --auto COMMAND is a Python program, or starts some. Each request to a host that a cost book names is charged
+    before it leaves. If an error about a refusal ends Python, the exit status is 75. Where several credentials could
+    pay, it is the one named.
+
     \b
     Example:
       quota exec search.list -- ./search.sh DE
       quota exec search.list --job nightly -- ./search.sh --region DE
+      quota exec --auto --summary -- python etl.py
     """
+    if auto:
+        return _auto(summary=summary, method=method, command=command, credential=credential, config=config, **call)
+    if summary:
+        raise click.UsageError("--summary belongs to --auto")
+    if method is None:
+        raise click.UsageError("say what to charge: METHOD, or --auto for the requests of a Python program")
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
@@ -192,12 +214,42 @@ def exec_(method: str, command: list[str], credential: str | None, config: str |
             with quota.open(config) as session:  # the command did not start, so no call left
                 session.budget(credential).refund(decision.id)
             refunded = "; the charge was refunded"
-        fail(f"{command[0]}: {error.strerror}{refunded}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
+        return _not_started(command, error, refunded)
     raise AssertionError("another program has taken the place of this one")
 
 
-def _become(command: list[str]) -> None:
+def _auto(
+    *,
+    summary: bool,
+    method: str | None,
+    command: list[str],
+    credential: str | None,
+    config: str | None,
+    job: str,
+    region: str,
+    units: int | None,
+) -> int:
+    if method is not None or units is not None or region:
+        raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
+    if not command or not command[0]:
+        raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
+    from quota.cli.instrumented import environment_of, run_and_sum_up
+
+    try:
+        if summary:
+            return run_and_sum_up(command, config, credential, job)
+        _become(command, environment_of(config, credential, job))
+    except OSError as error:
+        return _not_started(command, error)
+    raise AssertionError("another program has taken the place of this one")
+
+
+def _not_started(command: list[str], error: OSError, refunded: str = "") -> int:
+    fail(f"{command[0]}: {error.strerror}{refunded}")
+    return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _become(command: list[str], env: Mapping[str, str] = os.environ) -> None:
     """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
     the program would inherit that: `yes | head` would not end.
     """
@@ -207,7 +259,7 @@ def _become(command: list[str]) -> None:
         if number is not None
     }
     try:
-        os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
+        os.execvpe(command[0], command, env)  # noqa: S606  # running the caller's command is the purpose
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -84,6 +84,12 @@ def since_option(default: str) -> Callable[[F], F]:
     return click.option("--since", default=default, metavar="DURATION", show_default=True, help="How far back.")
 
 
+fetched_since_option = click.option(
+    "--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d."
+)
+"""`--since DURATION` of a command that otherwise looks at all that the store has."""
+
+
 def limit_option(default: int, most: int) -> Callable[[F], F]:
     """`--limit N`, for a list that may be long."""
     kind = click.IntRange(1, most)
@@ -117,6 +123,13 @@ def duration_ms(option: str, value: str) -> int:
         return parse_duration(value)
     except ValueError as error:
         raise click.UsageError(f"{option} {error}") from None
+
+
+def fetched_since_ms(since: str | None) -> int:
+    """The time from which on what was fetched counts; 0 without the option."""
+    from quota.common.clock import host_clock
+
+    return 0 if since is None else max(1, host_clock() - duration_ms("--since", since))
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:

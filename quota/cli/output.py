@@ -12,25 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.common.text import printable, show
-from quota.errors import LedgerError, Refused, UsageError
+from quota.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     import logging
 
-    from quota.decision import Decision
     from quota.session import Session
 
 REFUSED_STATUS = Refused.exit_status
 MAX_LINE = 1_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-
-
-def decision_status(decision: Decision) -> int:
-    """The exit status for a decision."""
-    if decision.admitted:
-        return 0
-    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else REFUSED_STATUS
 
 
 # -- printing and failing ----------------------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ def spending_notes(spending: Spending) -> list[str]:
         calls = sum(one.calls for one in spending.refused)
         named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.refused).items())
         notes.append(f"{calls:,} call{'' if calls == 1 else 's'} refused: {named}; see `quota log --refused`")
+    if spending.would_refuse:
+        calls = sum(one.calls for one in spending.would_refuse)
+        named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.would_refuse).items())
+        notes.append(f"{many(calls, 'call')} left that a shadow limit would have refused: {named}")
     if spending.adds_buckets_up:
         apart = ",".join([*spending.by, "bucket"])
         notes.append(f"units of several buckets are added up; `quota spend --by {apart}` tells them apart")

@@ -9,6 +9,7 @@ from quota.common.resources import read_text
 from quota.settings.books import book_names
 from quota.settings.limits import default_limits
 from quota.settings.lint import EXAMPLE_PROJECT
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.terms.api import KeyPlace
 from quota.terms.costs import CostBook
 from quota.terms.limits import Calendar, Limit, Window
@@ -20,7 +21,7 @@ ELSEWHERE = "https://api.example.com"
 def configuration_for(api: str, book: CostBook) -> str:
     """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
-    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.hosts or book.routes else 'KEY'}"
+    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if _has_token(book) else 'KEY'}"
     parts = [
         "# Configuration of quota-ledger. `quota check` reports errors and surprises in it.\n"
         "# `quota init` without --api writes one with every setting there is, and with jobs.\n",
@@ -45,13 +46,21 @@ def _comment(api: str) -> str:
     return read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0].rstrip() + "\n"
 
 
+def _has_token(book: CostBook) -> bool:
+    return book.described and bool(book.hosts or book.routes)
+
+
 def _login(book: CostBook, secret: str) -> str:
     where = ""
     if book.routes and not book.hosts:
         where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
-    if not (book.hosts or book.routes) or book.key != KeyPlace():
+    if not _has_token(book) or book.key != KeyPlace():
         return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
-    return f'{where}# Whose token goes along, and where it is; never the token itself.\nauth = "bearer:env:{secret}"\n'
+    account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
+    return (
+        f"{where}# Whose token goes along, and where it is; never the token itself.\n{account}"
+        f'auth = "bearer:env:{secret}"\n'
+    )
 
 
 def _limit(credential: str, limit: Limit) -> str:
@@ -59,7 +68,7 @@ def _limit(credential: str, limit: Limit) -> str:
         "name": json.dumps(limit.name),
         "bucket": json.dumps(limit.view.selector.buckets[0]),
         "quota": f"{limit.quota_units:_}",
-        "headroom": f"{limit.headroom_units:_}",
+        "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
         "window": _window(limit.view.window),
     }
     return f"[[credentials.{credential}.limits]]\n" + "".join(f"{key} = {value}\n" for key, value in lines.items())
@@ -82,7 +91,7 @@ def _first_call(name: str, book: CostBook) -> str:
         call = f'q.google("{name}", "{book.api}", "{book.version}")  # each call of it is charged'
     else:
         method = route.method
-        address = (f"https://{book.hosts[0]}" if book.hosts else ELSEWHERE) + route.path.removesuffix("**")
+        address = (book.address or ELSEWHERE) + route.path.removesuffix("**")
         call = f'q.requests("{name}").{(route.verb or "GET").lower()}("{address}")'
     return (
         "# A first call. A shell asks before it calls:\n"

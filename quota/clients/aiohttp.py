@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from asyncio import timeout
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, paid
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import aiohttp
 
     from quota.async_budget import AsyncBudget
@@ -30,15 +33,29 @@ def aiohttp_middleware(
     `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name the
     `method`.
     """
-    import aiohttp
-
     gate = AsyncHostGate(budget, method, hosts)
+
+    send = sender()
+
+    async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        return await send(gate, handler, request)
+
+    finalize(metered, gate.close)  # aiohttp closes no middleware
+    return metered
+
+
+@cache
+def sender() -> Callable[
+    [AsyncHostGate, aiohttp.ClientHandlerType, aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]
+]:
+    """What sends a request as one attempt through its handler, and charges it at a gate. It imports aiohttp."""
+    import aiohttp
 
     class Watched:
         """A body that settles its attempt by what it says, while it is read."""
 
-        def __init__(self, reader: aiohttp.StreamReader, attempt: Attempt, usage: Usage) -> None:
-            self._reader, self._attempt, self._usage = reader, attempt, usage
+        def __init__(self, reader: aiohttp.StreamReader, gate: AsyncHostGate, attempt: Attempt, usage: Usage) -> None:
+            self._reader, self._gate, self._attempt, self._usage = reader, gate, attempt, usage
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._reader, name)
@@ -47,7 +64,7 @@ def aiohttp_middleware(
             self._usage.feed(piece)
             if self._reader.at_eof():
                 self._usage.end()
-            await gate.settle(self._attempt, self._usage.take())
+            await self._gate.settle(self._attempt, self._usage.take())
             return piece
 
         async def read(self, n: int = -1) -> bytes:
@@ -75,12 +92,15 @@ def aiohttp_middleware(
         iter_chunked = aiohttp.StreamReader.iter_chunked
         iter_chunks = aiohttp.StreamReader.iter_chunks
 
-    async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    async def send(
+        gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
+    ) -> aiohttp.ClientResponse:
         attempt = await gate.charge(request.method, str(request.url), await _body_of(aiohttp, request))
         if attempt is None:
             return await handler(request)
         try:
-            response = await handler(request)
+            with paid():
+                response = await handler(request)
         except (
             aiohttp.ClientConnectorError,
             aiohttp.ClientHttpProxyError,  # a proxy refused to connect
@@ -94,14 +114,13 @@ def aiohttp_middleware(
             await gate.answered(attempt, status, body, headers)
             usage = attempt.usage(status, headers)
             if usage is not None:
-                response.content = Watched(response.content, attempt, usage)  # type: ignore[assignment]
+                response.content = Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
         except BaseException:  # cancelled: nobody else knows of the response
             response.close()
             raise
         return response
 
-    finalize(metered, gate.close)  # aiohttp closes no middleware
-    return metered
+    return send
 
 
 async def _body_of(library: Any, request: aiohttp.ClientRequest) -> RequestBody:

@@ -3,7 +3,6 @@
 A hostile or broken upstream may send an endless body, one byte every two seconds, a few bytes that unpack to gigabytes,
 a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswer` with one line.
 
-    AnswerLimits      the limits; None: no limit
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
     PatientConnection a connection that reads each answer so
@@ -21,25 +20,21 @@ import time
 import zlib
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httplib2
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
+from quota.clients.answer_limits import AnswerLimits
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer
-from quota.terms.arguments import seconds, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from socket import socket
-
-MB = 1_000_000
-MAX_BODY_MB = 1_000
-MAX_ITEMS = 1_000_000
 
 BYTES_PER_VALUE = 16
 """A body may hold one value for each 16 bytes of its limit: a value of three bytes takes a hundred when parsed."""
@@ -51,32 +46,6 @@ POLL_S = 0.1
 """How often a waiting request checks its deadline."""
 
 READ_BYTES = 1 << 16
-
-
-class AnswerLimits(NamedTuple):
-    """The largest body (also when unpacked), the longest time for an answer, and the longest list in it."""
-
-    max_body_mb: int | None = None
-    max_answer_s: float | None = None
-    max_items: int | None = None
-
-    def validated(self) -> AnswerLimits:
-        """The limits as numbers above 0, each of them or None. Raises UsageError."""
-        mb, answer_s, items = self
-        return AnswerLimits(
-            None if mb is None else whole(mb, "MB: max_body_mb", 1, MAX_BODY_MB),
-            None if answer_s is None else seconds(answer_s, "max_answer_s"),
-            None if items is None else whole(items, "items: max_items", 1, MAX_ITEMS),
-        )
-
-    @property
-    def max_bytes(self) -> int | None:
-        return None if self.max_body_mb is None else self.max_body_mb * MB
-
-    def too_large(self) -> BadAnswer:
-        return BadAnswer(
-            f"upstream's answer is larger than {self.max_body_mb} MB; if this is expected, raise max_body_mb"
-        )
 
 
 class Watch(threading.local):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.clients.metering import Attempt, Meter
+from quota.clients.metering import Attempt, Meter, Tally
 from quota.clients.upstream import upstream_of
 from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
@@ -59,29 +60,61 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     return text
 
 
+# -- two layers, one charge --------------------------------------------------------------------------------------------
+
+_paid: ContextVar[list[None]] = ContextVar("quota_paid")
+
+
+@contextmanager
+def paid() -> Iterator[None]:
+    """While an attempt that is charged is being sent: the first patched layer below does not charge it again."""
+    reset = _paid.set([None])
+    try:
+        yield
+    finally:
+        _paid.reset(reset)
+
+
+def take_paid() -> bool:
+    """Whether a layer above has charged this attempt. What is sent after it, as by a retry between both, is another."""
+    ahead = _paid.get(None)
+    if not ahead:
+        return False
+    ahead.pop()
+    return True
+
+
+# -- the gates ---------------------------------------------------------------------------------------------------------
+
+
 class HostGate:
     """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`."""
 
     def __init__(
-        self, budget: Budget, method: MethodOf | None, hosts: HostNames | None, max_units: int | None = None
+        self,
+        budget: Budget,
+        method: MethodOf | None,
+        hosts: HostNames | None,
+        max_units: int | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        self.meter = Meter(budget, max_units)
+        self.meter = Meter(budget, max_units, tally)
         book = budget.book
-        if method is None and not book.routes:
+        self._upstream = upstream_of(book)
+        if method is None and not self._upstream.knows_methods:
             raise UsageError(f"cost book {book.name!r} has no routes that name the method of a request; give it")
         names = book.hosts if hosts is None else texts(hosts, "host")
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
-        self._upstream = upstream_of(book)
         self._hosts = Hosts(names)
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(url) else None
+        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(verb, url) else None
 
-    def is_metered(self, url: str) -> bool:
-        return self._hosts.serve(url)
+    def is_metered(self, verb: str, url: str) -> bool:
+        return self._hosts.serve(url) and not (self._method is None and self._upstream.continues(verb, url))
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
@@ -92,9 +125,15 @@ class HostGate:
 class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
-    def __init__(self, budget: AsyncBudget | Budget, method: MethodOf | None, hosts: HostNames | None) -> None:
+    def __init__(
+        self,
+        budget: AsyncBudget | Budget,
+        method: MethodOf | None,
+        hosts: HostNames | None,
+        tally: Tally | None = None,
+    ) -> None:
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
-        self._gate = HostGate(blocking, method, hosts)
+        self._gate = HostGate(blocking, method, hosts, tally=tally)
         self._own: Awaiter | None = None
         if not isinstance(budget, AsyncBudget):
             self._own = Awaiter(budget.ledger)
@@ -108,7 +147,7 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        if not self._gate.is_metered(url):
+        if not self._gate.is_metered(verb, url):
             return None
         call = self._call(verb, url, body)
         return self._gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)

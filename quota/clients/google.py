@@ -17,28 +17,25 @@ Importing this file takes a quarter of a second. No module of the package import
 
 from __future__ import annotations
 
-import json
 import re
-import select
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import google_auth_httplib2
 import httplib2
 from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import build_from_document
-from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
+from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import (
-    AnswerLimits,
     PatientConnection,
     Watch,
     check_redirect,
@@ -47,11 +44,13 @@ from quota.clients.answers import (
     digestible,
     no_http,
 )
+from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
+from quota.common.sockets import has_hung_up
 from quota.common.text import show
 from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
@@ -73,8 +72,6 @@ _SHARED_HOST = "www.googleapis.com"
 
 _TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
 """Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
-
-KEY_HEADER = "x-goog-api-key"
 
 
 def service(
@@ -146,24 +143,6 @@ def service(
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
-
-
-def description(api: str, version: str) -> dict[str, Any]:
-    """The discovery document of an API. Raises ConfigError where the installed client has none."""
-    described = None
-    with suppress(OSError, ValueError):  # what no file can be called
-        described = get_static_doc(api, version)
-    if described is None:
-        raise ConfigError(
-            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
-        )
-    document: dict[str, Any] = json.loads(described)
-    return document
-
-
-def scopes_of(document: Mapping[str, Any]) -> list[str]:
-    """What a login may ask for at an API."""
-    return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
 
 
 def _root(endpoint: str) -> str:
@@ -359,7 +338,7 @@ class _Gate:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return self._routes.is_upload(path) and "upload_id" in parse_qs(query)
+        return self._routes.is_part(path, query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         inner = list(batched_calls(str(_header(headers, "content-type") or ""), body))
@@ -421,10 +400,8 @@ class _Connection(PatientConnection):
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         """Charge and send one request. Raises Refused before any byte of it leaves."""
-        if self.sock is not None and self._used and _readable(self.sock):
-            # The socket is readable, although no request is waiting for an answer: the server has hung up. A request
-            # sent here would not arrive, but would still have to be charged.
-            self.close()
+        if self.sock is not None and self._used and has_hung_up(self.sock):
+            self.close()  # a request sent here would not arrive, but would still have to be charged
         if self.sock is None:
             self.connect()
         self.sock.settimeout(self.patience_s())
@@ -466,12 +443,6 @@ class _Connection(PatientConnection):
         return answer
 
 
-def _readable(sock: Any) -> bool:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    return bool(poller.poll(0))
-
-
 class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
     """An httplib2.Http that charges every request to the API on its connections.
 
@@ -479,6 +450,8 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     answer. `close()` closes all connections. The connections of a thread that has ended are closed when a new thread
     opens its first one.
     """
+
+    charges = True
 
     def __init__(
         self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None

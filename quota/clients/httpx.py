@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from quota.clients.caller import Caller
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostGate, HostNames, MethodOf, unpacked
+from quota.clients.gate import (
+    MAX_PEEK_BYTES,
+    PEEK_WITHIN_S,
+    AsyncHostGate,
+    HostGate,
+    HostNames,
+    MethodOf,
+    paid,
+    unpacked,
+)
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
     from quota.clients.metering import Attempt
     from quota.clients.usage import Usage
 
+    Below = Callable[[httpx.Request], httpx.Response]
+    AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
 # -- httpx -------------------------------------------------------------------------------------------------------------
 
@@ -48,6 +61,62 @@ def httpx_transport(
     below = httpx.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
         raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
+    send = sender()
+
+    class MeteredTransport(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if caller is None:
+                return self._attempt(request)
+            response = self._attempt(_signed(httpx, caller, request))
+            again = isinstance(request.stream, httpx.ByteStream)
+            if again and caller.renewed(str(request.url), response.status_code):
+                response.close()
+                response = self._attempt(_signed(httpx, caller, request))
+            return response
+
+        def _attempt(self, request: httpx.Request) -> httpx.Response:
+            return send(gate, below.handle_request, request)
+
+        def close(self) -> None:
+            below.close()
+
+    return MeteredTransport()
+
+
+def httpx_async_transport(
+    budget: AsyncBudget | Budget,
+    method: MethodOf | None = None,
+    *,
+    hosts: HostNames | None = None,
+    inner: httpx.AsyncBaseTransport | None = None,
+) -> httpx.AsyncBaseTransport:
+    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
+    import httpx
+
+    gate = AsyncHostGate(budget, method, hosts)
+    below = httpx.AsyncHTTPTransport() if inner is None else inner
+    if not hasattr(below, "handle_async_request"):
+        raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
+    send = async_sender()
+
+    class MeteredTransport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await send(gate, below.handle_async_request, request)
+
+        async def aclose(self) -> None:
+            await below.aclose()
+            gate.close()
+
+    return MeteredTransport()
+
+
+# -- one attempt -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def sender() -> Callable[[HostGate, Below, httpx.Request], httpx.Response]:
+    """What sends a request as one attempt through what is below, and charges it at a gate. It imports httpx."""
+    import httpx
 
     class Peeked(httpx.SyncByteStream):
         def __init__(self, stream: httpx.SyncByteStream) -> None:
@@ -91,58 +160,35 @@ def httpx_transport(
             self.usage.end()
             self.attempt.settle(self.usage.take())
 
-    class MeteredTransport(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            if caller is None:
-                return self._attempt(request)
-            response = self._attempt(_signed(httpx, caller, request))
-            again = isinstance(request.stream, httpx.ByteStream)
-            if again and caller.renewed(str(request.url), response.status_code):
-                response.close()
-                response = self._attempt(_signed(httpx, caller, request))
-            return response
+    def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
+        attempt = gate.charge(request.method, str(request.url), _body_of(httpx, request))
+        if attempt is None:
+            return below(request)
+        try:
+            with paid():
+                response = below(request)
+        except _unsent(httpx):
+            attempt.never_left()
+            raise
+        status, headers = response.status_code, response.headers
+        if not attempt.reads_body(status, headers):
+            attempt.answered(status, b"", headers)
+            return _watched(httpx, Watched, attempt, response, response.stream)
+        stream = Peeked(cast("httpx.SyncByteStream", response.stream))
+        try:
+            attempt.answered(status, _decoded(httpx, response, stream.peek()), headers)
+        except BaseException:  # interrupted: nobody else knows of the response
+            stream.close()
+            raise
+        return _watched(httpx, Watched, attempt, response, stream)
 
-        def _attempt(self, request: httpx.Request) -> httpx.Response:
-            attempt = gate.charge(request.method, str(request.url), _body_of(httpx, request))
-            if attempt is None:
-                return below.handle_request(request)
-            try:
-                response = below.handle_request(request)
-            except _unsent(httpx):
-                attempt.never_left()
-                raise
-            status, headers = response.status_code, response.headers
-            if not attempt.reads_body(status, headers):
-                attempt.answered(status, b"", headers)
-                return _watched(httpx, Watched, attempt, response, response.stream)
-            stream = Peeked(cast("httpx.SyncByteStream", response.stream))
-            try:
-                attempt.answered(status, _decoded(httpx, response, stream.peek()), headers)
-            except BaseException:  # interrupted: nobody else knows of the response
-                stream.close()
-                raise
-            return _watched(httpx, Watched, attempt, response, stream)
-
-        def close(self) -> None:
-            below.close()
-
-    return MeteredTransport()
+    return send
 
 
-def httpx_async_transport(
-    budget: AsyncBudget | Budget,
-    method: MethodOf | None = None,
-    *,
-    hosts: HostNames | None = None,
-    inner: httpx.AsyncBaseTransport | None = None,
-) -> httpx.AsyncBaseTransport:
-    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
+@cache
+def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Awaitable[httpx.Response]]:
+    """The same, awaited."""
     import httpx
-
-    gate = AsyncHostGate(budget, method, hosts)
-    below = httpx.AsyncHTTPTransport() if inner is None else inner
-    if not hasattr(below, "handle_async_request"):
-        raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
 
     class Peeked(httpx.AsyncByteStream):
         def __init__(self, stream: httpx.AsyncByteStream) -> None:
@@ -179,42 +225,39 @@ def httpx_async_transport(
 
         attempt: Attempt
         usage: Usage
+        gate: AsyncHostGate
 
         async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
             async for piece in super().aiter_bytes(chunk_size):
                 self.usage.feed(piece)
-                await gate.settle(self.attempt, self.usage.take())
+                await self.gate.settle(self.attempt, self.usage.take())
                 yield piece
             self.usage.end()
-            await gate.settle(self.attempt, self.usage.take())
+            await self.gate.settle(self.attempt, self.usage.take())
 
-    class MeteredTransport(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            attempt = await gate.charge(request.method, str(request.url), _body_of(httpx, request))
-            if attempt is None:
-                return await below.handle_async_request(request)
-            try:
-                response = await below.handle_async_request(request)
-            except _unsent(httpx):
-                await gate.never_left(attempt)
-                raise
-            status, headers = response.status_code, response.headers
-            if not attempt.reads_body(status, headers):
-                await gate.answered(attempt, status, b"", headers)
-                return _watched(httpx, Watched, attempt, response, response.stream)
-            stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
-            try:
-                await gate.answered(attempt, status, _decoded(httpx, response, await stream.peek()), headers)
-            except BaseException:  # cancelled: nobody else knows of the response
-                await stream.aclose()
-                raise
-            return _watched(httpx, Watched, attempt, response, stream)
+    async def send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
+        attempt = await gate.charge(request.method, str(request.url), _body_of(httpx, request))
+        if attempt is None:
+            return await below(request)
+        try:
+            with paid():
+                response = await below(request)
+        except _unsent(httpx):
+            await gate.never_left(attempt)
+            raise
+        status, headers = response.status_code, response.headers
+        if not attempt.reads_body(status, headers):
+            await gate.answered(attempt, status, b"", headers)
+            return _watched(httpx, Watched, attempt, response, response.stream, gate)
+        stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
+        try:
+            await gate.answered(attempt, status, _decoded(httpx, response, await stream.peek()), headers)
+        except BaseException:  # cancelled: nobody else knows of the response
+            await stream.aclose()
+            raise
+        return _watched(httpx, Watched, attempt, response, stream, gate)
 
-        async def aclose(self) -> None:
-            await below.aclose()
-            gate.close()
-
-    return MeteredTransport()
+    return send
 
 
 def _signed(library: Any, caller: Caller, request: httpx.Request) -> httpx.Request:
@@ -254,7 +297,9 @@ def _body_of(library: Any, request: httpx.Request) -> RequestBody:
         return RequestBody.of(request.stream, request.headers.get("content-length"))
 
 
-def _watched(library: Any, kind: Any, attempt: Attempt, response: httpx.Response, stream: Any) -> httpx.Response:
+def _watched(
+    library: Any, kind: Any, attempt: Attempt, response: httpx.Response, stream: Any, gate: AsyncHostGate | None = None
+) -> httpx.Response:
     """The response, read from this stream. It is of the watching `kind` where its body may settle the attempt."""
     usage = attempt.usage(response.status_code, response.headers)
     if usage is None and stream is response.stream:
@@ -263,5 +308,5 @@ def _watched(library: Any, kind: Any, attempt: Attempt, response: httpx.Response
         response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
     )
     if usage is not None:
-        renewed.attempt, renewed.usage = attempt, usage  # type: ignore[attr-defined]
+        renewed.attempt, renewed.usage, renewed.gate = attempt, usage, gate  # type: ignore[attr-defined]
     return renewed

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import google.auth
+from google.auth.credentials import with_scopes_if_required
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError
 from google.oauth2 import credentials as user_credentials
 from google.oauth2 import service_account
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
-    """The credentials behind `adc`, `service-account:PATH` or `authorized-user:PATH`, for these scopes.
+    """The credentials behind `adc`, `service-account:PATH` or `authorized-user:PATH`.
 
-    `where` is for messages. Raises ConfigError, which shows no secret.
+    An account asks for `scopes`. A user has granted theirs already, and a token for others would be refused. `where` is
+    for messages. Raises ConfigError, which shows no secret.
     """
     install()
     kind, _, path = ref.partition(":")
-    wanted = list(scopes) or None
     try:
         if kind == "adc":
-            found, _ = google.auth.default(scopes=wanted)
-            return found
-        info = _secret_file(path, where)
-        if kind == "service-account":
-            return service_account.Credentials.from_service_account_info(info, scopes=wanted)  # type: ignore[no-untyped-call]
-        return user_credentials.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
+            found, _ = google.auth.default()
+        elif kind == "service-account":
+            found = service_account.Credentials.from_service_account_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
+        else:
+            found = user_credentials.Credentials.from_authorized_user_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
+        return with_scopes_if_required(found, list(scopes) or None)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, TypeError, AttributeError, GoogleAuthError) as error:
         # Their messages may quote the file.
         if kind != "adc":

@@ -15,7 +15,7 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quota.budget import Budget, account_of
 from quota.clients.upstream import NOTHING, Closing, units_in, upstream_of
@@ -51,14 +51,25 @@ MAX_NAME_LENGTH = 64
 """The longest method name that a charge can store."""
 
 
+class Tally(Protocol):
+    """Is told what attempts do."""
+
+    def refused(self) -> None:
+        """One was refused."""
+
+    def counts(self, calls: int, units: int) -> None:
+        """So many more calls and units were spent; fewer than 0 where a charge was corrected."""
+
+
 class Meter:
     """Charges attempts to one budget, at most `max_units` in all, if given. Safe to share between threads."""
 
-    def __init__(self, budget: Budget, max_units: int | None = None) -> None:
+    def __init__(self, budget: Budget, max_units: int | None = None, tally: Tally | None = None) -> None:
         if not isinstance(budget, Budget):
             raise UsageError(f"a client that is not awaited needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
         self._run_limit = None if max_units is None else RunLimit(max_units)
+        self._tally = tally
 
     def attempt(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
@@ -105,9 +116,12 @@ class Meter:
     def attempted(self, decision: Decision, call: Call) -> Attempt:
         """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
+            if self._tally is not None:
+                self._tally.refused()
             raise Refused(decision)
         parts = call[2]
-        return Attempt(self.budget, decision, self._run_limit, reserved=bool(parts and parts[0].reserve))
+        reserved = bool(parts and parts[0].reserve)
+        return Attempt(self.budget, decision, self._run_limit, reserved=reserved, tally=self._tally)
 
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
@@ -143,15 +157,24 @@ class Attempt:
     """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
     What it is charged first is `reserved` if that is an upper bound. `run_limit` is what its run may spend, if anything
-    limits that.
+    limits that, and `tally` is told what it spends.
     """
 
     def __init__(
-        self, budget: Budget, decision: Decision, run_limit: RunLimit | None = None, *, reserved: bool = False
+        self,
+        budget: Budget,
+        decision: Decision,
+        run_limit: RunLimit | None = None,
+        *,
+        reserved: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self.decision = decision
         self._budget = budget
         self._run_limit = run_limit
+        self._tally = tally
+        if tally is not None:
+            tally.counts(1, decision.cost_units)
         self._settlement = Settlement(budget.settle, decision) if reserved else None
         self._job, region = current_attribution()
         self._closed = False
@@ -182,6 +205,8 @@ class Attempt:
     def _refund(self, charge_id: str) -> None:
         try:
             self._budget.refund(charge_id)
+            if self._tally is not None:
+                self._tally.counts(-1, -self.decision.cost_units)
         except QuotaError as error:
             warn("refund_failed", error, charge=charge_id, method=self.decision.method)
 
@@ -249,11 +274,11 @@ class Attempt:
 
     def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
         """What finds in the body of an answer what the call used; None where that settles nothing."""
-        field = self._budget.book.answers.units
-        if self._settlement is None or status >= 400 or field is None or field.pointer is None:
+        used = self._budget.book.answers.units
+        if self._settlement is None or status >= 400 or used is None or not used.in_body:
             return None
         events = headers.get("content-type", "").lower().startswith("text/event-stream")
-        return Usage(partial(units_in, field), events=events)
+        return Usage(partial(units_in, used), used.total, events=events)
 
     def settle(self, used_units: int | None) -> None:
         """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
@@ -267,6 +292,8 @@ class Attempt:
             settlement.settle(used_units)
             if self._run_limit is not None:
                 self._run_limit.give_back(self.decision.cost_units - used_units)
+            if self._tally is not None:
+                self._tally.counts(0, used_units - self.decision.cost_units)
         except QuotaError as error:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
 

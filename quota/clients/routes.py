@@ -11,7 +11,7 @@ import re
 from email.parser import BytesParser
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,6 +57,10 @@ class Routes:
 
     def is_upload(self, path: str) -> bool:
         return any(pattern.fullmatch(path) for pattern in self._uploads)
+
+    def is_part(self, path: str, query: str) -> bool:
+        """Whether a request goes on with an upload."""
+        return self.is_upload(path) and "upload_id" in parse_qs(query)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -18,21 +18,24 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
+from quota.clients.routes import Routes
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
-from quota.errors import ConfigError
-from quota.terms.api import AnswerRules, Field, KeyPlace, Refill, plain_path, value_at
+from quota.common.hosts import plain_path
+from quota.errors import ConfigError, UsageError
+from quota.terms.api import Field, KeyPlace, Refill, value_at
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer
+    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Route, Used
     from quota.terms.costs import CostBook
 
     Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -92,8 +95,18 @@ class Access(NamedTuple):
 
 
 class Upstream(Protocol):
+    @property
+    def knows_methods(self) -> bool:
+        """Whether `method` can name requests."""
+
+    def continues(self, verb: str, url: str) -> bool:
+        """Whether a request goes on with a call that was charged when it began."""
+
     def method(self, verb: str, url: str) -> str | None:
         """The API method of a request; None where nothing says which it is."""
+
+    def fit(self, verb: str, url: str) -> int:
+        """How many characters of its path name that method; -1 where nothing says which it is."""
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
@@ -114,8 +127,14 @@ class Upstream(Protocol):
 
 def upstream_of(book: CostBook) -> Upstream:
     """The upstream whose prices these are."""
-    described = book.hosts or book.routes or book.answers != AnswerRules()
-    return Described(book) if described else Google(book)
+    return Described(book) if book.described else Google(book)
+
+
+@cache
+def _routes_of(api: str, version: str) -> Routes | None:
+    """The methods of an API as the installed client describes them; None for one that it does not."""
+    document = discovered(api, version)
+    return None if document is None else Routes(document)
 
 
 @dataclass(frozen=True)
@@ -124,8 +143,27 @@ class Google:
 
     book: CostBook
 
+    @property
+    def knows_methods(self) -> bool:
+        return bool(self.book.hosts) and self._routes is not None
+
+    def continues(self, verb: str, url: str) -> bool:
+        parts = urlsplit(url)
+        return self._routes is not None and self._routes.is_part(parts.path, parts.query)
+
     def method(self, verb: str, url: str) -> str | None:
-        return None
+        """Raises UsageError for a batch: it holds several calls."""
+        routes, path = self._routes, urlsplit(url).path
+        if routes is not None and routes.is_batch(verb.upper(), path):
+            raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
+        return None if routes is None else routes.method(verb.upper(), path)
+
+    def fit(self, verb: str, url: str) -> int:
+        return -1 if self.method(verb, url) is None else 0
+
+    @property
+    def _routes(self) -> Routes | None:
+        return _routes_of(self.book.api, self.book.version)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         return status >= 400
@@ -147,9 +185,6 @@ class Google:
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def access(self, endpoint: str | None) -> Access:
-        from quota.clients.google import KEY_HEADER, description, scopes_of
-        from quota.clients.routes import Routes
-
         document = description(self.book.api, self.book.version)
         root = endpoint or document["rootUrl"].rstrip("/")
         routes = Routes({**document, "rootUrl": f"{root}/"})
@@ -175,9 +210,24 @@ class Described:
 
     book: CostBook
 
+    @property
+    def knows_methods(self) -> bool:
+        return bool(self.book.routes)
+
+    def continues(self, verb: str, url: str) -> bool:
+        return False
+
     def method(self, verb: str, url: str) -> str | None:
+        route = self._route(verb, url)
+        return None if route is None else route.method
+
+    def fit(self, verb: str, url: str) -> int:
+        route = self._route(verb, url)
+        return -1 if route is None else route.said
+
+    def _route(self, verb: str, url: str) -> Route | None:
         path = plain_path(re.split("[?#]", url.partition("://")[2].partition("/")[2], maxsplit=1)[0])
-        return next((route.method for route in self.book.routes if route.matches(verb, path)), None)
+        return next((route for route in self.book.routes if route.matches(verb, path)), None)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:
@@ -197,26 +247,31 @@ class Described:
             for one in said
             if one.remaining_units is not None and one.bucket in self.book.buckets and one.bucket not in closed
         )
-        used_units = None if rules.units is None else answer.units(rules.units)
+        used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
         return Reading(error, closes, tuple(levels), used_units, free)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).client(session, credential, **limits)
-        return session.requests(credential, max_units=limits.get("max_units"), timeout_s=limits.get("max_answer_s"))
+        return session.requests(
+            credential,
+            max_units=limits.get("max_units"),
+            timeout_s=limits.get("max_answer_s"),
+            max_body_mb=limits.get("max_body_mb"),
+        )
 
     def address(self, client: Any, endpoint: str | None) -> str:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).address(client, endpoint)
-        return endpoint or f"https://{self.book.hosts[0] if self.book.hosts else self.book.api}"
+        return endpoint or self.book.address or f"https://{self.book.api}"
 
     def access(self, endpoint: str | None) -> Access:
         if not (self.book.hosts or self.book.routes):
             return Google(self.book).access(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
-        return Access(endpoint or f"https://{self.book.hosts[0]}", self.book.key)
+        return Access(endpoint or self.book.address, self.book.key)
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 
@@ -345,8 +400,15 @@ class _Answer:
             return bool(value)
         return type(value) is type(match.value) and value == match.value
 
-    def units(self, field: Field) -> int | None:
-        """What the call cost. In JSON it is a whole number: an answer that writes it otherwise says nothing."""
+    def units(self, used: Used) -> list[int | None]:
+        """What it says of each figure of what the call used."""
+        return [
+            next((units for place in figure.places if (units := self._units(place)) is not None), None)
+            for figure in used.figures
+        ]
+
+    def _units(self, field: Field) -> int | None:
+        """In JSON it is a whole number: an answer that writes it otherwise says nothing."""
         value = self._value(field, "units")
         is_text = bool(field.header) or field.pattern is not None
         return _whole(value) if isinstance(value, str if is_text else int) else None
@@ -446,9 +508,9 @@ class _Answer:
         return ms if date_ms is None else self.at_ms + ms - date_ms
 
 
-def units_in(field: Field, document: bytes) -> int | None:
-    """What a call used, by a JSON document of its answer: the whole of it, or one event."""
-    return _Answer(200, (), document, 0).units(field)
+def units_in(used: Used, document: bytes) -> list[int | None]:
+    """What a JSON document of an answer says of each figure of what a call used: the whole of it, or one event."""
+    return _Answer(200, (), document, 0).units(used)
 
 
 def _figure(value: object) -> float | None:

@@ -5,9 +5,9 @@
     usage.end()                               # the caller has read all
     usage.take()                              # after each of both: what the call used, as soon as that is known
 
-Of a stream of events the last one that says it counts. Nothing is held back, and at most MAX_EVENT_BYTES of one event
-are kept, or MAX_BODY_BYTES of an answer that is one JSON document. Who stops before the end is told nothing: the call
-may have cost more than was said until then.
+Of a stream of events the last one that says it counts: of a sum, for each of its figures. Nothing is held back, and at
+most MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON document. Who stops before
+the end is told nothing: the call may have cost more than was said until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    Found = Sequence[int | None]
 
 MAX_EVENT_BYTES = 64 * 1024
 """A longer event says nothing."""
@@ -27,23 +29,25 @@ DONE = b"[DONE]"
 
 
 class Usage:
-    """`read` finds the units in a JSON document. `events`: the body is a stream of them (text/event-stream)."""
+    """`read` finds the figures in a JSON document, of which `total` makes the units. `events`: the body is a stream of
+    documents (text/event-stream)."""
 
-    def __init__(self, read: Callable[[bytes], int | None], *, events: bool) -> None:
+    def __init__(self, read: Callable[[bytes], Found], total: Callable[[Found], int | None], *, events: bool) -> None:
         self._read = read
+        self._total = total
         self._events = events
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
-        self._said: int | None = None
+        self._said: Found = ()
         self._over = False
 
     def take(self) -> int | None:
         """What the call used, once. None until the body is over, and where it does not say."""
         if not self._over:
             return None
-        said, self._said = self._said, None
-        return said
+        said, self._said = self._said, ()
+        return self._total(said) if said else None
 
     def feed(self, piece: bytes) -> None:
         """The caller is about to read this piece."""
@@ -61,7 +65,7 @@ class Usage:
         if self._events:
             self._feed_lines(b"\n\n")
         elif len(self._kept) <= MAX_BODY_BYTES:
-            self._said = self._read(bytes(self._kept))
+            self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
 
@@ -93,5 +97,10 @@ class Usage:
             return
         data, whole = b"\n".join(self._data), self._size <= MAX_EVENT_BYTES
         self._data, self._size = [], 0
-        if data and whole and (found := self._read(data)) is not None:
-            self._said = found
+        if data and whole:
+            self._hear(data)
+
+    def _hear(self, document: bytes) -> None:
+        found = self._read(document)
+        before = self._said or [None] * len(found)
+        self._said = [old if new is None else new for old, new in zip(before, found, strict=True)]

@@ -1,9 +1,10 @@
-"""Which hosts are this machine."""
+"""Which hosts are this machine, or Google's, and how a path is read."""
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 
 def is_loopback(host: str) -> bool:
@@ -22,3 +23,13 @@ def is_readable_on_the_way(url: str) -> bool:
     """Whether what is sent to this address leaves the machine in plain text."""
     parts = urlsplit(url)
     return parts.scheme.lower() != "https" and not is_loopback(parts.hostname or "")
+
+
+def plain_path(path: str) -> str:
+    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
+    return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
+
+
+def is_googles(host: str) -> bool:
+    """Whether a host, with a port or a path or without, is one of Google's APIs."""
+    return re.split("[:/]", host)[0].lower().rstrip(".").endswith(".googleapis.com")

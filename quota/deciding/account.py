@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
-from quota.common.log import warn
+from quota.common.log import line, warn
 from quota.deciding.answer import Answers, ahead_ms
 from quota.deciding.checklist import NO_GRANTS, Checklist, Checklists, believed
 from quota.decision import REPAIR
@@ -94,11 +94,13 @@ class Account:
         self.high_water_mark = high_water_mark
         self.identity = identity or Identity("", project)
         self.recorder = recorder
+        self.on_decision: Callable[[Decision], None] | None = None
+        """Who wants to see each decision that is not a peek: a run that shows its progress."""
         windows = [limit.view.window for limit in limits]
         self.longest_ms = max((window.longest_ms for window in windows), default=DAY_MS)
         # Credentials of one project have the same limits, so these are all that the configuration has for it.
         self.retention_ms = retention_of(windows)
-        self._grants = NO_GRANTS
+        self.grants = NO_GRANTS
         self._said_ahead = False
         self.told_ms: dict[tuple[str, bool], int] = {}
         """When the ledger was last told what an answer says of a bucket; by itself, that nothing remains in it."""
@@ -120,7 +122,7 @@ class Account:
         while True:
             mark, caller_ms = self.high_water_mark, self.clock()
             since_ms, until_ms, checks = checklist.checks
-            if not since_ms <= caller_ms < until_ms or checklist.grants is not self._grants:
+            if not since_ms <= caller_ms < until_ms or checklist.grants is not self.grants:
                 checklist, charges, checks = self._checked_at(caller_ms, checklist, charges)
             request = ChargeRequest(
                 self.project,
@@ -150,14 +152,15 @@ class Account:
                         self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
                     return checklist, request, result
                 losses += 1
-                for charge_id in result.ids:  # the call has not left
-                    correctable(self.ledger).settle(self.project, charge_id, 0, self.views)
+                if result.ids:  # the call has not left
+                    first, *others = result.ids
+                    correctable(self.ledger).settle(self.project, first, 0, self.views, others)
                 charges = self._under_new_keys(charges) if result.ids else charges
             elif outcome == "granted":
                 grant_tries += 1
                 if grant_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
-                self._grants = believed(result.granted, caller_ms)
+                self.grants = believed(result.granted, caller_ms)
             elif outcome == "behind" and mark is not None:
                 losses += 1
                 if losses > MAX_LOSSES:
@@ -179,9 +182,9 @@ class Account:
         self, caller_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
     ) -> tuple[Checklist, tuple[Charge, ...], tuple[LimitCheck, ...]]:
         """What the ledger is asked to check at a time: by the price of then, and with the grants that are believed."""
-        if caller_ms >= self._grants.until_ms:
-            self._grants = believed(self._grants.text, caller_ms)
-        grants = self._grants
+        if caller_ms >= self.grants.until_ms:
+            self.grants = believed(self.grants.text, caller_ms)
+        grants = self.grants
         checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges, self.attempt_keys.next)
         if checklist.grants is not grants:
             checklist = self.checklists.with_grants(checklist, grants)
@@ -228,6 +231,18 @@ class Account:
         that ends with the refusal of a peek says so here."""
         if self.recorder is not None:
             self.recorder.refused(decision, job, region, self.attempt_keys.run, calls)
+
+    def note_shadow(self, decision: Decision, job: str, region: str, calls: int) -> None:
+        """Log and count calls that left, and that shadow limits would have refused."""
+        import logging  # late: few processes come here
+
+        for name in decision.would_refuse:
+            said = line(
+                "would_refuse", project=self.project, limit=name, method=decision.method, job=job, region=region
+            )
+            logging.getLogger("quota").info("%s", said)
+            if self.recorder is not None:
+                self.recorder.shadowed(name, job, decision.decided_at_ms, calls)
 
     def hand_over_refusals(self) -> None:
         """Tell the ledger now what this process was refused: somebody is about to look at the counts. Takes 50 ms at

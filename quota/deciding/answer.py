@@ -9,6 +9,7 @@ Nearly every answer follows from the result alone. When a refused call fits agai
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER, rfc3339
@@ -57,7 +58,12 @@ class Answers(NamedTuple):
         admitted = result.outcome == "admitted"
         refusal = _NOT_REFUSED if admitted else self._refusal(checklist, request, result, read)
         refused_by, reason, retry_at_ms, detail = refusal
-        tightest = states[0] if len(states) == 1 else min(states, key=_further_calls, default=None)
+        enforced = states
+        if checklist.shadow:
+            enforced = tuple(
+                [state for limit, state in zip(checklist.limits, states, strict=False) if not limit.shadow]
+            )
+        tightest = enforced[0] if len(enforced) == 1 else min(enforced, key=_further_calls, default=None)
         return Decision(
             admitted,
             result.id,
@@ -147,6 +153,8 @@ def occupancies_of(
     occupancies = []
     each = zip(checklist.limits, checklist.caps, checklist.costs, request.checks, result.used_units, strict=True)
     for n, (limit, cap_units, cost_units, check, used) in enumerate(each):
+        if limit.shadow:
+            limit, cap_units = replace(limit, paced=False), check.cap_units
         full = used + check.cost_units > check.cap_units
         if full or of_all:
             unlogged = result.unlogged[n] if result.unlogged else ()
@@ -162,10 +170,16 @@ def _further_calls(state: LimitState) -> int:
 def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:
     """Each limit as a result shows it, with what it counts of charges that the ledger has lost."""
     states = []
-    for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
+    caps = checklist.caps_at(request.caller_ms) if checklist.shadow else ()
+    for n, (limit, check, used) in enumerate(zip(checklist.limits, request.checks, result.used_units, strict=False)):
         _, cap_units, cost_units, _ = check
+        would_refuse = False
+        if limit.shadow:
+            cap_units = caps[n]
+            would_refuse = cost_units > 0 and used + (cost_units if result.id is None else 0) > cap_units
         left = cap_units - used if cap_units > used else 0
-        states.append(LimitState(limit.name, cost_units, used, cap_units, left))
+        state = LimitState(limit.name, cost_units, used, cap_units, left)
+        states.append(state._replace(would_refuse=True) if would_refuse else state)
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

@@ -19,11 +19,11 @@ from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.contract import LimitCheck
 from quota.ledger.entry import FURTHER, Charge
-from quota.ledger.grants import read_grants
+from quota.ledger.grants import Grant, read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
 from quota.terms.attribution import RESERVED, check_name, is_reservation
 from quota.terms.costs import MAX_PARTS, Part
-from quota.terms.limits import HOUR_MS, Calendar, of_jobs, paced_units
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, of_jobs, paced_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +36,9 @@ MAX_CHARGE_UNITS = 10**9
 
 MAX_KEPT = 1_000
 """The most checklists that are kept: a caller may give each call other units."""
+
+NO_CAP = MAX_NUMBER
+"""What the ledger compares a shadow limit with: it counts, and never refuses. All else goes by the limit's own cap."""
 
 ALWAYS = (0, NEVER)
 """The times between which a price holds that never changes."""
@@ -84,6 +87,35 @@ def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
 _LONG_DAY_MS = 25 * HOUR_MS
 
 
+def wanted_grants(
+    limits: Sequence[Limit], said: Mapping[str, int], known: Sequence[Grant], now_ms: int, believed_ms: int
+) -> tuple[Grant, ...]:
+    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
+    stands as long as it is believed; a number that is still the same is not written again for a day."""
+    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
+    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
+    for bucket, units in said.items():
+        if not lowers(limits, bucket, units):
+            continue
+        standing = before.get(bucket)
+        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
+        wanted[bucket] = (
+            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + believed_ms)
+        )
+    return tuple(sorted(wanted.values()))
+
+
+CONFIRM_MS = DAY_MS
+"""A grant that is still the same is written again when it is this old."""
+
+
+def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
+    """Whether a grant of so many units of a bucket lowers one of these limits."""
+    return any(
+        (most := granted_units(limit, {bucket: units})) is not None and most < limit.limit_units for limit in limits
+    )
+
+
 def cap(
     limit: Limit, leave_units: int, cost_units: int, now_ms: int | None, granted: Mapping[str, int] | None = None
 ) -> int:
@@ -123,6 +155,8 @@ class Checklist:
     caps: tuple[int, ...]
     costs: tuple[int, ...]
     paced: bool
+    shadow: bool
+    """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
     """The times in ms from and until which the call has that price."""
     grants: Grants
@@ -161,7 +195,8 @@ class Checklist:
 
 def _check(limit: Limit, cap_units: int, cost_units: int, now_ms: int) -> LimitCheck:
     window = limit.view.window
-    return LimitCheck(limit.view, cap_units, cost_units, window.edges(now_ms) if isinstance(window, Calendar) else None)
+    edges = window.edges(now_ms) if isinstance(window, Calendar) else None
+    return LimitCheck(limit.view, NO_CAP if limit.shadow else cap_units, cost_units, edges)
 
 
 class Together(NamedTuple):
@@ -260,9 +295,9 @@ class Checklists(dict[Key, Checklist]):
         leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
         caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
-        paced = any(x.paced for x in limits)
+        paced, shadow = any(x.paced for x in limits), any(x.shadow for x in limits)
         units = parts[0].units if parts else 0
-        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
 
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
@@ -356,7 +391,7 @@ class Checklists(dict[Key, Checklist]):
     def _check_fits(self, checklist: Checklist, what: str, remedy: str) -> None:
         each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
         for limit, cap_units, cost_units in each:
-            if cost_units > cap_units:
+            if cost_units > cap_units and not limit.shadow:
                 left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
                     f"{what} {many(cost_units, 'unit')} and limit {limit.name!r} of credential {self._credential!r} "

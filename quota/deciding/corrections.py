@@ -23,7 +23,7 @@ from quota.terms.arguments import text, whole
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from quota.deciding.account import Account
     from quota.ledger.entry import Charge, Entry
@@ -48,8 +48,11 @@ def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
 
 def refund(account: Account, charge_id: str) -> Charge | Entry:
     """See `quota.Budget.refund`."""
-    first, *_ = [_settle(account, one, 0) for one in charges_in(charge_id)]
-    return first
+    first, *others = charges_in(charge_id)
+    if all(map(_is_id, (first, *others))):
+        return _settle(account, first, 0, others)
+    before, *_ = [_settle(account, one, 0) for one in (first, *others)]
+    return before
 
 
 def charges_in(charge_id: str) -> list[str]:
@@ -59,14 +62,14 @@ def charges_in(charge_id: str) -> list[str]:
     return parts if all(_is_id(one) or one.startswith(ALLOWANCE_ID) for one in parts) else [charge_id]
 
 
-def _settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
+def _settle(account: Account, charge_id: str, units: int, also: Sequence[str] = ()) -> Charge | Entry:
     before: Charge | Entry | None = None
     remedy = "give the id that the charge returned, while the ledger's log still has it"
     if charge_id.startswith(ALLOWANCE_ID):
         remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
         before = _settle_drawn(account, charge_id, units)
     elif _is_id(charge_id):
-        before = correctable(account.ledger).settle(account.project, charge_id, units, account.views)
+        before = correctable(account.ledger).settle(account.project, charge_id, units, account.views, also)
     if before is None:
         raise UnknownCharge(f"project {account.project!r} has no charge {show(charge_id)}; {remedy}")
     return before

@@ -2,7 +2,7 @@
 
     news      what of an answer is worth a question to the ledger. Known from the decision about the call, so nobody
               waits for it
-    observe   counts what others used (L17)
+    observe   counts what others used (L17), and remembers a limit that is smaller than the configuration says (L28)
 
 A level is compared with all that is charged when the ledger is asked, and not with what was charged when the call
 left: upstream may have counted any call that left until then, and what we charged is never taken for others'. So calls
@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import rfc3339
 from quota.common.log import line
+from quota.deciding.checklist import granted_units, lowers, wanted_grants
 from quota.deciding.corrections import repay
 from quota.ledger.entry import Charge
-from quota.ledger.parts import correctable
+from quota.ledger.grants import read_grants
+from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
-from quota.terms.evidence import heard
-from quota.terms.limits import SECOND_MS, Calendar
+from quota.terms.evidence import heard, no_longer
+from quota.terms.limits import DAY_MS, SECOND_MS, Calendar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +50,7 @@ def news(account: Account, decision: Decision, levels: Sequence[Level], now_ms: 
     found = []
     for level in levels:
         said = heard(level, account.book, account.limits, charged_ms(decision), now_ms)
-        if said is None or not (level.remaining_units == 0 or _changes(said, used)):
+        if said is None or not (level.remaining_units == 0 or _changes(said, used) or _grants_anew(account, level)):
             continue
         told = level.bucket, level.remaining_units == 0
         if not 0 <= now_ms - account.told_ms.get(told, 0) < AGAIN_MS:
@@ -81,6 +83,36 @@ def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> No
     if reports:
         epoch = account.attempt_keys.next()
         correctable(account.ledger).add_unlogged(account.project, epoch, reports, account.retention_ms)
+    granted = {level.bucket: units for level in levels if (units := _granted(account, level)) is not None}
+    if any(_grants_anew(account, level) for level in levels):
+        earlier = read_grants(account.grants.text)
+        wanted = wanted_grants(account.limits, granted, earlier, now_ms, BELIEVED_MS)
+        notes_in(account.ledger).grant(account.project, wanted)
+
+
+BELIEVED_MS = DAY_MS
+"""How long a smaller limit of an answer is believed. The answers after that say it anew."""
+
+
+def _granted(account: Account, level: Level) -> int | None:
+    """What upstream grants of a bucket, by the limit that an answer names. None where nothing follows: the bucket has
+    several windows, a limit counts it for longer, or nothing would be left but what the limit leaves unspent, which is
+    no plan but a mistake: nothing would be admitted that could hear otherwise."""
+    bucket, units = account.book.buckets.get(level.bucket), level.limit_units
+    if bucket is None or units is None or len(bucket.quotas) > 1:
+        return None
+    for limit in account.limits:
+        most = granted_units(limit, {bucket.name: units})
+        if most == 0 or (most is not None and not no_longer(limit.view.window, bucket.window)):
+            return None
+    return units
+
+
+def _grants_anew(account: Account, level: Level) -> bool:
+    """Whether that is another number than the one believed in until now."""
+    units = _granted(account, level)
+    wanted = units if units is not None and lowers(account.limits, level.bucket, units) else None
+    return units is not None and account.grants.units.get(level.bucket) != wanted
 
 
 def charged_ms(decision: Decision) -> int:

@@ -22,6 +22,7 @@ from weakref import WeakSet
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.text import one_line
+from quota.decision import SHADOW
 from quota.errors import LedgerError
 from quota.terms.limits import HOUR_MS
 
@@ -70,6 +71,7 @@ class Recorder:
         self._seen_ms, self._due_ms = 0, 0
         self._lock = threading.Lock()  # never waited for: the thread that has it does the work of the others
         self._pending: list[Refused] = []
+        self._shadows: list[tuple[int, str, str, int]] = []
         self._counts: dict[tuple[int, str, str, str], int] = {}
         self._newest: list[Refused] = []
         self._hour_ends_ms = 0
@@ -85,6 +87,17 @@ class Recorder:
             # The next answer says that there is somebody to tell.
             self._answers, self._seen_ms, self._due_ms = False, 0, 0
         if len(self._pending) >= KEPT and self._lock.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._lock.release()
+
+    def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
+        """A shadow limit would have refused calls that left. Nothing is sent yet."""
+        if not self._has_begun:
+            self._begin()
+        self._shadows.append((at_ms // HOUR_MS * HOUR_MS, limit, job, calls))
+        if len(self._shadows) >= KEPT and self._lock.acquire(blocking=False):
             try:
                 self._count()
             finally:
@@ -151,13 +164,17 @@ class Recorder:
         """Count what is pending; keep the newest as a whole."""
         from quota.ledger.history import MAX_REFUSALS
 
-        taken = self._pending[:]
-        del self._pending[: len(taken)]  # a thread may have appended meanwhile
-        for decision, job, _, _, calls in taken:
-            key = decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason
+        taken, shadows = self._pending[:], self._shadows[:]
+        del self._pending[: len(taken)], self._shadows[: len(shadows)]  # a thread may have appended meanwhile
+        self._newest = (self._newest + taken)[-MAX_REFUSALS:]
+        counted: list[tuple[tuple[int, str, str, str], int]] = [
+            ((decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason), calls)
+            for decision, job, _, _, calls in taken
+        ]
+        counted += [((hour_ms, limit, job, SHADOW), calls) for hour_ms, limit, job, calls in shadows]
+        for key, calls in counted:
             if key in self._counts or len(self._counts) < KEPT:
                 self._counts[key] = self._counts.get(key, 0) + calls
-        self._newest = (self._newest + taken)[-MAX_REFUSALS:]
 
 
 def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int = 1) -> str:

@@ -56,7 +56,9 @@ class _Counted(NamedTuple):
     def fits(self, at_ms: int) -> bool:
         """Whether the call fits, as a decision compares it (L9)."""
         cost = self.cost_units
-        return self.used_units + cost <= cap(self.limit, self.leave_units, cost, at_ms, self.granted)
+        return self.limit.shadow or self.used_units + cost <= cap(
+            self.limit, self.leave_units, cost, at_ms, self.granted
+        )
 
     def costing(self, units: int) -> _Counted:
         """The same for a call of this many units."""

@@ -11,10 +11,11 @@ from quota.common.findings import Finding
 from quota.common.storage import obstacle
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
-from quota.inbound.configured import rule_names, rule_of, rules_of, table_of
+from quota.inbound.configured import rule_of, rules_of, table_of
 from quota.inbound.rules import Rule, Rules
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import file_of
+from quota.settings.inbound import rule_names
 from quota.settings.model import Settings
 
 _NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
@@ -26,26 +27,24 @@ METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
 
 def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each rule that cannot be used or that no request reaches: its place, what is wrong, and what to do."""
-    table = table_of(settings)
-    if table is None:
-        return
     wrong = []
-    for name in rule_names(table):
-        try:
-            rule_of(table, name)
-        except ConfigError as error:
-            wrong.append(error)
-    if not wrong:
-        try:
-            rules = rules_of(settings)
-        except ConfigError as error:
-            wrong.append(error)
-        else:
-            assert rules is not None  # noqa: S101  # see above
+    try:
+        table = table_of(settings)
+        if table is None:
+            return
+        for name in rule_names(table):
+            try:
+                rule_of(table, name)
+            except ConfigError as error:
+                wrong.append(error)
+        rules = None if wrong else rules_of(settings)
+        if rules is not None:
             yield from _together(rules)
             for key, needed in _NEEDS.items():
                 if key in table and needed not in table:
                     yield f"inbound.{key}", f"has no effect without {needed}; add that, or remove this key"
+    except ConfigError as error:
+        wrong.append(error)
     for one in wrong:
         location, _, message = str(one).removeprefix(f"{settings.source}: ").partition(": ")
         yield location, message

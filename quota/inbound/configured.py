@@ -21,14 +21,15 @@ from quota.common.named import read_named
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
-from quota.inbound.identity import X_FORWARDED_FOR, digest
+from quota.inbound.identity import digest
 from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import file_of
 from quota.settings.address import address_of, file_url, path_at, place_of
-from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
-from quota.settings.load import find_config, load_settings
+from quota.settings.inbound import rule_names
+from quota.settings.load import load_settings
 from quota.settings.model import Settings
-from quota.settings.toml import TomlTable, parse_span
+from quota.settings.tables import INBOUND, INBOUND_RULE
+from quota.settings.toml import TomlTable
 
 MAX_KEYS_BYTES = 8 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -46,7 +47,7 @@ def load_rules(
     `keys` and `user` are functions of your own, see `Rules`. Raises ConfigError, which names file and key.
     """
     settings = load_settings(config)
-    if settings.path is None and find_config() is None:
+    if settings.path is None and settings.inbound is None:
         raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or give rules in code")
     rules = rules_of(settings, keys=keys, user=user)
     if rules is None:
@@ -71,16 +72,16 @@ def rules_of(
     rules = [rule_of(table, name) for name in rule_names(table)]
     if not rules:
         raise table.error(f"at least one rule is needed; {_A_RULE}")
-    key_field = table.text("key_field", None)
+    key_field = table.read("key_field")
     known = keys
     if known is None and "keys" in table:
         known = _known_keys(table, settings)
     given: dict[str, Any] = {
         "url": _url(table, settings),
-        "exempt": (*table.texts("exempt"), *exempt),
-        "trusted_proxies": table.texts("trusted_proxies"),
-        "forwarded": table.text("forwarded", X_FORWARDED_FOR).lower(),
-        "x_fields": table.flag("x_fields", False),
+        "exempt": (*table.read("exempt"), *exempt),
+        "trusted_proxies": table.read("trusted_proxies"),
+        "forwarded": table.read("forwarded").lower(),
+        "x_fields": table.read("x_fields"),
     }
     try:
         return Rules(rules, key_field=key_field, keys=known, user=user, **given)
@@ -92,33 +93,15 @@ def table_of(settings: Settings) -> TomlTable | None:
     """The table `[inbound]`; None if there is none."""
     if settings.inbound is None:
         return None
-    return TomlTable(settings.inbound, settings.source, "inbound")
-
-
-def rule_names(table: TomlTable) -> list[str]:
-    """The names of the rules, in the order of the file."""
-    return [name for name, value in table.items() if isinstance(value, dict)]
+    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
 
 
 def rule_of(table: TomlTable, name: str) -> Rule:
     """One rule. Raises ConfigError."""
-    row = table.table(name, RULE_KEYS)
-    if "limits" in row:
-        for key in LIMIT_KEYS:
-            if key in row:
-                raise row.error("stands in each of limits, or without limits beside path", key)
-        limits = [_limit(one) for one in row.array("limits", LIMIT_KEYS)]
-    else:
-        limits = [_limit(row)]
-    given: dict[str, Any] = {
-        "path": row.text("path", None),
-        "methods": row.texts("methods"),
-        "algorithm": row.text("algorithm", "counter"),
-        "cost": row.whole("cost", 1),
-        "fail": row.text("fail", "open"),
-        "shadow": row.flag("shadow", False),
-        "count_rejected": row.flag("count_rejected", False),
-    }
+    row = table.table(name, INBOUND_RULE)
+    limits = [_limit(one) for one in row.read("limits") or [row]]
+    keys = ("path", "methods", "algorithm", "cost", "fail", "shadow", "count_rejected")
+    given: dict[str, Any] = {key: row.read(key) for key in keys}
     try:
         return Rule(name, limits, **given)
     except ConfigError as error:
@@ -126,10 +109,10 @@ def rule_of(table: TomlTable, name: str) -> Rule:
 
 
 def _limit(row: TomlTable) -> Limit:
-    window_ms = parse_span(row, "window")
+    window_ms = row.read("window")
     if window_ms % 1000:  # clients are told whole seconds
         raise row.error(f'{show(row.text("window"))} is not in whole seconds; write for example "60s"', "window")
-    return Limit(row.whole("limit"), window_ms, row.whole("burst", 0))
+    return Limit(row.read("limit"), window_ms, row.read("burst"))
 
 
 def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:

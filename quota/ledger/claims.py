@@ -4,6 +4,8 @@ Claim           what a run asks for
 Holder          whose a region is that it did not get
 Claimed         the answer
 Record          what a ledger stores of one job, and the rules that change it
+
+Where a job stands in its regions may lie beside its claims, as texts that say nothing to the ledger (L31).
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ and written with each page."""
 
 MAX_REGIONS = 1_000
 """The most regions that are claimed at once."""
+
+MAX_PLACE_BYTES = 70_000
+"""The longest text that says where a job stands in a region. The longest cursor in it has 64 kB."""
+
+PLACE_KEPT_MS = 35 * DAY_MS
+"""A place is forgotten so long after it was kept last."""
 
 Ending = Literal["done", "stopped", "failed"]
 
@@ -101,6 +109,29 @@ def checked_claim(claim: Claim) -> Claim:
     )
 
 
+def place_field(name: str, region: str) -> str:
+    return f"place:{text(name, 'name')}|{text(region, 'region')}"
+
+
+def checked_place(place: str) -> str:
+    """Raises UsageError for one that is too long."""
+    size = len(text(place, "place").encode())
+    if size > MAX_PLACE_BYTES:
+        raise UsageError(f"a place of {size:,} bytes: a ledger keeps at most {MAX_PLACE_BYTES:,} of a region")
+    return place
+
+
+def stored_place(place: str, now_ms: int) -> str:
+    """`UNTIL_MS TEXT`."""
+    return f"{now_ms + PLACE_KEPT_MS} {place}"
+
+
+def read_place(stored: str, now_ms: int) -> str | None:
+    """The place; None if it has lapsed, or is none of ours."""
+    until_ms, _, place = stored.partition(" ")
+    return place if until_ms.isascii() and until_ms.isdigit() and int(until_ms[:16]) > now_ms else None
+
+
 class _Run(NamedTuple):
     """A store's hold on regions: the run that claimed them last. `run` is empty once it has ended."""
 
@@ -113,6 +144,9 @@ class _Run(NamedTuple):
     until_ms: int
     tick: str
     regions: tuple[str, ...]
+
+    def holder(self) -> Holder:
+        return Holder(self.owner, self.host, self.seen_ms, self.until_ms, self.run != "")
 
     def blocks(self, claim: Claim, now_ms: int) -> bool:
         """Whether this run is another one than the claim's, and may be alive."""
@@ -147,12 +181,25 @@ class Record:
             own = run.owner == claim.owner
             if take_over or (own and not run.blocks(claim, self.now_ms)):
                 continue
-            until_ms = run.alive_until_ms if own else run.until_ms
-            holder = Holder(run.owner, run.host, run.seen_ms, until_ms, run.run != "")
+            holder = run.holder()._replace(until_ms=run.alive_until_ms) if own else run.holder()
             elsewhere.update(dict.fromkeys(set(run.regions) & set(claim.regions), holder))
         got = [region for region in claim.regions if region not in elsewhere]
         if got or not claim.regions:
             self._give(claim, got)
+        return Claimed(self.now_ms, elsewhere)
+
+    def renew(self, claim: Claim) -> Claimed:
+        """As `claim`, but only of regions that no other run had since this one got them: what it wants to write about
+        one of the others may be out of date."""
+        elsewhere = {}
+        for region in claim.regions:
+            has = [run for run in self.runs if region in run.regions]
+            if not any((run.owner, run.run) == (claim.owner, claim.run) for run in has):
+                free = Holder("", "", self.now_ms, self.now_ms, False)
+                elsewhere[region] = max((run.holder() for run in has), key=lambda holder: holder.until_ms, default=free)
+        kept = [region for region in claim.regions if region not in elsewhere]
+        if kept:
+            self._give(claim, kept)
         return Claimed(self.now_ms, elsewhere)
 
     def _give(self, claim: Claim, regions: list[str]) -> None:

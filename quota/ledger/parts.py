@@ -6,6 +6,7 @@ needs it is told so, in one line.
     Correctable     charges that are corrected, repaid, or lost and counted all the same
     KeepsNotes      what upstream said: closed buckets, grants, counts
     KeepsClaims     which run has which regions
+    KeepsPlaces     where jobs stand in their regions
     KeepsHistory    what was spent and refused, hour by hour
     Repairable      what an operator asks
     Movable         see `quota.ledger.fence`
@@ -21,7 +22,7 @@ from quota.errors import UnusableLedger
 from quota.ledger.contract import MIN_RETENTION_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
@@ -38,11 +39,14 @@ if TYPE_CHECKING:
 class Correctable(Protocol):
     """Charges that are corrected, repaid, or lost and counted all the same."""
 
-    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
-        """Set what a charge counts, absolutely, keeping its time and id (L15).
+    def settle(
+        self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
+    ) -> Entry | None:
+        """Set what a charge counts, absolutely, keeping its time and id (L15). Those in `also`, the further charges of
+        one call, count the same from the same moment on.
 
-        Returns the entry as it was before, or None if the id is unknown. Idempotent and never refused. The ledger
-        updates `views`; other views it updates too, or rebuilds at their next use.
+        Returns the entry as it was before, or None, and nothing is done, if an id is unknown. Idempotent and never
+        refused. The ledger updates `views`; other views it updates too, or rebuilds at their next use.
         """
 
     def repay(
@@ -109,6 +113,21 @@ class KeepsClaims(Protocol):
     def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
         """Say that the run has ended. Its regions stay with its store, unless it `failed`; its tick was run, unless it
         was `stopped` on the way.
+        """
+
+
+@runtime_checkable
+class KeepsPlaces(KeepsClaims, Protocol):
+    """Where jobs stand in their regions, as texts of whoever runs them."""
+
+    def places(self, project: str, name: str, regions: Sequence[str]) -> Mapping[str, str]:
+        """The places of at most 1,000 of these regions of the job called `name`; without those that have none (L31)."""
+
+    def keep_places(self, project: str, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
+        """Renew a claim, and keep the places of regions that it names, each at most MAX_PLACE_BYTES long (L31).
+
+        One atomic step. A region that another run has had since this one claimed it is in `elsewhere` of the answer:
+        nothing was kept of it, and the run does not get it back. Raises UsageError for a place out of its bounds.
         """
 
 
@@ -186,6 +205,12 @@ def claims_in(ledger: Ledger) -> KeepsClaims:
     if isinstance(ledger, KeepsClaims):
         return ledger
     raise _lacking(ledger, "keeps no claims of runs")
+
+
+def places_in(ledger: Ledger) -> KeepsPlaces:
+    if isinstance(ledger, KeepsPlaces):
+        return ledger
+    raise _lacking(ledger, "keeps no places of jobs")
 
 
 def history_in(ledger: Ledger) -> KeepsHistory:

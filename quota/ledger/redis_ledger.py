@@ -252,10 +252,12 @@ class RedisLedger(StateChanges, OfOneProcess):
             args += (str(number), units_text(charge), charge.method, charge.job, charge.region, charge.idempotency_key)
         return bool(self._script("repay", project, args) != "CLOCK")
 
-    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+    def settle(
+        self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
+    ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         # It keeps all views up to date.
-        reply = self._script("settle", project, [charge_id, str(units)], with_history=True)
+        reply = self._script("settle", project, [charge_id, str(units), *also], with_history=True)
         return self._read(read_entry, [charge_id, *reply]) if reply else None
 
     def read(

@@ -35,6 +35,7 @@ CREATE TABLE charges (
 --   granted             L28: what upstream says it grants: BUCKET=UNITS:SINCE_MS:UNTIL_MS;...
 --   compared            L28: what upstream counted when somebody compared last: compared.py
 --   claim:NAME          L25: UNTIL_MS JSON. Whose the regions of a job are, and which ticks were run: claims.py
+--   place:NAME|REGION   L31: UNTIL_MS TEXT. Where a job stands in a region, as whoever runs it says
 --   repaired            L26: what repairs have left, newest first: NEWEST BEGUN_MS AT_MS THROUGH, a line for each
 --   history:...         L29, L30: as lua/roll_up.lua and lua/add_refusals.lua say; history:refusals is a JSON list
 --   fence, move,        L27: the role in the last move that touched this ledger, and the name of that move; of a fenced

@@ -171,6 +171,7 @@ def _trim(db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) 
         through_ms = max(newest_trimmed, trimmed_through_ms(db, project))
         put_fields(db, project, [("trimmed_through_ms", through_ms)])
     drop_lapsed(db, project, "claim", now_ms)  # L25
+    drop_lapsed(db, project, "place", now_ms)  # L31
     until_ms = read_fields(db, project, ("unlogged_until_ms",)).get("unlogged_until_ms", "0")
     if int(until_ms) <= now_ms - RETENTION_SLACK_MS:  # L17
         drop_kind(db, project, "unlogged")

@@ -210,34 +210,43 @@ class SqliteLedger(StateChanges, OfOneProcess):
 
         return self._transact(project, work, write=True)
 
-    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+    def settle(
+        self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
+    ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        ms, seq = (int(part) for part in charge_id.split("-"))
+        ids = [(int(ms), int(seq)) for ms, _, seq in (one.partition("-") for one in (charge_id, *also))]
 
         def work(db: sqlite3.Connection) -> Entry | None:
-            row = db.execute(
-                f"SELECT {COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
-                (project, ms, seq),
-            ).fetchone()
-            if row is None:
-                return None
-            entry = entry_of(row)
-            db.execute(
-                "UPDATE charges SET units = ?, settled = 1 WHERE project = ? AND ms = ? AND seq = ?",
-                (units, project, ms, seq),
-            )
-            named = {view.name: view.selector for view in views}
-            for name, text in fields_of(db, project, "view").items():
-                view, selector = ViewState.of(text), named.get(name)
-                if view is None or selector is None:
-                    drop_fields(db, project, [f"view:{name}"])
-                elif selector.counts(entry.bucket, entry.method, entry.job) and view.has_read((ms, seq)):
-                    more = selector.cost(units) - selector.cost(entry.units)
-                    put_fields(db, project, [(f"view:{name}", view._replace(total=view.total + more).text())])
-            sqlite_history.correct(db, project, entry, units)
-            return entry
+            entries: list[Entry] = []
+            for ms, seq in ids:
+                row = db.execute(
+                    f"SELECT {COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
+                    (project, ms, seq),
+                ).fetchone()
+                if row is None:
+                    return None
+                entries.append(entry_of(row))
+            for entry in entries:
+                self._settle(db, project, entry, units, views)
+            return entries[0]
 
         return self._transact(project, work, write=True)
+
+    @staticmethod
+    def _settle(db: sqlite3.Connection, project: str, entry: Entry, units: int, views: Sequence[View]) -> None:
+        db.execute(
+            "UPDATE charges SET units = ?, settled = 1 WHERE project = ? AND ms = ? AND seq = ?",
+            (units, project, entry.ms, entry.seq),
+        )
+        named = {view.name: view.selector for view in views}
+        for name, text in fields_of(db, project, "view").items():
+            view, selector = ViewState.of(text), named.get(name)
+            if view is None or selector is None:
+                drop_fields(db, project, [f"view:{name}"])
+            elif selector.counts(entry.bucket, entry.method, entry.job) and view.has_read((entry.ms, entry.seq)):
+                more = selector.cost(units) - selector.cost(entry.units)
+                put_fields(db, project, [(f"view:{name}", view._replace(total=view.total + more).text())])
+        sqlite_history.correct(db, project, entry, units)
 
     def read(
         self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None

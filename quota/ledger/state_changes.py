@@ -132,8 +132,42 @@ class StateChanges(ABC):
     def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
         self._change_claims(project, claim, lambda record, checked: record.end(checked, ending))
 
-    def _change_claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
-        """L25. Change the record of a job's claims."""
+    def places(self, project: str, name: str, regions: Sequence[str]) -> Mapping[str, str]:
+        """L31."""
+        from quota.ledger.claims import MAX_REGIONS, place_field, read_place
+
+        if len(regions) > MAX_REGIONS:
+            raise UsageError(f"{len(regions):,} regions: the places of at most {MAX_REGIONS:,} are read at once")
+        names = {place_field(name, region): region for region in regions}
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[dict[str, str]]:
+            places = {names[field]: read_place(stored, now_ms) for field, stored in fields.items()}
+            return Change({region: place for region, place in places.items() if place is not None})
+
+        return self._change_state(project, tuple(names), rule)
+
+    def keep_places(self, project: str, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
+        """L31."""
+        from quota.ledger.claims import checked_place, place_field, stored_place
+
+        if unclaimed := [region for region in places if region not in claim.regions]:
+            raise UsageError(f"region {unclaimed[0]!r:.100}: a place is kept only of a region that is claimed")
+        checked = {region: (place_field(name, region), checked_place(place)) for region, place in places.items()}
+
+        def becomes(claimed: Claimed) -> dict[str, str]:
+            kept = [one for region, one in checked.items() if region not in claimed.elsewhere]
+            return {field: stored_place(place, claimed.now_ms) for field, place in kept}
+
+        return self._change_claims(project, claim, lambda record, its: record.renew(its), becomes)
+
+    def _change_claims(
+        self,
+        project: str,
+        claim: Claim,
+        change: Callable[[Record, Claim], T],
+        also: Callable[[T], Mapping[str, str]] = lambda _: {},
+    ) -> T:
+        """L25. Change the record of a job's claims, and what follows `also` from the answer."""
         from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
 
         claim = checked_claim(claim)
@@ -142,6 +176,6 @@ class StateChanges(ABC):
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
             record = Record(fields.get(field, ""), now_ms)
             answer = change(record, claim)
-            return Change(answer, {field: record.stored()})
+            return Change(answer, {field: record.stored(), **also(answer)})
 
         return self._change_state(project, (field,), rule)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
-from quota.deciding.checklist import granted_units
+from quota.deciding.checklist import granted_units, wanted_grants
 from quota.deciding.outlook import unlogged_usage
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.compared import Compared
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 BELIEVED_MS = 7 * DAY_MS
 """How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""
-
-CONFIRM_MS = DAY_MS
-"""A grant that is still the same is written again when it is this old."""
 
 
 class Lowered(NamedTuple):
@@ -200,7 +197,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     before = _from_upstream(budget)
     notes = notes_in(ledger).notes(credential.project)
     known = tuple(notes.grants)
-    wanted = _wanted_grants(credential, grants, known, now_ms)
+    wanted = wanted_grants(credential.limits, grants, known, now_ms, BELIEVED_MS)
     if commit:
         lost = _lost_usages(budget)
         reports = [
@@ -328,28 +325,6 @@ def _counted(budget: Budget, counted: Mapping[str, tuple[tuple[int, int], ...]],
         live = [part for part in counted.get(limit.view.name, ()) if part[1] > now_ms and part[0]]
         if live:
             yield Counts(limit.name, sum(units for units, _ in live), max(until_ms for _, until_ms in live))
-
-
-def _wanted_grants(
-    credential: CredentialSettings, said: Mapping[str, int], known: Sequence[Grant], now_ms: int
-) -> tuple[Grant, ...]:
-    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
-    stands as long as it is believed; a number that is still the same is not written again for a day."""
-    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
-    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
-    for bucket, units in said.items():
-        lowers = any(
-            (most := granted_units(limit, {bucket: units})) is not None and most < limit.limit_units
-            for limit in credential.limits
-        )
-        if not lowers:
-            continue
-        standing = before.get(bucket)
-        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
-        wanted[bucket] = (
-            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + BELIEVED_MS)
-        )
-    return tuple(sorted(wanted.values()))
 
 
 def _lowered(limits: Sequence[Limit], grants: Sequence[Grant], now_ms: int) -> Iterator[Lowered]:

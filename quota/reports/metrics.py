@@ -23,6 +23,7 @@ from urllib.parse import quote
 from quota.common.clock import NEVER
 from quota.common.folders import open_alone
 from quota.common.text import printable
+from quota.decision import SHADOW
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_used_units": (GAUGE, "Units that the limit counts now, with unlogged usage."),
     "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all that it counts."),
     "quota_limit_unlogged_units": (GAUGE, "Units that the limit counts though the log lacks them."),
+    "quota_limit_reserved_units": (GAUGE, "Used units charged in the last hour as a bound that nobody has settled."),
     "quota_limit_next_capacity_timestamp_seconds": (GAUGE, "When the limit has more capacity; absent if unused."),
     "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
     "quota_bucket_exhausted": (GAUGE, "1 while upstream has closed the bucket, else 0."),
@@ -51,6 +53,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
     "quota_corrected_units_total": (COUNTER, "Units by which corrections changed them, up or down."),
     "quota_refusals_total": (COUNTER, "Calls that were refused, since the ledger's history began."),
+    "quota_would_refuse_total": (COUNTER, "Calls that left, and that a shadow limit would have refused."),
     "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
     "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
     "quota_region_completed_timestamp_seconds": (GAUGE, "When the last complete pass of the region ended."),
@@ -160,6 +163,7 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
         yield Sample("quota_limit_used_units", labels, row.state.used_units)
         yield Sample("quota_limit_remaining_units", labels, row.state.remaining_units)
         yield Sample("quota_limit_unlogged_units", labels, row.state.unlogged_units)
+        yield Sample("quota_limit_reserved_units", labels, row.reserved_units)
         if row.next_capacity_ms is not None:
             yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
         if isinstance(window, Calendar):
@@ -191,8 +195,11 @@ def of_sums(project: str, sums: Iterable[RunningSum], refused: Iterable[RefusedS
         yield Sample("quota_charged_units_total", labels, one.units)
         yield Sample("quota_corrected_units_total", labels, one.corrected_units)
     for no in refused:
-        labels = {"project": project, "limit": no.limit, "quota_job": no.job, "reason": no.reason}
-        yield Sample("quota_refusals_total", labels, no.calls)
+        labels = {"project": project, "limit": no.limit, "quota_job": no.job}
+        if no.reason == SHADOW:
+            yield Sample("quota_would_refuse_total", labels, no.calls)
+        else:
+            yield Sample("quota_refusals_total", {**labels, "reason": no.reason}, no.calls)
 
 
 def of_silence(project: str, owed_units: int) -> list[Sample]:

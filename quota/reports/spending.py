@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
 from quota.common.members import members
-from quota.decision import LimitState
+from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import Ledger, entries_between, just_before, read_entries
 from quota.ledger.entry import Entry, Id
@@ -61,7 +61,8 @@ class Spending:
     rows lack all that the ledger has lost, and what only upstream counted: its limits count `unlogged_units` for both
     now, of which `upstream_units` only upstream counted. In a row of several buckets a call of all of them is one
     charge: what a job charged for a method and region in one hour is as many as in the bucket that has most.
-    `refused`, most calls first, covers whole hours. `adds_buckets_up`: some row has the units of several buckets.
+    `refused`, most calls first, covers whole hours; `would_refuse` has the calls that left, and that a shadow limit
+    would have refused. `adds_buckets_up`: some row has the units of several buckets.
     """
 
     since_ms: int
@@ -73,6 +74,7 @@ class Spending:
     upstream_units: int = 0
     refused: tuple[Refusals, ...] = ()
     adds_buckets_up: bool = False
+    would_refuse: tuple[Refusals, ...] = ()
 
     @property
     def total_units(self) -> int:
@@ -90,6 +92,7 @@ class Spending:
             **members(self, "total_units", if_any="unlogged_units upstream_units"),
             **({} if gap is None else {"gap": {"from": gap[0], "to": gap[1]}}),
             "refused": [asdict(one) for one in self.refused],
+            **({"would_refuse": [asdict(one) for one in self.would_refuse]} if self.would_refuse else {}),
         }
 
 
@@ -123,8 +126,16 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
     ranked = sorted(((key, charges[key], n) for key, n in units.items()), key=lambda row: (-row[2], row[0]))
     gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
     gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
+    refused = _refused(parts, since_ms)
     return Spending(
-        since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms), adds_buckets_up=mixed
+        since_ms,
+        until_ms,
+        by,
+        tuple(ranked),
+        gap_ms,
+        refused=tuple(one for one in refused if one.reason != SHADOW),
+        adds_buckets_up=mixed,
+        would_refuse=tuple(one for one in refused if one.reason == SHADOW),
     )
 
 
@@ -190,7 +201,10 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
     limits = tuple(
         LimitState(
             str(one["name"]),
-            *(_units(one[field]) for field in ("cost_units", "used_units", "limit_units", "remaining_units")),
+            _units(one["cost_units"]),
+            _units(one["used_units"]),
+            _units(one["limit_units"]),
+            _units(one["remaining_units"]),
         )
         for one in data["limits"]
     )

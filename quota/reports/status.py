@@ -109,7 +109,11 @@ class CredentialRow(NamedTuple):
     def counts_all(self, row: LimitRow) -> bool:
         """Whether this limit counts every unit of the main bucket."""
         selector, main = row.limit.view.selector, self.main_bucket
-        return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
+        return (
+            not (row.limit.narrow or row.limit.shadow)
+            and selector.count == "units"
+            and main in (selector.buckets or (main,))
+        )
 
     @property
     def open(self) -> bool:
@@ -318,7 +322,9 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         if bucket is None or x.reopened_ms:
             continue
         whole = [
-            row for row in limits if not row.limit.narrow and row.limit.view.selector == Selector(buckets=(x.bucket,))
+            row
+            for row in limits
+            if not (row.limit.narrow or row.limit.shadow) and row.limit.view.selector == Selector(buckets=(x.bucket,))
         ]
         if not whole:
             continue
@@ -393,6 +399,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **({} if grant is None else {"granted_units": grant.quota_units, "enforced_units": row.enforced_units}),
         **({"paced_units": row.state.limit_units} if limit.paced else {}),
         **members(row.state, "used_units remaining_units"),
+        **({"shadow": True, "would_refuse": row.state.would_refuse} if limit.shadow else {}),
         **members(row, if_any="reserved_units"),
         **members(row.state, if_any="unlogged_units upstream_units"),
         **({} if row.exact_from_ms is None else members(row, "counts_since exact_from")),

@@ -16,22 +16,11 @@ from quota.errors import ConfigError
 from quota.ledger.factory import canonical, file_of
 from quota.ledger.file_url import absolute, absolute_path
 from quota.settings.keys import read_secret
+from quota.settings.tables import ADDRESS_KEYS, FILES, FLAGS, SECRETS, VARIABLE
 
 if TYPE_CHECKING:
     from quota.settings.toml import TomlTable
 
-SECRETS = {
-    "username": "user name",
-    "password": "password",
-    "sentinel_username": "user name",
-    "sentinel_password": "password",
-    "ssl_password": "password",
-}
-FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-FLAGS = ("ssl_check_hostname", "sentinel_ssl")
-KEYS = ("url", *SECRETS, *FILES, "ssl_cert_reqs", *FLAGS)
-
-_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"
 
@@ -68,11 +57,9 @@ def is_reference(text: str) -> bool:
 
 def address_of(table: TomlTable, folder: Path) -> Address | None:
     """What a table says; None without `url`. Raises ConfigError, which shows no secret."""
-    keys = [key for key in KEYS[1:] if key in table]
     if "url" not in table:
-        if keys:
-            raise table.error("has no effect without a url of Redis; add one, or remove this key", keys[0])
         return None
+    keys = [key for key in ADDRESS_KEYS[1:] if key in table]
     url, ref = _secret(table, folder, "url", "url")
     url = canonical(url)
     secrets = [("url", ref)] if re.search(_LOGIN, url) else []
@@ -87,11 +74,11 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
             if SECRETS[key] == "password":
                 secrets.append((key, ref))
         elif key in FLAGS:
-            options[key] = str(table.flag(key, True)).lower()
-        elif key == "ssl_cert_reqs":
-            options[key] = table.text(key, choices=("required", "none"))
+            options[key] = str(table.read(key)).lower()
+        elif key in FILES:
+            options[key] = path_at(table, folder, key, table.read(key))
         else:
-            options[key] = path_at(table, folder, key, table.text(key))
+            options[key] = table.read(key)
     return Address(_with_options(url, options, table, folder), tuple(secrets))
 
 
@@ -114,7 +101,7 @@ def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "
     `bearer:`, and is left out of the answer."""
     ref = table.text(key).removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
+    if kind == "env" and colon and re.fullmatch(VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
         return f"file:{path_at(table, folder, key, rest)}"

@@ -1,4 +1,4 @@
-"""The tables of a cost book about its API: `hosts`, `routes` and `answers`. The model is `quota.terms.api`."""
+"""What a cost book says of its API: `hosts`, `key`, `scopes`, `routes`, `answers`. The model: `quota.terms.api`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from quota.common.text import many, nearest, show
 from quota.errors import UsageError
+from quota.settings.tables import SCOPE
 from quota.settings.toml import TomlTable, parse_span
 from quota.terms.api import (
     VERBS,
     AnswerRules,
     ClosedRule,
     Field,
+    Figure,
     Form,
     KeyPlace,
     LevelRule,
@@ -20,6 +22,7 @@ from quota.terms.api import (
     Pointer,
     Refill,
     Route,
+    Used,
 )
 from quota.terms.hosts import Hosts
 
@@ -40,6 +43,14 @@ def parse_hosts(root: TomlTable) -> tuple[str, ...]:
         except UsageError as error:
             raise root.error(str(error), "hosts", index) from None
     return hosts
+
+
+def parse_scopes(table: TomlTable) -> tuple[str, ...]:
+    """What an account asks for that logs in; () where nothing is said. Raises ConfigError."""
+    scopes = table.texts("scopes")
+    for index, scope in enumerate(scopes):
+        SCOPE.check_name(table, scope, "scopes", index)
+    return scopes
 
 
 def parse_key(root: TomlTable) -> KeyPlace:
@@ -126,11 +137,29 @@ def parse_answers(root: TomlTable, buckets: Collection[str], pools: Iterable[str
         if first is not None:
             raise row.error(f"never reached: closed[{first}] takes all of it; put this one first")
         closed.append(rule)
-    units = _field(table, "units") if "units" in table else None
-    return AnswerRules(tuple(levels), units, tuple(free), tuple(closed))
+    used = _used(table) if "units" in table else None
+    return AnswerRules(tuple(levels), used, tuple(free), tuple(closed))
 
 
-def _rows(table: TomlTable, key: str, keys: Iterable[str]) -> list[TomlTable]:
+def _used(table: TomlTable) -> Used:
+    """What a call used: one figure, or a list of those in the JSON that add up, each in one of several places."""
+    if not isinstance(table.value("units"), list):
+        return Used((Figure((_field(table, "units"),)),))
+    return Used(
+        tuple(
+            Figure(tuple(Field(pointer=place) for place in _places(row)), row.whole("default", None, minimum=0))
+            for row in _rows(table, "units", ("json", "default"))
+        )
+    )
+
+
+def _places(row: TomlTable) -> list[Pointer]:
+    if not isinstance(row.value("json"), list):
+        return [parse_pointer(row, "json")]
+    return [_pointer(row, "json", text, index) for index, text in enumerate(row.texts("json"))]
+
+
+def _rows(table: TomlTable, key: str, keys: Collection[str]) -> list[TomlTable]:
     if key not in table:
         return []
     rows = table.array(key, keys)
@@ -209,9 +238,12 @@ def _field(table: TomlTable, key: str, groups: tuple[str, ...] = ()) -> Field:
 
 def parse_pointer(row: TomlTable, key: str) -> Pointer:
     """A place in a JSON document, as the key has it. Raises ConfigError."""
-    pointer = row.text(key)
+    return _pointer(row, key, row.text(key))
+
+
+def _pointer(row: TomlTable, key: str, pointer: str, index: int | None = None) -> Pointer:
     if not pointer.startswith("/") or re.search(r"~(?![01])", pointer):
-        raise row.error(f'{show(pointer)} is no JSON pointer; write for example "/errors/0/code"', key)
+        raise row.error(f'{show(pointer)} is no JSON pointer; write for example "/errors/0/code"', key, index)
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
 
 

@@ -11,10 +11,11 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
-from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes
+from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes, parse_scopes
+from quota.settings.tables import CALENDAR
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
-from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding, Window
+from quota.terms.limits import Calendar, Sliding, Window
 from quota.terms.reserve import Reserve
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_API_KEYS = ("hosts", "key", "routes", "answers")
+_API_KEYS = ("hosts", "key", "scopes", "routes", "answers")
 _BOOK_KEYS = (
     "api",
     "source",
@@ -114,6 +115,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
         hosts=parse_hosts(root),
         key=parse_key(root),
+        scopes=parse_scopes(root),
         routes=parse_routes(root, methods),
         answers=parse_answers(root, buckets, [pool.name for pool in pools]),
     )
@@ -272,14 +274,13 @@ def parse_window(table: TomlTable, key: str) -> Window:
         return Sliding(parse_span(table, key))
     if not isinstance(value, dict):
         raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
-    row = table.as_table(value, key, ("calendar", "zone", "day", "starts"))
-    period = row.text("calendar", choices=PERIODS)
+    row = table.as_table(value, key, CALENDAR)
+    period = row.read("calendar")
     for name, of in (("day", "month"), ("starts", "week")):
         if name in row and period != of:
             raise row.error(f'only calendar = "{of}" has it; remove this key', name)
-    zone, day = row.text("zone"), row.whole("day", 1, maximum=LAST_DAY)
-    starts = row.text("starts", "monday", choices=WEEKDAYS)
+    zone = row.read("zone")
     try:
-        return Calendar(period, zone, day, starts)  # type: ignore[arg-type]  # of the choices
+        return Calendar(period, zone, row.read("day"), row.read("starts"))
     except ValueError:
         raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quota.settings.address import KEYS as ADDRESS_KEYS
+from quota.settings.tables import INBOUND, INBOUND_RULE
 from quota.settings.toml import TomlTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEYS = (*ADDRESS_KEYS, "exempt", "trusted_proxies", "forwarded", "key_field", "keys", "x_fields")
-"""What applies to all rules. Every table in `[inbound]` is a rule."""
-
-RULE_KEYS = (
-    "path",
-    "methods",
-    "limit",
-    "window",
-    "burst",
-    "limits",
-    "algorithm",
-    "cost",
-    "fail",
-    "shadow",
-    "count_rejected",
-)
-LIMIT_KEYS = ("limit", "window", "burst")
-
 
 def check_keys(root: TomlTable) -> Mapping[str, Any]:
     """The table `[inbound]` as it stands in the file. Raises ConfigError for a key that nobody reads."""
     table = root.table("inbound")
-    names = [name for name, value in table.items() if isinstance(value, dict)]
-    root.table("inbound", (*KEYS, *names))
+    names = rule_names(table)
+    root.table("inbound", (*INBOUND, *names))
     for name in names:
-        if name not in KEYS:
-            row = table.table(name, RULE_KEYS)
-            if isinstance(row.value("limits") if "limits" in row else None, list):
-                row.array("limits", LIMIT_KEYS)
+        row = table.table(name, tuple(INBOUND_RULE))
+        if isinstance(row.value("limits") if "limits" in row else None, list):
+            row.array("limits", tuple(INBOUND_RULE["limits"].keys))
     return dict(table.items())
+
+
+def rule_names(table: TomlTable) -> list[str]:
+    """The names of the rules, in the order of the file: every table in `[inbound]` is one."""
+    return [name for name, value in table.items() if isinstance(value, dict) and name not in INBOUND]

@@ -11,10 +11,6 @@ from quota.common.text import listed, nearest, show
 from quota.settings.address import reference
 from quota.settings.model import (
     BUILT_IN_FETCHES,
-    DEFAULT_MAX_ANSWER_S,
-    DEFAULT_MAX_BODY_MB,
-    DEFAULT_MAX_ITEMS,
-    DEFAULT_MISFIRE_GRACE_MS,
     MAX_MISFIRE_GRACE_MS,
     CredentialSettings,
     JobSettings,
@@ -22,34 +18,16 @@ from quota.settings.model import (
     check_table,
 )
 from quota.settings.schedules import Every, load_zone, parse_schedule
-from quota.settings.toml import TomlTable, parse_span
+from quota.settings.tables import JOB
+from quota.settings.toml import TomlTable
 from quota.terms.limits import format_duration
 
-SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
-ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
-_JOB_KEYS = (
-    "credential",
-    "fetch",
-    "regions",
-    "pages",
-    "schedule",
-    *SCHEDULE_KEYS,
-    "leave",
-    "max_units",
-    "tables",
-    "options",
-    *ANSWER_KEYS,
-    "machines",
-    "ping",
-    "insecure_endpoint",
-)
-_FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
-
-def parse_jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
-    left: dict[tuple[str, int], dict[str, int]] = {}
-    rows = table.tables(_JOB_KEYS)
-    jobs = {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows.items()}
+def parse_jobs(
+    rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings], folder: Path
+) -> dict[str, JobSettings]:
+    left: dict[tuple[str, int | str], dict[str, int]] = {}
+    jobs = {name: _job(name, row, credentials, left, folder) for name, row in rows.items()}
     first: dict[str, JobSettings] = {}
     for job in jobs.values():
         for name, its in job.tables.items():
@@ -65,59 +43,57 @@ def _job(
     name: str,
     row: TomlTable,
     credentials: Mapping[str, CredentialSettings],
-    left: dict[tuple[str, int], dict[str, int]],
+    left: dict[tuple[str, int | str], dict[str, int]],
     folder: Path,
 ) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
-    credential = row.text("credential", next(iter(credentials)))
+    credential = row.read("credential") or next(iter(credentials))
     if credential not in credentials:
         raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
-    fetch = row.text("fetch")
-    if fetch not in BUILT_IN_FETCHES and not re.fullmatch(_FUNCTION, fetch):
+    fetch = row.read("fetch")
+    if not re.fullmatch(JOB["fetch"].pattern, fetch):
         own = 'not a built-in job; write your own as "package.module:function"'
         raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
     job = JobSettings(
         name=name,
         credential=credential,
         fetch=fetch,
-        regions=tuple(row.check_label(region, "regions", index) for index, region in enumerate(row.texts("regions"))),
-        pages=row.whole("pages", 1, maximum=100_000),
+        regions=row.read("regions"),
+        pages=row.read("pages"),
         schedule=None,
         stagger_ms=0,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
-        options=_options(row.table("options", default={})),
-        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, maximum=1_000),
-        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
-        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
-        on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
+        options=_options(row.read("options")),
+        max_body_mb=row.read("max_body_mb"),
+        max_answer_s=row.read("max_answer_s"),
+        max_items=row.read("max_items"),
+        on_each_machine=row.read("machines") == "each",
         ping_ref=reference(row, folder, "ping") if "ping" in row else None,
-        insecure_endpoint=row.flag("insecure_endpoint", False),
-        max_units=row.whole("max_units", None),
-        tables=_tables(row.table("tables", default={})),
+        insecure_endpoint=row.read("insecure_endpoint"),
+        max_units=row.read("max_units"),
+        tables=_tables(row),
+        sink=row.read("sink") or "",
     )
     return _scheduled(job, row)
 
 
-def _tables(table: TomlTable) -> dict[str, TableSettings]:
+def _tables(job: TomlTable) -> dict[str, TableSettings]:
     tables = {}
-    for name, row in table.tables(("key", "history")).items():
+    for name, row in job.read("tables").items():
         try:
             check_table(name)
         except ValueError as error:
-            raise table.error(str(error)) from None
-        tables[name] = TableSettings(row.texts("key") or ("id",), row.texts("history"))
+            raise job.error(str(error), "tables") from None
+        tables[name] = TableSettings(row.read("key") or ("id",), row.read("history"))
     return tables
 
 
 def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
     """`job` with its schedule from the configuration."""
     if "schedule" not in row:
-        for key in SCHEDULE_KEYS:
-            if key in row:
-                raise row.error("has no effect without a schedule; add one, or remove this key", key)
         return job
-    text, zone = " ".join(row.text("schedule").split()), row.text("timezone", "UTC")
+    text, zone = " ".join(row.read("schedule").split()), row.read("timezone")
     try:
         schedule = parse_schedule(text, zone)
     except ValueError as error:
@@ -129,8 +105,7 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             load_zone(zone)
         except ValueError as error:
             raise row.error(str(error), "timezone") from None
-    stagger_ms = parse_span(row, "stagger") if "stagger" in row else 0
-    jitter_ms = parse_span(row, "jitter") if "jitter" in row else 0
+    stagger_ms, jitter_ms = row.read("stagger") or 0, row.read("jitter") or 0
     # All regions of one tick must start before the next tick does.
     shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
     spread_ms = others * stagger_ms + jitter_ms
@@ -144,7 +119,7 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             f"{format_duration(spread_ms)}, {then}",
             "stagger",
         )
-    grace_ms = parse_span(row, "misfire_grace") if "misfire_grace" in row else DEFAULT_MISFIRE_GRACE_MS
+    grace_ms = row.read("misfire_grace")
     if grace_ms > MAX_MISFIRE_GRACE_MS:
         raise row.error(
             f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
@@ -155,26 +130,30 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
 
 
 def _leave(
-    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]
+    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int | str], dict[str, int]]
 ) -> dict[str, int]:
-    """Units by limit name; a bare number applies to every limit that counts all calls of the main bucket.
+    """Units by limit name; a bare number, or a share of the quota, applies to every limit that counts all calls of the
+    main bucket. A share is rounded down, so that a small limit still has room.
 
-    `left` caches the result of a bare number: many jobs leave the same number of many limits.
+    `left` caches the result: many jobs leave the same number of many limits.
     """
-    value = row.value("leave")
-    if not isinstance(value, dict):
-        units = row.as_whole(value, "leave", minimum=0)
-        key = (credential.name, units)
+    value: int | str | TomlTable = row.read("leave")
+    if isinstance(value, int | str):
+        key = (credential.name, value)
         if key not in left:
             main = credential.book.main_bucket.name
-            left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+            whole = [x for x in credential.limits if not x.narrow and main in x.view.selector.buckets]
+            left[key] = {x.name: _units(value, x.quota_units) for x in whole}
         return left[key]
-    table = row.table("leave")
     names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
-    for name, _ in table.items():
+    for name, _ in value.items():
         if name not in names:
-            raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
-    return {name: table.whole(name, minimum=0) for name, _ in table.items()}
+            raise value.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
+    return {name: value.whole(name, minimum=0) for name, _ in value.items()}
+
+
+def _units(value: int | str, quota_units: int) -> int:
+    return value if isinstance(value, int) else quota_units * int(value[:-1]) // 100
 
 
 def _options(table: TomlTable) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from typing import TYPE_CHECKING
 
 from quota.common.text import nearest, show
 from quota.settings.books import parse_window
@@ -11,7 +11,9 @@ from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, PERIOD_MS, Calendar, Limit, Selector, Sliding, View, Window
 
-_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "per", "count", "bucket", "pacing")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
@@ -30,10 +32,46 @@ def default_limits(book: CostBook) -> tuple[Limit, ...]:
                 names.setdefault(window, name)
                 quotas[window] = min(quota.units, quotas.get(window, quota.units))
         for window, quota_units in quotas.items():
-            headroom = quota_units * DEFAULT_HEADROOM_PERCENT // 100
+            headroom = share_of(quota_units, DEFAULT_HEADROOM_PERCENT)
             view = View(Selector(buckets=(bucket.name,)), window)
             limits.append(Limit(prefix + names[window], quota_units - headroom, view, quota_units, headroom))
     return tuple(limits)
+
+
+def share_of(units: int, percent: int) -> int:
+    """A share to leave unspent, rounded up; but never all."""
+    return min(-(-units * percent // 100), units - 1)
+
+
+def headroom_of(limit: Limit, book: CostBook) -> int:
+    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
+    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
+    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
+
+
+def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs or limit.per_job or limit.shadow:
+        return False
+    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
+    if selector.count == "calls" and any(units > 1 for units in charged.values()):
+        return False
+    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
+    return not selector.methods or (
+        charged.keys() <= set(selector.methods)
+        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
+    )
+
+
+def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
+    """Where calls of up to `max_cost_units` find room that the ledger does not see: the headroom of each limit that
+    covers a bucket and counts such calls."""
+    return [
+        (headroom_of(limit, book), limit)
+        for limit in limits
+        if book.least_units(limit.view.selector) <= max_cost_units and any(covers(limit, b, book) for b in book.buckets)
+    ]
 
 
 def _windows_of(window: Window) -> list[tuple[str, Window]]:
@@ -52,7 +90,7 @@ def _zone_name(zone: str) -> str:
 
 def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
-    for table in row.array("limits", _LIMIT_KEYS):
+    for table in row.read("limits"):
         limit = _limit(table, book)
         if limit.name in limits:
             raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
@@ -61,26 +99,24 @@ def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
 
 
 def _limit(table: TomlTable, book: CostBook) -> Limit:
-    name = table.check_label(table.text("name"), "name")
+    name = table.read("name")
     quota_units, headroom_units = _numbers(table)
     methods = _methods(table, book)
     selector = Selector(
         buckets=_buckets(table, book, methods),
         methods=methods,
-        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
-        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
+        jobs=table.read("jobs"),
+        count=table.read("count"),
     )
     view = View(selector, parse_window(table, "window"))
-    paced, per_job = _pacing(table, view.window), "per" in table and table.text("per", choices=("job",)) == "job"
-    if per_job and selector.jobs:
-        raise table.error(
-            "each job has this limit for itself, so `jobs` cannot be given too; remove one of them", "per"
-        )
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job)
+    paced, per_job = _pacing(table, view.window), table.read("per") == "job"
+    return Limit(
+        name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job, table.read("shadow")
+    )
 
 
 def _pacing(table: TomlTable, window: Window) -> bool:
-    paced = table.flag("pacing", False)
+    paced: bool = table.read("pacing")
     if paced and not isinstance(window, Calendar):
         raise table.error(
             "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
@@ -93,13 +129,8 @@ def _pacing(table: TomlTable, window: Window) -> bool:
 def _numbers(table: TomlTable) -> tuple[int, int]:
     """(quota, headroom) of a limit; `units` is a quota without headroom."""
     if "units" in table:
-        for other in ("quota", "headroom"):
-            if other in table:
-                raise table.error(f"cannot be combined with {other}; give quota and headroom, or units alone", "units")
-        return table.whole("units"), 0
-    if "quota" not in table:
-        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
-    quota_units = table.whole("quota")
+        return table.read("units"), 0
+    quota_units = table.read("quota")
     headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
@@ -107,17 +138,13 @@ def _numbers(table: TomlTable) -> tuple[int, int]:
 
 
 def _headroom(table: TomlTable, quota_units: int) -> int:
-    """Units, or a share of the quota such as `"10%"`, rounded up."""
-    value = table.value("headroom")
-    if not isinstance(value, str):
-        return table.as_whole(value, "headroom", minimum=0)
-    if not re.fullmatch(r"[0-9]{1,2}%", value):
-        raise table.error('write whole units, or a share of the quota such as "10%"', "headroom")
-    return -(-quota_units * int(value[:-1]) // 100)
+    """Units, or a share of the quota such as `"10%"`."""
+    value: int | str = table.read("headroom")
+    return value if isinstance(value, int) else share_of(quota_units, int(value[:-1]))
 
 
 def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
-    methods = tuple(book.canonical(method) for method in table.texts("methods"))
+    methods = tuple(book.canonical(method) for method in table.read("methods"))
     for index, method in enumerate(methods):
         if method not in book.methods:
             message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
@@ -127,8 +154,8 @@ def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
 
 def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
     if "bucket" in table:
-        value = table.value("bucket")
-        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
+        value: str | tuple[str, ...] = table.read("bucket")
+        names = (value,) if isinstance(value, str) else value
         for index, name in enumerate(names):
             if name not in book.buckets:
                 message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"

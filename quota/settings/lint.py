@@ -26,7 +26,9 @@ from quota.ledger.redis_url import FALSE
 from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.limits import covers, headrooms
 from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
 
@@ -51,6 +53,7 @@ def lint(settings: Settings) -> list[Finding]:
         *_server(settings),
         *_store(settings),
         *_ways(settings),
+        *(finding for book in books.values() for finding in _unsettled(book)),
     ]
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
@@ -98,13 +101,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
     # counts such calls.
     together = outage.machines * outage.allowance_units
     for credential in {c.project: c for c in settings.credentials.values()}.values():
-        book = credential.book
-        fits = [
-            (_headroom(limit, book), limit)
-            for limit in credential.limits
-            if book.least_units(limit.view.selector) <= outage.max_cost_units
-            and any(_covers(limit, b, book) for b in book.buckets)
-        ]
+        fits = headrooms(credential.limits, credential.book, outage.max_cost_units)
         headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
         if limit is not None and together > headroom:
             most = headroom // outage.machines
@@ -139,7 +136,8 @@ def _server(settings: Settings) -> Iterator[Finding]:
     if settings.inbound is None or settings.path is None:
         return
     try:
-        address = address_of(TomlTable(settings.inbound, settings.source, "inbound"), settings.path.absolute().parent)
+        table = TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables)
+        address = address_of(table, settings.path.absolute().parent)
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:
@@ -200,27 +198,6 @@ def _everybody_reads(path: str | Path) -> bool:
         return False
 
 
-def _headroom(limit: Limit, book: CostBook) -> int:
-    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
-    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
-    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
-
-
-def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
-    """Whether a limit counts every call charged to a bucket, whoever makes it."""
-    selector = limit.view.selector
-    if bucket not in selector.buckets or selector.jobs or limit.per_job:
-        return False
-    charged = {method: units for method in book.methods if (units := book.price(method).units_in(bucket))}
-    if selector.count == "calls" and any(units > 1 for units in charged.values()):
-        return False
-    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
-    return not selector.methods or (
-        charged.keys() <= set(selector.methods)
-        and not any(price.units_in(bucket) for price in (book.default_get, book.default_other))
-    )
-
-
 def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
@@ -249,7 +226,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 def _fleeting(settings: Settings) -> Iterator[Finding]:
     """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
-    if settings.store.name or not shared or settings.ledger.file is not None:
+    if settings.store.name or settings.store.places_in_ledger or not shared or settings.ledger.file is not None:
         return
     kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):
@@ -290,6 +267,8 @@ def _path(location: str, file: str | None) -> Iterator[Finding]:
 def _limits(credential: CredentialSettings) -> Iterator[Finding]:
     book = credential.book
     for index, limit in enumerate(credential.limits):
+        if limit.shadow:
+            continue
         location = f"credentials.{credential.name}.limits[{index}]"
         yield from _too_small(limit, book, location)
         yield from _too_large(limit, book, location)
@@ -332,7 +311,7 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
 def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
     """Findings for a bucket that no limit covers, or whose limits allow too much inside upstream's own window."""
     location = f"credentials.{credential.name}.limits"
-    whole = [limit for limit in credential.limits if _covers(limit, bucket.name, credential.book)]
+    whole = [limit for limit in credential.limits if covers(limit, bucket.name, credential.book)]
     if not whole:
         some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
         yield Finding(
@@ -400,6 +379,19 @@ MAX_HINTS = 20
 """At most this many unknown names are compared with all known names. Nobody writes a longer list by hand."""
 
 
+def _unsettled(book: CostBook) -> Iterator[Finding]:
+    """A bound that no answer settles stands for good, so that a budget is soon spent on what nobody used."""
+    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
+    if bounds and book.answers.units is None:
+        yield Finding(
+            "warning",
+            f"cost book {book.name}",
+            f"{', '.join(bounds[:3])}: `reserve` is the most that a call may cost, and `answers` has no `units` that "
+            "say what it did cost",
+            'add for example units = { json = "/usage/total" }, or settle each call in your program',
+        )
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
@@ -465,6 +457,14 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
     yield from _auth_file(credential)
     location = f"credentials.{credential.name}"
     ref = credential.auth_ref
+    asks = credential.key_ref is None and (ref or "").startswith(("adc", "service-account:"))
+    if credential.scopes != credential.book.scopes and not asks:
+        yield Finding(
+            "warning",
+            f"{location}.scopes",
+            "have no effect: only an account asks for them, and a key or a token has its rights already",
+            'remove the key, or add auth = "adc" or "service-account:PATH"',
+        )
     if credential.cloud_project is None:
         if ref is not None and credential.key_ref is not None:
             yield Finding(
@@ -542,7 +542,7 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
     for name, left in job.leave.items():
         limit = limits[name]
         least = book.least_units(limit.view.selector)
-        if limit.limit_units - left < least <= limit.limit_units:
+        if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",
                 f"jobs.{job.name}.leave",

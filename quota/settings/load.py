@@ -7,46 +7,51 @@
     StoreSettings          where jobs keep what they fetched
 
 The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. If
-there is none, the settings come from `config/default.toml`. A file that nobody named is read only if nobody else could
-have written it. `quota.settings.lint` warns of valid but unwise settings.
+there is none, the settings come from `config/default.toml`. Variables `QUOTA__...` say any key otherwise. A file that
+nobody named is read only if nobody else could have written it. `quota.settings.lint` warns of valid but unwise
+settings.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping as MappingABC
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
+from quota.common.clock import host_clock
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.owners import doubt_of_path
 from quota.common.resources import read_text
 from quota.common.text import many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
-from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
 from quota.settings.books import load_book
+from quota.settings.environment import PREFIX, overlaid, variables_of
 from quota.settings.folders import state_folder
 from quota.settings.inbound import check_keys
-from quota.settings.jobs import ANSWER_KEYS, SCHEDULE_KEYS, parse_jobs
-from quota.settings.limits import default_limits, parse_limits
+from quota.settings.jobs import parse_jobs
+from quota.settings.limits import default_limits, headrooms, parse_limits
 from quota.settings.model import (
     BUILT_IN,
-    DEFAULT_RETENTION_MS,
+    GIVEN,
     CredentialSettings,
+    JobSettings,
     LedgerSettings,
     NotifySettings,
     Settings,
     StoreSettings,
     Unavailable,
 )
-from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
+from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
+from quota.settings.toml import NO_PLACES, TomlTable, parse_toml, read_file
 from quota.terms.limits import (
     Limit,
 )
@@ -76,18 +81,60 @@ def find_config(named: str | Path | None = None) -> Path | None:
     return users if os.path.lexists(users) else None
 
 
-def load_settings(config: str | Path | None = None) -> Settings:
-    """The settings from the file that `find_config` finds, or the built-in ones.
+class Config(NamedTuple):
+    """A configuration as tables, before it is checked: its file with the `variables` of the environment in it."""
 
-    Raises ConfigError, one line naming file and key, for anything that cannot be used.
-    """
+    data: dict[str, Any]
+    path: Path | None
+    source: str
+    folder: Path
+    text: str = ""
+    variables: Mapping[str, str] = NO_PLACES
+
+
+def read_config(config: str | Path | None = None) -> Config:
+    """The file that `find_config` finds, or the built-in configuration, and what the environment says of its keys."""
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
+    variables = variables_of(os.environ)
     if path is None:
-        data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
-        return _settings(data, None, BUILT_IN, state_folder())
-    return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
+        # The credential of the built-in one is for those who have none.
+        alone = any(name.startswith(f"{PREFIX}CREDENTIALS__") for name in variables)
+        text, source, folder = "" if alone else read_text("quota.config", "default.toml"), BUILT_IN, state_folder()
+    else:
+        text, source, folder = read_file(path), one_line(path), path.absolute().parent
+    data, paths = overlaid(parse_toml(text, source), variables)
+    return Config(data, path, source, folder, text, paths)
+
+
+def load_settings(config: str | Path | None = None) -> Settings:
+    """The settings from the file that `find_config` finds, or the built-in ones; with what the environment says.
+
+    Raises ConfigError, one line naming file and key, for anything that cannot be used.
+    """
+    return settings_of(read_config(config))
+
+
+def given_settings(tables: Mapping[str, Any]) -> Settings:
+    """The settings that a program made, as the tables of a file. Nothing is read from a file or the environment.
+
+    Relative paths are relative to the working folder. Raises ConfigError as `load_settings` does.
+    """
+    try:
+        data = _plain(tables)
+    except RecursionError:
+        raise ConfigError(f"{GIVEN}: nested too deep") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f'{GIVEN}: give a dict, as {{"credentials": {{"main": {{"api": "youtube-v3"}}}}}}')
+    return settings_of(Config(data, None, GIVEN, Path.cwd()))
+
+
+def _plain(value: Any) -> Any:
+    """The value as TOML has it: any mapping as a dict, a tuple as a list."""
+    if isinstance(value, MappingABC):
+        return {key if isinstance(key, str) else show(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _check_found(path: Path) -> None:
@@ -107,64 +154,75 @@ def _check_found(path: Path) -> None:
 # -- from tables to values ---------------------------------------------------------------------------------------------
 
 
-def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    tables = ("ledger", "credentials", "jobs", "store", "textfile", "notify", "inbound")
-    root = TomlTable(data, source, keys=tables, places=_PLACES)
-    if "credentials" not in root and ("inbound" not in root or "jobs" in root):
-        raise root.error(f"missing; {A_CREDENTIAL}", "credentials")
-    credentials = _credentials(root.table("credentials"), folder) if "credentials" in root else {}
-    ledger = _ledger(root.table("ledger", _LEDGER_KEYS, default={}), folder, path)
+def settings_of(config: Config) -> Settings:
+    """The checked values. Raises ConfigError."""
+    folder, path = config.folder, config.path
+    root = TomlTable(config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables)
+    credentials = _credentials(root, folder) if "credentials" in root else {}
+    identity = "" if config.source == GIVEN else _identity(path)
+    ledger = _ledger(root.read("ledger"), folder, identity, credentials)
+    jobs = parse_jobs(root.read("jobs"), credentials, folder)
     return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
-        jobs=parse_jobs(root.table("jobs", default={}), credentials, folder),
-        store=_store(root.table("store", _STORE_KEYS, default={}), folder, ledger),
-        textfile=path_at(root, folder, "textfile", root.text("textfile")) if "textfile" in root else None,
-        notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
-        if "notify" in root
-        else None,
+        jobs=jobs,
+        store=_store(root.read("store"), folder, ledger, jobs),
+        textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
+        notify=_notify(root.read("notify"), folder) if "notify" in root else None,
         inbound=_inbound(root) if "inbound" in root else None,
+        variables=config.variables,
+        called=config.source,
     )
 
 
-_LEDGER_KEYS = (*ADDRESS_KEYS, "name", "unavailable")
-_UNAVAILABLE_KEYS = ("max_cost", "allowance", "machines")
-_STORE_KEYS = ("url", "retention", "name")
-
-
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    return check_keys(TomlTable({"inbound": root.value("inbound")}, root.source))  # its keys mean something else
+    alone = TomlTable({"inbound": root.value("inbound")}, root.source, variables=root.variables)
+    return check_keys(alone)  # its keys mean something else
 
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
-    command = table.list_of_texts("command")
+    command = table.read("command")
     if command and "/" in command[0]:  # without one it is looked up in PATH
         command = (path_at(table, folder, "command", command[0]), *command[1:])
     url_ref = reference(table, folder, "url") if "url" in table else None
-    if not command and url_ref is None:
-        raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
-    stale_ms = parse_span(table, "stale") if "stale" in table else None
-    return NotifySettings(command, url_ref, stale_ms, table.flag("insecure_endpoint", False))
+    return NotifySettings(command, url_ref, table.read("stale"), table.read("insecure_endpoint"))
 
 
-def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:
+def _ledger(
+    table: TomlTable, folder: Path, identity: str, credentials: Mapping[str, CredentialSettings]
+) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
-        row = table.table("unavailable", _UNAVAILABLE_KEYS)
-        unavailable = Unavailable(
-            row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1, maximum=1_000)
-        )
+        row = table.read("unavailable")
+        max_cost_units, allowance = row.read("max_cost"), row.read("allowance")
+        if isinstance(allowance, str):
+            allowance = _share_of_headroom(row, int(allowance[:-1]), max_cost_units, credentials)
+        unavailable = Unavailable(max_cost_units, allowance, row.read("machines"))
         if unavailable.max_cost_units > unavailable.allowance_units:
             raise row.error(
                 f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
                 f"{unavailable.allowance_units}; lower max_cost or raise allowance",
                 "max_cost",
             )
-    name = table.check_name(table.text("name"), "name") if "name" in table else None
-    identity = f"name {name}" if name is not None else _identity(path)
+    name = table.read("name")
+    identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", ledger_schemes())
     return LedgerSettings(url, unavailable, name, identity, secrets)
+
+
+def _share_of_headroom(
+    row: TomlTable, percent: int, max_cost_units: int, credentials: Mapping[str, CredentialSettings]
+) -> int:
+    """A share of the smallest headroom in which calls of that cost find room, rounded up."""
+    found = [
+        units
+        for one in credentials.values()
+        for units, _ in headrooms(one.limits, one.book.at(host_clock()), max_cost_units)
+    ]
+    if not found:
+        raise row.error("no limit counts all calls of that cost, so there is no headroom; give units", "allowance")
+    return -(-min(found) * percent // 100)
 
 
 def _identity(path: Path | None) -> str:
@@ -182,14 +240,21 @@ def _identity(path: Path | None) -> str:
     return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute
 
 
-def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:
-    retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
-    given = Address(table.text("url")) if "url" in table else None
+def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
+    given = Address(table.read("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
     if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
-    name = table.check_label(table.text("name"), "name") if "name" in table else ""
-    return StoreSettings(url, retention_ms, name)
+    name, places_in_ledger = table.read("name") or "", table.read("places") == "ledger"
+    if places_in_ledger and name:
+        raise table.error('has no effect with places = "ledger": any machine may go on; remove it', "name")
+    each = next((job.name for job in jobs.values() if job.on_each_machine), "")
+    if places_in_ledger and each:
+        raise table.error(
+            f'"ledger" gives all machines one round, and jobs.{each} runs on each; remove its machines = "each"',
+            "places",
+        )
+    return StoreSettings(url, table.read("retention"), name, places_in_ledger)
 
 
 def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:
@@ -215,23 +280,18 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
 # -- credentials -------------------------------------------------------------------------------------------------------
 
 _SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
-_ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
-A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
-_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
-_CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
 
-def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
-    rows = table.tables(_CREDENTIAL_KEYS)
+def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
+    rows: dict[str, TomlTable] = root.read("credentials")
     if not rows:
-        raise table.error(f"at least one is needed; {A_CREDENTIAL}")
+        raise root.error(f"at least one is needed; {A_CREDENTIAL}", "credentials")
     books: dict[str, tuple[CostBook, tuple[Limit, ...]]] = {}
     credentials: dict[str, CredentialSettings] = {}
     first_of: dict[str, CredentialSettings] = {}
     limited: dict[str, str] = {}
     for name, row in rows.items():
-        row.check_name(name)
         credential = _credential(name, row, folder, books)
         other = first_of.setdefault(credential.project, credential)
         if other.book is not credential.book and other.book != credential.book:
@@ -259,7 +319,7 @@ def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings
 def _credential(
     name: str, row: TomlTable, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
 ) -> CredentialSettings:
-    api = row.text("api")
+    api = row.read("api")
     if api not in books:
         try:
             book = load_book(api, folder)
@@ -267,12 +327,11 @@ def _credential(
             raise row.error(str(error), "api") from None
         books[api] = book, default_limits(book)
     book, its_limits = books[api]
-    project = row.check_name(row.text("project", name), "project")
-    endpoint = row.text("endpoint", None)
+    project = row.read("project") or name
+    endpoint = row.read("endpoint")
     if endpoint is not None and not _is_address(endpoint):
-        # The message does not show it: people have put `?key=...` into it.
-        raise row.error("not an address such as http://127.0.0.1:8765, without user, query or fragment", "endpoint")
-    insecure_endpoint = row.flag("insecure_endpoint", False)
+        raise row.error(NO_ADDRESS, "endpoint")
+    insecure_endpoint = row.read("insecure_endpoint")
     if endpoint is not None and "key" in row and not insecure_endpoint and is_readable_on_the_way(endpoint):
         raise row.error(
             "the key would go there in plain text; give an https:// address, or set insecure_endpoint = true",
@@ -286,29 +345,16 @@ def _credential(
         key_ref=reference(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
         limits=parse_limits(row, book) if "limits" in row else its_limits,
-        cloud_project=_cloud_project(row) if "cloud_project" in row else None,
+        cloud_project=str(row.read("cloud_project")) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
+        scopes=row.read("scopes") or book.scopes,
+        on_refusal=row.read("on_refusal"),
     )
 
 
-def _cloud_project(row: TomlTable) -> str:
-    name = row.value("cloud_project")
-    if isinstance(name, int) and not isinstance(name, bool):
-        name = str(name)
-    elif not isinstance(name, str):
-        name = row.text("cloud_project")
-    if not re.fullmatch(_CLOUD_PROJECT, name):
-        # The message does not show it: people have put the key here.
-        raise row.error(
-            'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both',
-            "cloud_project",
-        )
-    return name
-
-
 def _auth_ref(row: TomlTable, folder: Path) -> str:
-    ref = row.text("auth")
+    ref: str = row.read("auth")
     kind, _, rest = ref.partition(":")
     if ref == "adc":
         return ref
@@ -327,21 +373,6 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
 def _is_address(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
-        return bool(re.fullmatch(_ENDPOINT, endpoint) and parts.hostname and parts.port != 0)
+        return bool(parts.hostname and parts.port != 0)
     except ValueError:  # a port out of range, an unmatched bracket
         return False
-
-
-_PLACES = {
-    **dict.fromkeys(("quota", "headroom", "units", "per", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
-    **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth"), "[credentials.NAME]"),
-    **dict.fromkeys(
-        ("fetch", "regions", "pages", "schedule", *SCHEDULE_KEYS, "leave", "max_units", "ping"), "[jobs.NAME]"
-    ),
-    **dict.fromkeys(ANSWER_KEYS, "[jobs.NAME]"),
-    **dict.fromkeys(("max_cost", "allowance"), "`unavailable` of [ledger]"),
-    "unavailable": "[ledger]",
-    "retention": "[store]",
-    "stale": "[notify]",
-}
-"""Where keys belong that stand in one kind of table only."""

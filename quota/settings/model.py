@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
     from quota.terms.costs import CostBook
 
-BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
+BUILT_IN_FETCHES = {
+    "trending": "videos.list",
+    "search": "search.list",
+    "channels": "channels.list",
+    "uploads": "playlistItems.list",
+    "videos": "videos.list",
+    "comments": "commentThreads.list",
+}
 """The built-in fetch functions, each with the API method that it calls first."""
 
 DEFAULT_RETENTION_MS = 30 * DAY_MS
@@ -28,6 +36,9 @@ DEFAULT_MAX_BODY_MB = 16
 DEFAULT_MAX_ANSWER_S = 120
 DEFAULT_MAX_ITEMS = 10_000
 BUILT_IN = "built-in configuration"
+GIVEN = "settings"
+"""What messages call a configuration that a program made."""
+
 NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: the built-in one is used; `quota init` writes one"
 
@@ -66,6 +77,10 @@ class LedgerSettings(NamedTuple):
         return f"<LedgerSettings {self.url.partition(':')[0]} {self.identity}>"
 
 
+OnRefusal = Literal["error", "429"]
+"""What a program that is instrumented meets: an error of the library that it uses, or an answer of 429."""
+
+
 @dataclass(frozen=True)
 class CredentialSettings:
     """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
@@ -73,7 +88,9 @@ class CredentialSettings:
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
     what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
-    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
+    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. `scopes` are what a service account
+    asks for; without any, Google's client asks for those that its API knows. `on_refusal` is for programs that are
+    instrumented.
     """
 
     name: str
@@ -86,6 +103,13 @@ class CredentialSettings:
     cloud_project: str | None = None
     auth_ref: str | None = None
     insecure_endpoint: bool = False
+    scopes: tuple[str, ...] = ()
+    on_refusal: OnRefusal = "error"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where its calls go: the hosts of the cost book, or with an `endpoint` that one instead."""
+        return self.book.hosts if self.endpoint is None else (urlsplit(self.endpoint).netloc,)
 
 
 TABLES_OF_THE_STORE = frozenset(
@@ -124,7 +148,8 @@ class JobSettings:
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
     a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
     every machine runs the whole job into its own store; otherwise they share its regions. `tables` has the tables of
-    its own rows that are not known by an `id`, or keep a history.
+    its own rows that are not known by an `id`, or keep a history. `sink` names the function that gets each page; empty:
+    none does.
     """
 
     name: str
@@ -147,15 +172,17 @@ class JobSettings:
     insecure_endpoint: bool = False
     max_units: int | None = None
     tables: Mapping[str, TableSettings] = field(default_factory=dict)
+    sink: str = ""
 
 
 class StoreSettings(NamedTuple):
     """Where fetched items are kept, and for how long. A ledger that machines share knows the store by `name`; without
-    one by an id in the store's file."""
+    one by an id in the store's file. `places_in_ledger`: where each region stands lies there, and not in the store."""
 
     url: str
     retention_ms: int
     name: str = ""
+    places_in_ledger: bool = False
 
     @property
     def file(self) -> str:
@@ -180,7 +207,8 @@ class NotifySettings(NamedTuple):
 class Settings:
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
-    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it.
+    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it. `variables` says by its path
+    which value came from which variable of the environment. `called` is what messages call it without a file.
     """
 
     path: Path | None
@@ -191,6 +219,8 @@ class Settings:
     textfile: str | None = None
     notify: NotifySettings | None = None
     inbound: Mapping[str, Any] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    called: str = BUILT_IN
 
     def __repr__(self) -> str:
         """Without the table `[inbound]`: it may hold a password."""
@@ -204,4 +234,4 @@ class Settings:
     @property
     def source(self) -> str:
         """What messages call this configuration."""
-        return BUILT_IN if self.path is None else one_line(self.path)
+        return self.called if self.path is None else one_line(self.path)

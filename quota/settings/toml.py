@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime, time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quota.common.named import read_named
 from quota.common.text import nearest, one_line, show
@@ -20,7 +20,7 @@ from quota.errors import ConfigError
 from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
@@ -30,11 +30,45 @@ _REQUIRED: Final = object()
 NO_PLACES: Mapping[str, str] = MappingProxyType({})
 
 
+def dotted(path: str, key: str) -> str:
+    """The path of a key in a table, always short and on one line."""
+    shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
+    return f"{path}.{shown}" if path else shown
+
+
+class Kind(Protocol):
+    """What a key may hold: see `quota.settings.kinds`."""
+
+    @property
+    def required(self) -> bool: ...
+    def read(self, table: TomlTable, key: str) -> Any: ...
+    def absent(self, table: TomlTable, key: str) -> Any: ...
+    def schema(self) -> dict[str, Any]: ...
+
+
+class Rule(Protocol):
+    """What several keys of a table together must be."""
+
+    def check(self, table: TomlTable) -> None: ...
+    def schema(self) -> dict[str, Any]: ...
+
+
+class Keys(dict[str, Any]):
+    """The keys of one sort of table, with their kinds, and the rules about several of them. If `others` is given,
+    further keys name tables of that kind."""
+
+    def __init__(self, kinds: Mapping[str, Any], *rules: Rule, others: Kind | None = None) -> None:
+        super().__init__(kinds)
+        self.rules = rules
+        self.others = others
+
+
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
     The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` says of keys in
-    which tables of the file they belong, for those that stand in another one.
+    which tables of the file they belong, for those that stand in another one. `variables` says by its path what came
+    from which variable of the environment.
     """
 
     def __init__(
@@ -44,18 +78,32 @@ class TomlTable:
         path: str = "",
         keys: Iterable[str] | None = None,
         places: Mapping[str, str] = NO_PLACES,
+        variables: Mapping[str, str] = NO_PLACES,
     ) -> None:
         self._data = data
         self.source = source
         self.path = path
         self._places = places
+        self.variables = variables
+        self._kinds = keys if isinstance(keys, Keys) else Keys({})
         if keys is None:
             return
         known = tuple(keys)
-        for key in data:
-            if key not in known:
+        for key, value in data.items():
+            if key not in known and not (self._kinds.others is not None and isinstance(value, dict)):
                 hint = f"it belongs in {places[key]}" if key in places else nearest(key, known)
                 raise self.error(f"unknown key; {hint}", key)
+        for rule in self._kinds.rules:
+            rule.check(self)
+
+    def read(self, key: str) -> Any:
+        """The value of a key as its kind reads it, or what holds without it."""
+        kind = self._kinds[key]
+        if key in self._data:
+            return kind.read(self, key)
+        if kind.required:
+            self.value(key)
+        return kind.absent(self, key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._data
@@ -65,12 +113,16 @@ class TomlTable:
         where = self.at(key) if key else self.path
         if index is not None:
             where += f"[{index}]"
+        if self.variables:
+            for path, variable in self.variables.items():
+                if where == path or (where.startswith(path) and where[len(path)] in ".["):
+                    inside = "" if where == path else f"{where}: "
+                    return ConfigError(f"environment variable {variable}: {inside}{message}")
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def at(self, key: str) -> str:
         """The dotted path of a key, always short and on one line."""
-        shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
-        return f"{self.path}.{shown}" if self.path else shown
+        return dotted(self.path, key)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -120,8 +172,6 @@ class TomlTable:
             if item in seen:
                 raise self.error(f"{show(item)} appears twice", key, index)
             seen.add(item)
-        if key in self and not value:
-            raise self.error("an empty array selects nothing; remove the key or add a name", key)
         return value
 
     def list_of_texts(self, key: str) -> tuple[str, ...]:
@@ -129,6 +179,8 @@ class TomlTable:
         value = self._take(key, ())
         if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
             raise self._type_error(key, value, "an array of strings")
+        if key in self and not value:
+            raise self.error("an empty array selects nothing; remove the key or add a name", key)
         return tuple(value)
 
     def day(self, key: str) -> date:
@@ -166,19 +218,18 @@ class TomlTable:
         if not isinstance(value, dict):
             raise self._type_error(key, value, "a table")
         path = self.at(key) + ("" if index is None else f"[{index}]")
-        return TomlTable(value, self.source, path, keys, self._places)
+        return TomlTable(value, self.source, path, keys, self._places, self.variables)
 
-    def tables(self, keys: Iterable[str]) -> dict[str, TomlTable]:
+    def tables(self, keys: Collection[str]) -> dict[str, TomlTable]:
         """The tables in this table by name; each may have only these keys."""
-        known = tuple(keys)
-        return {name: self.as_table(value, name, known) for name, value in self._data.items()}
+        return {name: self.as_table(value, name, keys) for name, value in self._data.items()}
 
-    def array(self, key: str, keys: Iterable[str]) -> list[TomlTable]:
+    def array(self, key: str, keys: Collection[str]) -> list[TomlTable]:
         """An array of tables."""
-        value, known = self.value(key), tuple(keys)
+        value = self.value(key)
         if not isinstance(value, list) or not value:
             raise self._type_error(key, value, "a non-empty array of tables")
-        return [self.as_table(item, key, known, index) for index, item in enumerate(value)]
+        return [self.as_table(item, key, keys, index) for index, item in enumerate(value)]
 
     def items(self) -> Iterable[tuple[str, Any]]:
         """The raw entries, in file order."""
@@ -195,7 +246,7 @@ class TomlTable:
         if value in ("", []):
             got = "an empty string" if value == "" else "an empty array"
         else:
-            got = _KINDS.get(type(value), "a date or time")
+            got = _KINDS.get(type(value), f"a {type(value).__name__}")
         return self.error(f"{got} where {wanted} is needed", key)
 
 
@@ -206,6 +257,7 @@ _KINDS = {
     str: "a string",
     list: "an array",
     dict: "a table",
+    **dict.fromkeys((date, datetime, time), "a date or time"),
 }
 
 
@@ -226,6 +278,11 @@ _MAX_MS = 3650 * DAY_MS
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
+    return parse_toml(read_file(path), one_line(path))
+
+
+def read_file(path: Path) -> str:
+    """The text of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     try:
         data = read_named(path, MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -238,11 +295,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             "give some of its credentials, with their jobs, a file of their own that names the same ledger"
         )
     try:
-        text = data.decode("utf-8-sig")  # some editors add a byte order mark
+        return data.decode("utf-8-sig")  # some editors add a byte order mark
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{one_line(path)}: line {line}: not UTF-8 text; save the file as UTF-8") from None
-    return parse_toml(text, one_line(path))
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:

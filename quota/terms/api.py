@@ -2,6 +2,7 @@
 
 Route          the requests that are one method
 Field          where an answer has a figure: in a header, or in its JSON
+Figure         a part of what a call used; Used: the sum of several
 Match          the answers that a rule is about
 ClosedRule     answers by which upstream closes a bucket
 KeyPlace       where the API wants its key
@@ -13,8 +14,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from quota.common.hosts import plain_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -38,11 +43,6 @@ def value_at(document: object, pointer: Pointer) -> object:
     return value
 
 
-def plain_path(path: str) -> str:
-    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
-    return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
-
-
 @dataclass(frozen=True)
 class Route:
     """The requests that are calls of `method`: those of a verb ("": of any) to a path.
@@ -62,6 +62,11 @@ class Route:
         if self.path.endswith("**"):
             pattern = f"{pattern.removesuffix('/')}(/.*)?"
         object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
+
+    @property
+    def said(self) -> int:
+        """How many characters of a path it names."""
+        return len(re.sub(r"\{[^{}]*\}|\*\*", "", self.path))
 
     def matches(self, verb: str, path: str) -> bool:
         """Whether a request is one of these; `path` as `plain_path` returns it."""
@@ -89,6 +94,34 @@ class Field(NamedTuple):
     pointer: Pointer | None = None
     pattern: re.Pattern[str] | None = None
     form: Form | None = None
+
+
+class Figure(NamedTuple):
+    """A part of what a call used: a number in the first of its `places` that has one, else `default`; None: its answer
+    has to say it."""
+
+    places: tuple[Field, ...]
+    default: int | None = None
+
+
+class Used(NamedTuple):
+    """What a call used: the sum of these figures."""
+
+    figures: tuple[Figure, ...]
+
+    @property
+    def in_body(self) -> bool:
+        return any(place.pointer is not None for figure in self.figures for place in figure.places)
+
+    def total(self, found: Sequence[int | None]) -> int | None:
+        """Of what was found of each figure; None where nothing was, or where one is missing."""
+        if not any(units is not None for units in found):
+            return None
+        counted = [
+            figure.default if units is None else units for figure, units in zip(self.figures, found, strict=True)
+        ]
+        known = [units for units in counted if units is not None]
+        return sum(known) if len(known) == len(counted) else None
 
 
 class Match(NamedTuple):
@@ -160,7 +193,7 @@ class AnswerRules(NamedTuple):
     """What an answer tells: which units remain, what the call cost (`units`), whether it was `free`, what it closed."""
 
     levels: tuple[LevelRule, ...] = ()
-    units: Field | None = None
+    units: Used | None = None
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
 

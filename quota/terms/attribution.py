@@ -12,12 +12,20 @@ from quota.common.fork import start_over_in_child
 from quota.errors import UsageError
 from quota.terms.arguments import text
 
-_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
+_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels")
+_of_process = ("", "")
 
 
 def current_attribution() -> tuple[str, str]:
-    """(job, region) as set by the enclosing `labels`; empty strings where it set none."""
-    return _labels.get()
+    """(job, region) as set by the enclosing `labels`, else by `label_process`; empty strings where neither did."""
+    return _labels.get(_of_process)
+
+
+def label_process(job: str) -> None:
+    """Label the charges of this process, in all threads, where no `labels` do."""
+    global _of_process
+    check_name("job", text(job, "job"))
+    _of_process = (job, "")
 
 
 @contextmanager
@@ -35,7 +43,7 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
 
 def attribution(job: str | None, region: str | None) -> tuple[str, str]:
     """Who spends: this job and region, or what the enclosing `labels` set. Raises UsageError."""
-    labelled_job, labelled_region = _labels.get()
+    labelled_job, labelled_region = current_attribution()
     job = labelled_job if job is None else text(job, "job")
     if region is None:
         return job, labelled_region

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
+from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, KeyPlace, Route
@@ -159,7 +160,8 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
-    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`.
+    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`. `scopes`
+    are what an account asks for that logs in.
     """
 
     name: str
@@ -178,6 +180,7 @@ class CostBook(NamedTuple):
     key: KeyPlace = KeyPlace()
     routes: tuple[Route, ...] = ()
     answers: AnswerRules = AnswerRules()
+    scopes: tuple[str, ...] = ()
 
     @property
     def main_bucket(self) -> Bucket:
@@ -195,6 +198,16 @@ class CostBook(NamedTuple):
         """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
         found = re.search(r"\bv[0-9]\w*", self.name)
         return found[0] if found else "v3"
+
+    @property
+    def described(self) -> bool:
+        """Whether it says what its API is like. Else the API is one of Google's, and `hosts` only say where."""
+        return bool(self.routes) or self.answers != AnswerRules() or not all(map(is_googles, self.hosts))
+
+    @property
+    def address(self) -> str:
+        """Where calls go: its first host."""
+        return f"https://{self.hosts[0].partition('/')[0]}" if self.hosts else ""
 
     def canonical(self, method: str) -> str:
         """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same method."""

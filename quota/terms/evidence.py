@@ -3,6 +3,7 @@
     Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
     Heard          what follows from a level: until when it holds, and which limits it concerns
     heard          makes it; None where nothing follows
+    no_longer      whether a window is no longer than another
     whole_limits   the limits that count every unit of a bucket, whoever uses it
 
 Nothing is ever freed by a level. It only says that no more than this remains: where we believe in more, others have
@@ -113,9 +114,13 @@ def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -
 
 
 def _as_long(one: Window, other: Window) -> bool:
-    """Whether two windows are of one length: 24 hours are a day, which may have 25, and 30 days a month."""
-    shorter, longer = sorted((one.longest_ms, other.longest_ms))
-    return 24 * longer <= 25 * shorter
+    """Whether two windows are of one length."""
+    return no_longer(one, other) and no_longer(other, one)
+
+
+def no_longer(one: Window, other: Window) -> bool:
+    """Whether a window is no longer than another: 24 hours are a day, which may have 25, and 30 days a month."""
+    return 24 * one.longest_ms <= 25 * other.longest_ms
 
 
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:

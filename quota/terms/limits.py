@@ -334,6 +334,7 @@ class Limit:
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
     grant left unspent. With a selector that counts calls, all three are calls. If `paced`, a calendar window allows
     only the `paced_units` up to now. If `per_job`, each job has the number for itself, in a view of its own: `of_job`.
+    A `shadow` limit counts and never refuses: each decision says whether it would have.
     """
 
     name: str
@@ -343,6 +344,7 @@ class Limit:
     headroom_units: int
     paced: bool = False
     per_job: bool = False
+    shadow: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", text(self.name, "name of a limit:"))

@@ -31,6 +31,9 @@ def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
             yield Line(
                 f"{row.limit.name}: includes {reserved} reserved; what these calls cost is not known yet", "note"
             )
+        if row.limit.shadow:
+            now = ", and would refuse calls now" if row.state.would_refuse else ""
+            yield Line(f"{row.limit.name}: a shadow: it counts and refuses nobody{now}", "note")
         yield from (Line(text, "note") for text in _unlogged(row))
         if row.grant is not None:
             yield Line(_lowered(row, at_ms), "note")
@@ -74,7 +77,7 @@ def _lowered(row: LimitRow, at_ms: int) -> str:
     said = moment(row.grant.since_ms, at_ms)
     return (
         f"{row.limit.name}: held to {row.enforced_units:,} instead of {row.limit.limit_units:,}: upstream grants "
-        f"{row.grant.quota_units:,} (said {said}); `quota reconcile` asks again"
+        f"{row.grant.quota_units:,} (said {said}), until it says otherwise"
     )
 
 

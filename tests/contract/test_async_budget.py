@@ -173,14 +173,14 @@ def test_several_calls_together_are_charged_all_or_none_and_each_once(
     ledger_place: LedgerStorage, configure: Configure, run: Run
 ) -> None:
     """Whatever tasks ask at once, and whichever connections end meanwhile."""
-    config = configure(ledger_place.url, 400)
+    config = configure(ledger_place.url, 150)
     told: list[list[str]] = []
     lost_twice = 0
 
     async def work(budget: quota.AsyncBudget, number: int) -> None:
         nonlocal lost_twice
         calls = ["forecast.get", ("history.get", 2), "forecast.get"] * number
-        for _ in range(10):
+        for _ in range(4):
             decisions = await budget.charge_many(calls, job="nightly", region="DE")
             assert [one.cost_units for one in decisions] == [1, 2, 1] * number
             assert len({(one.admitted, one.reason, one.retry_at_ms) for one in decisions}) == 1
@@ -221,7 +221,7 @@ def test_several_calls_together_are_charged_all_or_none_and_each_once(
         assert [place[one] - place[batch[0]] for one in batch] == list(range(len(batch)))
     with quota.open(config) as s:
         (state,) = s.budget().usage()
-        assert 400 - 4 < state.used_units <= 400
+        assert 150 - 4 < state.used_units <= 150
 
 
 def test_an_unknown_charge_and_an_unknown_credential_and_a_bad_configuration(

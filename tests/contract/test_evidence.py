@@ -18,7 +18,7 @@ from quota.deciding.outlook import unlogged_usage
 from quota.settings.books import parse_book
 from quota.settings.limits import default_limits
 from quota.terms.evidence import Level
-from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS
+from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,8 @@ read = 1
 
 HOURLY = parse_book(CORE.format(resets='{ calendar = "hour", zone = "UTC" }'), "hourly")
 SLIDING = parse_book(CORE.format(resets='"1h"'), "sliding")
+WINDOWS = '[{ quota = 1_000, resets = "1h" }, { quota = 9_000, resets = "24h" }]'
+TWO_WINDOWS = parse_book(CORE.replace("quota = 1_000\nresets = {resets}", f"windows = {WINDOWS}"), "two")
 
 
 # -- upstream, and all who spend there ---------------------------------------------------------------------------------
@@ -243,13 +245,13 @@ def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, see
 # -- at the same moment, and how often ---------------------------------------------------------------------------------
 
 
-def made(setup: Setup, book: CostBook = HOURLY) -> Budget:
+def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
     """A budget, as each process has one."""
     return Budget(
         credential="main",
         project=setup.project,
         book=book,
-        limits=default_limits(book),
+        limits=(*default_limits(book), *more),
         ledger=setup.ledger,
         clock=lambda: setup.now_ms,
     )
@@ -348,6 +350,37 @@ def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
     assert hear(budget, decision, *levels) == 2
     states = {state.name: (state.used_units, state.upstream_units) for state in budget.usage()}
     assert sorted(states.values()) == [(5, 0), (101, 100), (105, 100)], states
+
+
+def test_a_smaller_limit_of_an_answer_lowers_ours_until_one_says_otherwise(setup: Setup) -> None:
+    budget, other = made(setup), made(setup)
+
+    def held(limit_units: int | None) -> int:
+        """What every process is held to, once an answer has said this."""
+        setup.now_ms += SECOND_MS
+        hear(budget, budget.charge("read"), Level("core", (limit_units or 1_000) - 1, limit_units, None))
+        (enforced,) = {state.limit_units for state in other.usage()}
+        return enforced
+
+    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
+    assert held(1_000) == 950
+    assert held(400) == 350
+    assert held(None) == 350, "it stands"
+    assert held(700) == 650
+    assert held(5_000) == 950, "none is raised"
+    assert held(400) == 350
+    for absurd in (50, 1):  # no more than what the limit leaves unspent
+        assert held(absurd) == 350
+    setup.now_ms += 24 * HOUR_MS
+    assert {state.limit_units for state in other.usage()} == {950}, "it is old"
+
+
+def test_a_limit_of_an_hour_says_nothing_of_a_day(setup: Setup) -> None:
+    day = Limit("long", 9_000, View(Selector(buckets=("core",)), Sliding(24 * HOUR_MS)), 9_000, 0)
+    for budget in (made(setup, SLIDING, day), made(setup, TWO_WINDOWS)):
+        before = {state.limit_units for state in budget.usage()}
+        hear(budget, budget.charge("read"), Level("core", 399, 400, None))
+        assert {state.limit_units for state in budget.usage()} == before
 
 
 def test_no_level_frees_a_unit_whatever_it_says(setup: Setup) -> None:

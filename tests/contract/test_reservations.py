@@ -21,6 +21,7 @@ from quota.common.clock import NEVER, host_clock
 from quota.dashboard.app import Dashboard
 from quota.explain.charge import ChargeExplained, explain_charge
 from quota.ledger.contract import read_entries
+from quota.reports.metrics import of_status
 from quota.reports.status import RESERVED_MS, read_status
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -317,6 +318,10 @@ def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
     status = read_status(world.session)
     day = status.as_json()["credentials"][0]["limits"][0]  # type: ignore[index]
     assert (day["used_units"], day["reserved_units"]) == (3_100, 3_000)
+    exported = {
+        one.labels.get("limit"): one.value for one in of_status(status, world.project) if "reserved" in one.family
+    }
+    assert exported == {"day": 3_000, "calls": 0}
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_status(status))
     assert "day: includes 3,000 units reserved; what these calls cost is not known yet" in shown.getvalue()

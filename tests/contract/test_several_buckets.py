@@ -202,6 +202,19 @@ def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None
     assert used(budget) == {"core": 1, "points": 1}
 
 
+def test_a_refund_is_one_step_for_all_of_its_charges(setup: Setup) -> None:
+    budget = budget_of(setup)
+    first, second = (budget.charge("write").id or "").split("+")
+    ledger, views = setup.ledger, account_of(budget).views
+    assert ledger.settle(setup.project, first, 0, views, [second, "1-0"]) is None  # type: ignore[attr-defined]
+    assert used(budget) == {"core": 1, "points": 5}, "one of them is unknown, so nothing is done"
+    assert ledger.settle(setup.project, "1-0", 0, views, [first, second]) is None  # type: ignore[attr-defined]
+    before = ledger.settle(setup.project, first, 0, views, [second])  # type: ignore[attr-defined]
+    assert (before.bucket, before.units) == ("core", 1)
+    assert used(budget) == {"core": 0, "points": 0}
+    assert {entry.units for entry in read_entries(ledger, setup.project, 0, NEVER)} == {0}
+
+
 def test_to_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""

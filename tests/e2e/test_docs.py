@@ -77,9 +77,18 @@ def headings_of(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_the_readme_names_every_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page for page in PAGES if f"`docs/{page}.md`" not in readme] == []
+def test_the_index_leads_to_every_page_and_to_each_once() -> None:
+    """A page that stands in two sections is two pages."""
+    linked = re.findall(r"\]\(([\w-]+)\.md\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == [page for page in PAGES if page != "index"]
+
+
+def test_no_page_is_longer_than_somebody_reads() -> None:
+    """The rules are looked up by their numbers."""
+    pages = {
+        page: (DOCS / f"{page}.md").read_text(encoding="utf-8").count("\n") for page in PAGES if page != "ledger-rules"
+    }
+    assert {page: lines for page, lines in pages.items() if lines > 200} == {}
 
 
 def fields_in(*nodes: ast.AST) -> set[str]:

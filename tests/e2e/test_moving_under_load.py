@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEED = int(os.environ.get("QUOTA_TEST_SEED", "1"))
-KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "1"))
 TESTS = Path(__file__).resolve().parents[1]
 MACHINES = ("a", "b", "c")
 PROJECT = "p"

@@ -34,6 +34,7 @@ import quota
 from quota.jobs.emulator import Emulator
 from quota.reports.status import read_status
 from support.installation import Installation
+from support.killed import KILLED, killed_anywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,36 +149,6 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> 
 
 
 # -- killed at an exact step -------------------------------------------------------------------------------------------
-
-KILLED = """
-import os, sys
-from quota.cli.program import main
-event, where, nth, then = sys.argv[1:5]
-nth, seen = int(nth), 0
-(module, function), (then_module, then_function) = where.split(":"), then.split(":")
-def any_of_ours(frame, what, _):
-    global seen
-    name = frame.f_globals.get("__name__") or ""
-    # The store takes nine of ten calls, to put a page's texts together.
-    if what == "call" and name.startswith("quota.") and name not in ("quota.jobs.store.store", "quota.jobs.store.rows"):
-        seen += 1
-        if seen == nth:
-            os.kill(os.getpid(), 9)
-def this_one(frame, what, _):
-    global seen
-    if what == event and frame.f_code.co_qualname == function and frame.f_globals.get("__name__") == module:
-        seen += 1
-        if seen == nth:
-            if not then_function:
-                os.kill(os.getpid(), 9)
-            sys.setprofile(that_one)
-def that_one(frame, what, _):
-    if what == "call" and frame.f_code.co_qualname == then_function and frame.f_globals.get("__name__") == then_module:
-        os.kill(os.getpid(), 9)
-del sys.argv[1:5]
-sys.setprofile(this_one if function else any_of_ours)
-main()
-"""
 
 
 class Step(NamedTuple):
@@ -313,11 +284,7 @@ def test_ticks_killed_one_after_another_anywhere_add_up_to_whole_rounds(machine:
     dice = random.Random(1)
     kills = 0
     while kills < KILLS:
-        nth = str(dice.randint(1, CALLS_IN_A_TICK))
-        with machine.script(KILLED, "call", ":", nth, ":", "run", "t") as process:
-            out, err = process.communicate(timeout=300)
-        assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
-        kills += process.returncode != 0
+        kills += killed_anywhere(machine, dice, CALLS_IN_A_TICK, "run", "t")
         machine.pages_stored()
         assert machine.requests <= machine.units() <= machine.requests + kills
     assert machine.tick().outcome == "done"
@@ -368,7 +335,11 @@ with quota.open() as session:
     decisions = [budget.charge("videos.list") for _ in range(times)]
 print(json.dumps([(d.admitted, d.source, d.reason, d.detail) for d in decisions]))
 """
-CROWD = 16
+CROWD = int(os.environ.get("QUOTA_TEST_CROWD", "6"))
+"""Sixteen in `make soak`."""
+
+SOME = CROWD - 2
+"""Not enough for each of them."""
 
 
 def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, str, str]]:
@@ -385,19 +356,19 @@ def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, st
         return [(process.wait(), *process.communicate()) for process in crowd]
 
 
-def test_sixteen_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machine) -> None:
+def test_many_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machine) -> None:
     """No state folder, no ledger file, no script loaded: each gets an answer, and the right one."""
-    machine.configure(units=10)
+    machine.configure(units=SOME)
     ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
-    assert sorted(status for status, _, _ in ended) == [0] * 10 + [75] * 6, ended
+    assert sorted(status for status, _, _ in ended) == [0] * SOME + [75] * (CROWD - SOME), ended
     decisions = [json.loads(out) for _, out, _ in ended]
     assert {decision["reason"] for decision in decisions} == {"ok", "limit"}
     used = sorted(decision["limits"][0]["used_units"] for decision in decisions if decision["admitted"])
-    assert used == list(range(1, 11)), "each saw those before it"
-    assert len(machine.entries()) == 10
+    assert used == list(range(1, SOME + 1)), "each saw those before it"
+    assert len(machine.entries()) == SOME
 
 
-def test_sixteen_commands_at_once_without_a_configuration_share_the_default_ledger(tmp_path: Path) -> None:
+def test_many_commands_at_once_without_a_configuration_share_the_default_ledger(tmp_path: Path) -> None:
     with Emulator() as upstream:
         machine = Machine(tmp_path, "", upstream)
         ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
@@ -405,9 +376,9 @@ def test_sixteen_commands_at_once_without_a_configuration_share_the_default_ledg
     assert used == list(range(1, CROWD + 1)), ended
 
 
-def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(machine: Machine) -> None:
+def test_many_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(machine: Machine) -> None:
     """None of them has a journal or a ledger yet. The shared ledger is not there; the embedded one is held."""
-    allowance, ledger = "{ max_cost = 1, allowance = 20 }", machine.ledger
+    allowance, ledger = f"{{ max_cost = 1, allowance = {SOME} }}", machine.ledger
     with ExitStack() as stack:
         if ledger.startswith("sqlite"):
             holder = stack.enter_context(closing(sqlite3.connect(machine.folder / "ledger.db", isolation_level=None)))
@@ -418,14 +389,14 @@ def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(
         ended = all_at_once(machine, WAITING + IN_PYTHON, "2")
     decisions = [decision for _, out, _ in ended for decision in json.loads(out)]
     drawn = [source for admitted, source, _, _ in decisions if admitted]
-    assert drawn == ["allowance"] * 20, ended
+    assert drawn == ["allowance"] * SOME, ended
     assert {reason for admitted, _, reason, _ in decisions if not admitted} == {"ledger-unavailable"}
     assert "allowance" not in "".join(detail for *_, detail in decisions), "the journal answered each of them"
     machine.ledger = ledger
     machine.configure(unavailable=allowance)
     ended = all_at_once(machine, WAITING + PATIENT + IN_PYTHON, "1")
     assert [json.loads(out)[0][1] for _, out, _ in ended] == ["ledger"] * CROWD, ended
-    assert len(machine.entries()) == 20 + CROWD
+    assert len(machine.entries()) == SOME + CROWD
     with quota.open(machine.config) as session:
         assert session.budget().owed_units() == 0
 
@@ -438,7 +409,7 @@ with Store("videos.db", retention_ms=10**12) as store:
 """
 
 
-def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
+def test_many_processes_at_once_make_one_store(tmp_path: Path) -> None:
     with Emulator() as upstream:
         machine = Machine(tmp_path, "", upstream)
         ended = all_at_once(

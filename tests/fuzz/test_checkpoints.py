@@ -50,7 +50,11 @@ pages = 3
 """
 CURSORS: dict[str, list[dict[str, Any]]] = {
     "trending": [{"token": "t"}],
-    "search": [{"token": "t"}, {"ids": ["v1", "v2"], "next": "t"}, {"ids": ["v1"], "next": None}],
+    "search": [
+        {"turns": [["x", "t"]]},
+        {"ids": ["v1", "v2"], "next": "t", "turns": [["x", None], ["y", "t"]]},
+        {"ids": ["v1"], "next": None, "turns": [["x", "t"]]},
+    ],
     "channels": [{"after": "c1"}],
 }
 NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_ms", "failed_at_ms")

@@ -1,7 +1,7 @@
 """The evidence of a cost book: `tests/books/NAME/`, and how a book differs from it.
 
 requests.json   `quotas`, what upstream grants in each bucket, and `requests`: each with the method that it is, and the
-                units that it costs in each bucket; `on` a day where its price has one
+                units that it costs in each bucket; `on` a day where its price has one; `scopes`, if the book has them
 answers.json    answers of upstream: status, headers, body, when each came (`at`), where it is `from`, and what the
                 book must make of it (`means`); {} where it must make nothing of it
 """
@@ -42,13 +42,23 @@ def evidence_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def differences(book: CostBook, requests: dict[str, Any], answers: list[dict[str, Any]]) -> list[str]:
     """What in the evidence a book contradicts, a line each."""
-    return [*_quotas(book, requests["quotas"]), *_requests(book, requests["requests"]), *_answers(book, answers)]
+    return [
+        *_quotas(book, requests["quotas"]),
+        *_scopes(book, requests),
+        *_requests(book, requests["requests"]),
+        *_answers(book, answers),
+    ]
 
 
 def _quotas(book: CostBook, expected: dict[str, dict[str, int]]) -> Iterator[str]:
     found = {name: {quota.window.name: quota.units for quota in b.quotas} for name, b in book.buckets.items()}
     if found != expected:
         yield f"quotas: {found}, not {expected}"
+
+
+def _scopes(book: CostBook, requests: dict[str, Any]) -> Iterator[str]:
+    if list(book.scopes) != (expected := requests.get("scopes", [])):
+        yield f"scopes: {list(book.scopes)}, not {expected}"
 
 
 def _requests(book: CostBook, requests: list[dict[str, Any]]) -> Iterator[str]:

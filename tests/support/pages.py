@@ -87,11 +87,12 @@ def try_page(text: str, quota: Quota, replace: Mapping[str, str]) -> list[tuple[
 
 
 def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]:
-    program = quota.folder / ".bin" / "quota"  # no function: what runs in the background can be killed
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quota "$@"\n')
-    program.chmod(0o755)
-    lines = [f'PATH="{program.parent}:$PATH"', "trap 'kill $(jobs -p) 2>/dev/null' EXIT", "status=0"]
+    programs = quota.folder / ".bin"  # no functions: what runs in the background can be killed
+    programs.mkdir(exist_ok=True)
+    for name, options in (("quota", "-m quota "), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {options}"$@"\n')
+        (programs / name).chmod(0o755)
+    lines = [f'PATH="{programs}:$PATH"', "trap 'kill $(jobs -p) 2>/dev/null' EXIT", "status=0"]
     for command in typed:
         lines += ["(exit $status)", command.line, 'status=$?; echo "@@$status"']
     printed = _run(["bash", "-c", "\n".join(lines)], quota).split("@@")

@@ -21,16 +21,18 @@ class Children:
 
     A `target` that yields tells what it yields first, and goes on from there.
 
-    Nothing of the parent runs in a forked child but `target`, whatever that raises.
+    Nothing of the parent runs in a forked child but `target`, whatever that raises. With `start="anew"` they have
+    nothing of the parent's: the process that forks them has only imported `quota`.
     """
 
     def __init__(self, target: Callable[..., Any], *rows: tuple[Any, ...], start: str = "fork") -> None:
-        context = multiprocessing.get_context(start)
+        context = multiprocessing.get_context("forkserver" if start == "anew" else start)
+        context.set_forkserver_preload(["quota.session", "redis", "support.patience"])
         self._told: list[connection.Connection] = []
         self.processes: list[Any] = []
         for row in rows:
             told, tell = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(target, row, tell), daemon=True)  # type: ignore[attr-defined]
+            process = context.Process(target=_run, args=(target, row, tell, dict(os.environ)), daemon=True)  # type: ignore[attr-defined]
             process.start()
             tell.close()  # it has to be the child's alone: then its end is the end of the pipe
             self._told.append(told)
@@ -89,7 +91,11 @@ def in_child(work: Callable[[], Any]) -> Any:
     return Children(work, ()).answers()[0]
 
 
-def _run(target: Callable[..., Any], row: tuple[Any, ...], tell: connection.Connection) -> None:
+def _run(
+    target: Callable[..., Any], row: tuple[Any, ...], tell: connection.Connection, environment: dict[str, str]
+) -> None:
+    os.environ.clear()  # a child that begins anew has that of the first test which had such children
+    os.environ.update(environment)
     be_patient()
     try:
         answer = target(*row)

@@ -124,7 +124,7 @@ class RandomScripts:
         if self.latest_ms // 1_500 % 2:
             windows = (40, 300, 0)
         chosen = [
-            LimitCheck(selector, r.choice(windows), r.random() < 0.3, r.choice((3, 20, 60, 10**6)))
+            LimitCheck(selector, r.choice(windows), r.random() < 0.3, r.choice((3, 20, 60, 10**6, 2**53 - 1)))
             for selector in r.sample(sorted(SELECTORS), r.randrange(1, 4))
             if any(spent.method in SELECTORS[selector] for spent in spents)
         ]

@@ -25,6 +25,9 @@ def blocking() -> None:
         decision: quota.Decision = budget.charge("search.list", job="nightly", region="DE")
         if not decision.admitted:
             print(decision.reason, decision.retry_at, decision.why())
+            when = decision.when()
+            print(when.at)  # type: ignore[union-attr]
+            print(when and (when.at.isoformat(), when.seconds / 60))
         for one in budget.charge_many(["videos.list", ("search.list", 100)]):
             print(one.id, [limit.remaining_units for limit in one.limits])
         with budget.spend("videos.list") as decision:

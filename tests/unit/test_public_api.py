@@ -41,9 +41,12 @@ def test_the_public_names_are_these() -> None:
         "UnknownCharge",
         "UnknownMethod",
         "UsageError",
+        "When",
+        "instrument",
         "labels",
         "open",
         "open_async",
+        "uninstrument",
     ]
 
 

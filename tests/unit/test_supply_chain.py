@@ -61,6 +61,17 @@ def test_ci_installs_what_is_pinned_and_nothing_else() -> None:
     assert re.findall(r"^ *(?:\w+=\S+ )*make (\w+)", run, flags=re.MULTILINE)[0] == "locked"
 
 
+def test_the_version_stands_in_one_place_and_the_others_follow() -> None:
+    """pyproject.toml has it. The changelog begins with it, and the examples run its image."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+?),? ", changelog, flags=re.MULTILINE)[0] == version
+    deploy = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "config" / "deploy").iterdir())
+    assert set(re.findall(r"quota-ledger:(\d[\w.]*)", deploy)) == {version}
+    sources = [path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py")]
+    assert [path for path in sources if f'"{version}"' in path.read_text(encoding="utf-8")] == []
+
+
 SOUND = {"name": "a", "version": "1", "vulns": []}
 SKIPPED = {"name": "b", "skip_reason": "not found"}
 HURT = {"name": "c", "version": "2", "vulns": [{"id": "X-1", "fix_versions": ["3"]}]}

@@ -23,7 +23,7 @@ def fail_or_rest(fails: bool) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "anew"])
 def test_who_fails_ends_the_wait_for_all_at_once_with_what_it_said(start: str) -> None:
     children = Children(fail_or_rest, (False,), (True,), (False,), start=start)
     with pytest.raises(AssertionError, match=r"in process 1:\n(?s:.*)ValueError: of one of them"):

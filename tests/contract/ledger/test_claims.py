@@ -388,9 +388,9 @@ def _claim_all(url: str, me: str, jobs: int, barrier: Barrier) -> list[str]:
 
 def test_of_many_processes_exactly_one_gets_each_region(ledger_url: str) -> None:
     processes, jobs = 6, 40
-    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    barrier = multiprocessing.get_context("forkserver").Barrier(processes)
     rows = [(ledger_url, f"store {n}", jobs, barrier) for n in range(processes)]
-    winners = [region for won in Children(_claim_all, *rows, start="spawn").answers() for region in won]
+    winners = [region for won in Children(_claim_all, *rows, start="anew").answers() for region in won]
     assert sorted(winners) == sorted(f"{n} {region}" for n in range(jobs) for region in ("US", "DE"))
 
 
@@ -404,10 +404,10 @@ def _renew(url: str, me: str, times: int, barrier: Barrier) -> list[str]:
 
 def test_many_processes_renew_what_one_record_has_and_none_loses_its_own(ledger_url: str) -> None:
     processes = 8
-    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    barrier = multiprocessing.get_context("forkserver").Barrier(processes)
     names = [f"store {n}" for n in range(processes)]
     rows = [(ledger_url, name, 30, barrier) for name in names]
-    assert Children(_renew, *rows, start="spawn").answers() == [[]] * processes
+    assert Children(_renew, *rows, start="anew").answers() == [[]] * processes
     ledger = open_ledger(ledger_url)
     answer = ledger.claim("shared", claim_of("late", "", *names))
     assert {region: holder.owner for region, holder in answer.elsewhere.items()} == {name: name for name in names}

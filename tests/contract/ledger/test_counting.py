@@ -17,8 +17,7 @@ import quota.ledger.redis_decision
 import quota.ledger.redis_ledger
 import quota.ledger.sqlite_decision
 import quota.ledger.sqlite_ledger
-from quota.cli.output import decision_status
-from quota.errors import LedgerError
+from quota.errors import LedgerError, decision_status
 from quota.jobs.alarms import _of_run
 from quota.jobs.job import RunReport
 from quota.ledger.entry import Charge

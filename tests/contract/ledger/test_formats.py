@@ -56,6 +56,8 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "grant": lambda setup: setup.ledger.grant(setup.project, [Grant("units", 9, NOW, NOW + DAY_MS)]),
     "notes": lambda setup: setup.ledger.notes(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
+    "places": lambda setup: setup.ledger.places(setup.project, "work", ["US"]),
+    "keep_places": lambda setup: setup.ledger.keep_places(setup.project, claim_of("web1"), "work", {"US": "here"}),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
     "roll_up": lambda setup: setup.ledger.roll_up(setup.project, setup.now_ms),
     "history": lambda setup: setup.ledger.history(setup.project, 0, setup.now_ms),

@@ -123,6 +123,7 @@ class Year:
             claim = claim_of(f"{dice.randrange(MACHINES)}", f"{self.clock.now_ms}", tick=f"tick:{self.clock.now_ms}")
             if not self.ledger.claim("p", claim).elsewhere:
                 self.claimed += 1
+                self.ledger.keep_places("p", claim, f"work of {month}", {"US": "here", "DE": "there"})
                 self.ledger.end_claim("p", claim, "done")
             method = dice.choice(["videos.list"] * 8 + ["search.list", "captions.list", "suggest.list"])
             decision = budget.charge(
@@ -194,7 +195,7 @@ def counted(path: Path) -> dict[str, int]:
         kinds["view"] = sum(n for kind, n in kinds.items() if kind.startswith("view"))
         (charges,) = db.execute("SELECT COUNT(*) FROM charges").fetchone()
         (refusals,) = db.execute("SELECT value FROM state WHERE name = 'history:refusals'").fetchone() or ("[]",)
-    shown = ("view", "closed", "repaid", "repaid_at", "claim", "history:hour", "history:refused")
+    shown = ("view", "closed", "repaid", "repaid_at", "claim", "place", "history:hour", "history:refused")
     return {"charges": charges, "refusals": len(json.loads(refusals)), **{name: kinds[name] for name in shown}}
 
 
@@ -219,6 +220,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
             "repaid": MACHINES,
             "repaid_at": MACHINES,
             "claim": 1,
+            "place": 2 * 3,
             "history:hour": 36 * 24,
             "history:refused": 36 * 24,
         },
@@ -252,9 +254,9 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
         check_a_year(
             year.day,
             measure,
-            memory=10 * KB + log * CHARGE_BYTES_REDIS,
+            memory=11 * KB + log * CHARGE_BYTES_REDIS,
             log=log,
-            state=20 + MACHINES,  # what has expired goes once a minute
+            state=26 + MACHINES,  # what has expired goes once a minute
             corrections=log,
             history=36 * 24 * 2 + 110,
             history_memory=20 * KB + HISTORY_ROWS * ROW_BYTES_REDIS + REFUSALS_BYTES,

@@ -500,7 +500,7 @@ def _spend_all(url: str, project: str, seed: int) -> tuple[int, int]:
 
 def test_eight_processes_admit_exactly_the_limit_and_refuse_nothing_that_fits(ledger_url: str) -> None:
     """L4."""
-    outcomes = Children(_spend_all, *[(ledger_url, "race", n) for n in range(8)], start="spawn").answers()
+    outcomes = Children(_spend_all, *[(ledger_url, "race", n) for n in range(8)], start="anew").answers()
     assert sum(admitted for admitted, _ in outcomes) == 500
     assert sum(spurious for _, spurious in outcomes) == 0
 

@@ -17,6 +17,7 @@ from contract.ledger.test_rights import MOVING, commands_of
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger import movable_sqlite, move
+from quota.ledger.claims import MAX_PLACE_BYTES
 from quota.ledger.compared import Compared
 from quota.ledger.contract import (
     MIN_RETENTION_MS,
@@ -152,6 +153,7 @@ def used_up(places: Places, ledger: Movable, charges: int = 7) -> None:
     ]
     ledger.add_unlogged("p", "lost", usages)
     ledger.claim("p", claim_of("web1"))
+    ledger.keep_places("p", claim_of("web1"), "work|t", {"US": "page 2\n'\"é", "DE": "x" * MAX_PLACE_BYTES})
     compared = Compared("units", 40, 45, 0, 5, NOW_MS - HOUR_MS, NOW_MS - 9, NOW_MS)
     ledger.grant("p", [Grant("units", 900, NOW_MS, NOW_MS + DAY_MS)], [compared])
     decide(ledger, "after")
@@ -164,6 +166,7 @@ class Content(NamedTuple):
     decision: Any
     exhaustions: Any
     claimed: Any
+    places: Any
     repairs: Any
     whole_after_ms: int
     grants: Any
@@ -175,9 +178,10 @@ class Content(NamedTuple):
         peek = peek._replace(unlogged=tuple(tuple(sorted(usages)) for usages in peek.unlogged))
         log = list(read_entries(ledger, "p", 0, NEVER))
         claimed = ledger.claim("p", claim_of("web2"))
+        places = ledger.places("p", "work|t", ["US", "DE", "FR"])
         repairs, whole_after_ms = ledger.repairs("p"), ledger.whole_after_ms("p")
         from_upstream = tuple(ledger.notes("p").grants), tuple(ledger.notes("p").compared)
-        return cls(log, peek, ledger.notes("p").exhaustions, claimed, repairs, whole_after_ms, *from_upstream)
+        return cls(log, peek, ledger.notes("p").exhaustions, claimed, places, repairs, whole_after_ms, *from_upstream)
 
 
 def moves(old: Movable, new: Movable) -> list[str]:

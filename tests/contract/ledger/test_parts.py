@@ -14,7 +14,7 @@ from quota.errors import UnusableLedger, UsageError
 from quota.ledger import factory
 from quota.ledger.contract import Exhaustion, Ledger
 from quota.ledger.factory import open_ledger
-from quota.ledger.parts import claims_in, correctable, history_in, notes_in, repairable
+from quota.ledger.parts import claims_in, correctable, history_in, notes_in, places_in, repairable
 from quota.reports.spending import read_spending
 from quota.reports.status import read_status
 from quota.terms.limits import DAY_MS
@@ -76,6 +76,7 @@ PARTS: dict[str, Callable[[Ledger], Any]] = {
         "p", Exhaustion("units", 1, 2, "said so", "the test")
     ),
     "keeps no claims of runs": lambda ledger: claims_in(ledger),
+    "keeps no places of jobs": lambda ledger: places_in(ledger),
     "keeps no history": lambda ledger: history_in(ledger).refusals("p"),
     "cannot be examined or repaired": lambda ledger: repairable(ledger).ahead("p"),
 }
@@ -98,7 +99,7 @@ def test_a_charge_that_cannot_be_given_back_stays(setup: Setup) -> None:
 
 def test_those_that_we_bring_have_every_part(ledger_url: str) -> None:
     with closing(open_ledger(ledger_url)) as ledger:
-        for part in (correctable, notes_in, claims_in, history_in, repairable):
+        for part in (correctable, notes_in, claims_in, places_in, history_in, repairable):
             assert part(ledger) is ledger
 
 

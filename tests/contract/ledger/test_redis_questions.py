@@ -7,6 +7,7 @@ import random
 import hiredis
 import pytest
 
+from quota.deciding.checklist import NO_CAP
 from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.redis_decision import Question, arguments
@@ -48,7 +49,7 @@ def some_checks(r: random.Random) -> tuple[LimitCheck, ...]:
         window = r.choice(windows)
         edges = (1, 2 + r.randrange(3), 9) if isinstance(window, Calendar) else None
         view = View(Selector(buckets=("units",), methods=r.choice(((), ("é", "a")))), window)
-        checks.append(LimitCheck(view, r.choice((0, 9_500)), r.choice((0, 1, 100)), edges))
+        checks.append(LimitCheck(view, r.choice((0, 9_500, NO_CAP)), r.choice((0, 1, 100)), edges))
     return tuple(checks)
 
 

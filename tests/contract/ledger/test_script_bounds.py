@@ -46,7 +46,7 @@ BOUNDS = {
     "MAINTENANCE_EVERY_MS": "with the first charge of each, what has expired is removed",
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
     "RETRIED_KEPT_MS": "a retry is remembered for so long",
-    "MAX_CHARGES": "so many are repaid by one call; more is an error",
+    "MAX_CHARGES": "so many are repaid, or settled, by one call; more is an error",
     "HISTORY_MS": "hours are kept so long, and all keys; an hour before that is removed",
     "MAX_CELLS": "so many rows an hour has; what is more counts as other",
     "MAX_NAME": "a longer name is cut in the history",
@@ -67,6 +67,7 @@ BOUNDS = {
 """The bounds of the scripts, and what happens at one more. Other capitals are places in ARGV."""
 
 PLACES = {
+    "FURTHER_IDS",
     "FIRST_LIMIT",
     "LIMIT_SIZE",
     "FIRST_CLOSED",
@@ -189,6 +190,15 @@ def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: 
     scripts.client.hset(STATE, mapping={f"retried:r{n}": NOW for n in range(3_000)})
     scripts.run("settle", charge_id, 7)
     assert scripts.used() == 7
+
+
+def test_100_charges_are_settled_at_once_and_no_more(scripts: Scripts) -> None:
+    first, *others = [scripts.charge((ALL, 1_000, 1, DAY_MS))[1] for _ in range(101)]
+    with pytest.raises(redis.ResponseError, match=r"settle.lua: .* of at most 100 charges"):
+        scripts.run("settle", first, 0, *others)
+    assert scripts.used() == 101
+    assert scripts.run("settle", first, 0, *others[:-1])
+    assert scripts.used() == 1
 
 
 # -- their twins -------------------------------------------------------------------------------------------------------

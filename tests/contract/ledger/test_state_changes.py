@@ -289,9 +289,9 @@ def _report(url: str, me: int, times: int, barrier: Barrier) -> None:
 def test_many_processes_report_losses_of_one_view_and_none_is_missing(ledger_url: str) -> None:
     """L17."""
     processes, times = 8, 10
-    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    barrier = multiprocessing.get_context("forkserver").Barrier(processes)
     rows = [(ledger_url, n, times, barrier) for n in range(processes)]
-    Children(_report, *rows, start="spawn").answers()
+    Children(_report, *rows, start="anew").answers()
     setup = Setup.open(ledger_url)
     setup.project = "p"
     assert setup.budget().usage()[0].used_units == processes * times

@@ -580,4 +580,4 @@ def _draw(journal: str) -> int:
 
 
 def test_eight_processes_draw_exactly_the_allowance(tmp_path: Path) -> None:
-    assert sum(Children(_draw, *[(str(tmp_path / "a.db"),)] * 8, start="spawn").answers()) == 100
+    assert sum(Children(_draw, *[(str(tmp_path / "a.db"),)] * 8, start="anew").answers()) == 100

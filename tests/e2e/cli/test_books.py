@@ -65,6 +65,18 @@ def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
     assert quota("costs", "--diff", "stripe", "stripes").returncode == 78
 
 
+def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
+    text = read_text("quota.config", "costs/github.toml")
+    line = '"GET /search/code" = "code-search"\n'
+    (quota.folder / "github.toml").write_text(text.replace(line, "").replace("[answers]", f"{line}\n[answers]"))
+    moved = '"GET /rate_limit" = "rate-limit"\n'
+    (quota.folder / "first.toml").write_text(text.replace(moved, "").replace('"GET /**"', f'{moved}"GET /**"'))
+    assert quota("costs", "--diff", "github", "./github.toml").returncode == 78, "it would never be reached there"
+    assert quota("costs", "--diff", "github", "./first.toml").stdout.splitlines() == [
+        "~ place of route GET /rate_limit: first -> after route GET /search/**"
+    ]
+
+
 @pytest.mark.parametrize(
     "args", [("--list", "--diff", "a", "b"), ("--list", "read"), ("--diff", "a", "b", "--book", "c")]
 )

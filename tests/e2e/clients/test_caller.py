@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import traceback
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
@@ -13,6 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import quota
+from quota.clients.login import login
+from quota.clients.upstream import upstream_of
 from quota.common.clock import NEVER
 from quota.ledger.contract import read_entries
 from support.plain_http import Answer, Arrived, PlainServer
@@ -52,6 +58,14 @@ api = "things.toml"
 endpoint = "{address}"
 """
 
+
+@cache
+def private_key() -> str:
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*form).decode()
+
+
 SECRET = "s-e-c-r-e-t-0123456789"  # noqa: S105 - of the test
 
 
@@ -62,6 +76,7 @@ class Site:
         self.folder = folder
         self.granted = 0
         self.refuse = 0
+        self.large = Answer()
         self.api, self.other, self.tokens = (
             PlainServer(self.answer),
             PlainServer(lambda _: Answer(200)),
@@ -71,6 +86,8 @@ class Site:
     def answer(self, request: Arrived) -> Answer:
         if request.target.startswith("/things/away"):
             return Answer(302, headers={"Location": f"{self.other.address}/there"})
+        if request.target.startswith("/things/large"):
+            return self.large
         if self.refuse:
             self.refuse -= 1
             return Answer(401, b'{"error": "no"}')
@@ -88,10 +105,8 @@ class Site:
         return quota.open(self.folder / "quota.toml")
 
     def account(self) -> str:
-        key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        info = {"client_email": "a@b.example", "token_uri": f"{self.tokens.address}/x", "private_key": key.decode()}
+        info = {"client_email": "a@b.example", "token_uri": f"{self.tokens.address}/x", "private_key": private_key()}
+        info["type"] = "service_account"
         (self.folder / "account.json").write_text(json.dumps(info))
         return 'auth = "service-account:account.json"'
 
@@ -176,6 +191,54 @@ def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kin
     assert tokens == [f"Bearer token-{n}" for n in (1, 2, 2, 3)]
 
 
+def asked_for(request: Arrived) -> str:
+    """The scope in what an account signed to get a token."""
+    signed = parse_qs(request.body.decode())["assertion"][0].split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(signed + "=" * (-len(signed) % 4))).get("scope", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "auth", "of_the_book", "of_the_credential", "scope"),
+    [
+        ("requests", "service-account", 'scopes = ["https://a.example/b", "openid"]', "", "https://a.example/b openid"),
+        ("httpx", "adc", 'scopes = ["openid"]', "", "openid"),
+        ("job", "service-account", 'scopes = ["openid"]', "", "openid"),
+        ("requests", "adc", 'scopes = ["openid"]', 'scopes = ["email"]', "email"),
+        ("httpx", "service-account", "", 'scopes = ["email"]', "email"),
+        ("requests", "adc", "", "", ""),
+    ],
+)
+def test_an_account_asks_for_the_scopes_of_its_credential_or_of_the_book(
+    site: Site,
+    kind: str,
+    auth: str,
+    of_the_book: str,
+    of_the_credential: str,
+    scope: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account = site.account()
+    named = account if auth == "service-account" else 'auth = "adc"'
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "account.json"))
+    with site.open(of_the_book, f"{named}\n{of_the_credential}") as session:
+        if kind == "job":
+            client = upstream_of(session.budget().book).client(session, "main")
+        else:
+            client = client_of(session, kind)
+        assert client.get(f"{site.api.address}/things/1").status_code == 200
+    assert [asked_for(request) for request in site.tokens.arrived] == [scope]
+
+
+@pytest.mark.parametrize("auth", ["authorized-user:user.json", "adc"])
+def test_a_user_keeps_the_scopes_that_were_granted(site: Site, auth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"client_id": "c", "client_secret": "secret", "refresh_token": "r", "type": "authorized_user"}
+    (site.folder / "user.json").write_text(json.dumps({**info, "scopes": ["https://scopes.example/granted"]}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "user.json"))
+    file = site.folder / "user.json"
+    found = login(auth.replace("user.json", str(file)), "here", ["https://scopes.example/others"])
+    assert found.scopes == ["https://scopes.example/granted"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_as_it_stands_is_not_renewed(site: Site, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "mine")
@@ -211,16 +274,51 @@ def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "headers", "fits"),
+    [
+        (b"x" * 1_000_000, {}, True),
+        (b"x" * 1_000_001, {}, False),
+        (gzip.compress(b"x" * 1_000_000), {"Content-Encoding": "gzip"}, True),
+        (gzip.compress(b"x" * 9_000_000), {"Content-Encoding": "gzip"}, False),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_body_is_no_larger_than_a_job_allows(
+    site: Site, body: bytes, headers: dict[str, str], fits: bool, status: int
+) -> None:
+    site.large = Answer(status, body, headers)
+    with site.open() as session:
+        client = upstream_of(session.budget().book).client(
+            session, "main", max_body_mb=1, max_answer_s=60, max_items=10, max_units=10, waiting=None
+        )
+        if fits:
+            assert len(client.get(f"{site.api.address}/things/large").content) == 1_000_000
+        else:
+            with pytest.raises(quota.BadAnswer, match="larger than 1 MB; if this is expected, raise max_body_mb"):
+                client.get(f"{site.api.address}/things/large")
+            parts = client.get(f"{site.api.address}/things/large", stream=True)
+            with pytest.raises(quota.BadAnswer):
+                list(parts.iter_content(1_000))
+        assert set(spent(session)) == {("things.read", 1)}, "upstream answered, so it counts"
+        assert len(session.requests().get(f"{site.api.address}/things/large").content) >= 1_000_000, "nobody asked"
+        with pytest.raises(quota.UsageError, match="max_body_mb"):
+            session.requests(max_body_mb=0)
+
+
+@pytest.mark.parametrize(
     ("key", "said"),
     [
         ('key = { header = "X Key" }', "key.header: 1 to 64 characters that a header's name may have"),
         ('key = { header = "X-Key", query = "k" }', "key: name one place"),
         ("key = {}", "key: name one place"),
         ('key = { query = "k", scheme = "Bearer" }', "key.scheme: stands before a key in a header; remove it"),
+        ('scopes = ["two scopes"]', "scopes[0]: no scope; write for example"),
+        ("scopes = [7]", "scopes: an array where an array of strings is needed"),
+        ('scopes = ["a", "a"]', "scopes[1]: 'a' appears twice"),
         ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),
     ],
 )
-def test_a_place_that_is_none_is_one_line(site: Site, key: str, said: str) -> None:
+def test_a_place_or_a_scope_that_is_none_is_one_line(site: Site, key: str, said: str) -> None:
     with pytest.raises(quota.ConfigError) as error:
         site.open(key)
     assert said in str(error.value)

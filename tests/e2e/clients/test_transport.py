@@ -25,7 +25,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients import aiohttp as of_aiohttp
 from quota.clients import httpx as of_httpx
-from quota.clients import requests as of_requests
+from quota.clients import urllib3 as of_urllib3
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES, HostGate
 from quota.clients.httpx import httpx_async_transport, httpx_transport
@@ -441,7 +441,7 @@ def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
                 late.append(True)
 
     begun, late = threading.Event(), list[bool]()
-    for client in (of_aiohttp, of_httpx, of_requests):
+    for client in (of_aiohttp, of_httpx, of_urllib3):
         monkeypatch.setattr(client, "PEEK_WITHIN_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dripping = threading.Thread(target=drip)

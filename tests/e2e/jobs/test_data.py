@@ -91,6 +91,10 @@ pages = 10
         with closing(sqlite3.connect(self.folder / "videos.db")) as db:
             return db.execute(sql).fetchall()
 
+    def change(self, sql: str) -> None:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db, db:
+            db.execute(sql)
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
@@ -199,6 +203,87 @@ def test_a_video_keeps_each_reading_that_differs(site: Site) -> None:
         site.run()
     found = [json.loads(data) for (data,) in site.rows("SELECT data FROM history ORDER BY taken_at_ms")]
     assert [(one["view_count"], one["title"]) for one in found] == [(1, "a"), (2, "a"), (2, "b")]
+
+
+# -- handed over -------------------------------------------------------------------------------------------------------
+
+SINK = '''
+import json, pathlib
+
+FOLDER = pathlib.Path(__file__).parent
+
+def put(page, job, region):
+    """Keeps what it gets, spoils its own copy, and fails while there is a file `down`."""
+    with open(FOLDER / "sink.jsonl", "a") as file:
+        file.write(json.dumps([job, region, [row["id"] for row in page.rows.get("comments", ())]]) + "\\n")
+    page.rows.clear()
+    if (FOLDER / "down").exists():
+        exec((FOLDER / "down").read_text())
+'''
+
+
+def with_sink(site: Site) -> None:
+    (site.folder / f"{site.module}_sink.py").write_text(SINK)
+    site.configure(f'sink = "{site.module}_sink:put"')
+
+
+def handed(site: Site) -> list[Any]:
+    return [json.loads(line) for line in (site.folder / "sink.jsonl").read_text().splitlines()]
+
+
+def test_a_sink_gets_each_page_that_has_items_before_it_is_stored(site: Site) -> None:
+    with_sink(site)
+    site.pages([{"comments": [comment(1), comment(2)]}, {}, {"comments": [comment(3)]}])
+    assert site.run().outcome == "done"
+    assert handed(site) == [["own", "US", ["c1", "c2"]], ["own", "US", ["c3"]]]
+    assert [key for (key,) in site.rows("SELECT key FROM rows ORDER BY id")] == ["c1", "c2", "c3"], "a copy"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise ValueError('no\\nspace')", "ValueError: no space"),
+        ("import quota; raise quota.QuotaError('the other ledger is away')", "QuotaError: the other ledger is away"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise ConnectionError('refused')", "ConnectionError: refused"),
+    ],
+)
+def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, code: str, said: str) -> None:
+    with_sink(site)
+    site.pages([{"comments": [comment(1)]}, {"comments": [comment(2)]}], [{"comments": [comment(3)]}])
+    (site.folder / "down").write_text(f"if region == 'US': {code}")
+    report = site.run()
+    assert (report.exit_status, [one.outcome for one in report.regions]) == (1, ["failed", "done"])
+    assert report.regions[0].error == f"sink = '{site.module}_sink:put': {said}; the page is fetched again"
+    assert [key for (key,) in site.rows("SELECT key FROM rows")] == ["c3"], "the page is not stored"
+    (site.folder / "down").unlink()
+    assert site.run().outcome == "done"
+    us = [ids for _, region, ids in handed(site) if region == "US"]
+    assert us == [["c1"], ["c1"], ["c2"]], "at least once"
+
+
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        ("sinks:putt", "module sinks has no function 'putt'"),
+        ("sink:put", "cannot be imported: ModuleNotFoundError: No module named 'sink'; install it, or put it in"),
+        ("sinks:two", "it is called as sink(page, job, region)"),
+        ("sinks:later", "later is a coroutine or a generator; write a plain function"),
+        ("sinks:FOLDER", "FOLDER is not a function but str"),
+        ("sinks", 'not a function; write it as "package.module:function"'),
+    ],
+)
+def test_a_sink_that_cannot_be_used_is_named_before_anything_is_fetched(site: Site, sink: str, said: str) -> None:
+    site.pages([{"comments": [comment(1)]}])
+    (site.folder / "sinks.py").write_text(
+        "FOLDER = 'x'\ndef two(page, job): ...\nasync def later(page, job, region): ...\n"
+    )
+    site.configure(f'sink = "{sink}"')
+    checked = site.quota("check")
+    assert checked.returncode == 78
+    assert said in " ".join((checked.stdout + checked.stderr).split())
+    assert said in one_line(site.quota("run", "own"), 78)
+    assert site.upstream.usage()["requests"] == 0
 
 
 # -- read --------------------------------------------------------------------------------------------------------------
@@ -347,6 +432,33 @@ def test_a_sharp_s_and_two_of_them_find_each_other(site: Site) -> None:
     for words in ("strasse", "straße", "STRASSE", "STRAẞE", "stras*"):
         found = {one["title"] for one in site.quota.json("search", words, "--json")["videos"]}
         assert found == set(titles if words == "stras*" else titles[:3]), words
+
+
+def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> None:
+    site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True"))
+    names = {name: {"id": name, "snippet": {"title": f'cat "{name}",\n{name}'}} for name in ("old", "back", "new")}
+    site.pages([{"v": [names["old"], names["back"]]}], [{"v": [names["new"]]}])
+    site.run()
+    site.change("UPDATE rankings SET taken_at_ms = taken_at_ms - 8 * 86400000")
+    site.change("UPDATE videos SET refreshed_ms = refreshed_ms - 8 * 86400000")
+    site.pages([{"v": [names["new"]]}], [{"v": [names["back"]]}])
+    site.run()
+
+    def found(*options: str) -> set[str]:
+        lines = csv.DictReader(io.StringIO(site.quota("search", "cat", "--csv", *options).stdout))
+        return {line["video_id"] for line in lines if line["title"] == names[line["video_id"]]["snippet"]["title"]}
+
+    assert found() == {"old", "back", "new"}
+    assert found("--since", "7d") == {"back", "new"}
+    assert found("--region", "US") == {"old", "back", "new"}
+    assert found("--region", "US", "--since", "7d") == {"new"}, "the other was ranked there before"
+    assert found("--region", "FR") == set()
+    header, *_ = site.quota("search", "nothing", "--csv").stdout.splitlines()
+    assert header == "video_id,title,channel_title,published_at,view_count,rankings"
+    [row] = csv.DictReader(io.StringIO(site.quota("search", "cat", "--csv", "--region", "US", "--since", "7d").stdout))
+    assert [(one["region"], one["rank"]) for one in json.loads(row["rankings"])] == [("US", 1)]
+    assert "--csv and --json cannot be combined" in one_line(site.quota("search", "cat", "--csv", "--json"), 2)
+    assert "--since 'week' is not a duration" in one_line(site.quota("search", "cat", "--since", "week"), 2)
 
 
 # -- documented --------------------------------------------------------------------------------------------------------

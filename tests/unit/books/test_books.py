@@ -12,6 +12,7 @@ import pytest
 
 from quota.common.resources import read_text
 from quota.settings.books import book_names, load_book
+from quota.terms.api import Used
 from support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def mutants(book: CostBook) -> Iterator[tuple[str, CostBook]]:
             yield f"{one.path} and {other.path} are swapped", book._replace(routes=routes)
     for number, route in enumerate(book.routes):
         yield f"{route.path} is gone", book._replace(routes=(*book.routes[:number], *book.routes[number + 1 :]))
+    if book.scopes:
+        yield "the scopes are gone", book._replace(scopes=())
     for said, answers in wrong_answers(book.answers):
         yield said, book._replace(answers=answers)
 
@@ -101,6 +104,9 @@ def wrong_answers(rules: AnswerRules) -> Iterator[tuple[str, Any]]:
             yield f"{field}[{number}] is gone", rules._replace(**{field: (*rows[:number], *rows[number + 1 :])})
     if rules.units is not None:
         yield "units is gone", rules._replace(units=None)
+        for number, figure in enumerate(rules.units.figures if len(rules.units.figures) > 1 else ()):
+            fewer = (*rules.units.figures[:number], *rules.units.figures[number + 1 :])
+            yield f"units without {figure.places[0].pointer}", rules._replace(units=Used(fewer))
 
 
 MUTANTS = [(name, said, book) for name in NAMES for said, book in mutants(load_book(name))]

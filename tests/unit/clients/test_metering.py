@@ -301,8 +301,29 @@ def test_what_no_request_goes_to_is_no_host(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "http://api.example.com", "api.example.com/path", "host:port", "a\u0300..b", "\u200d.example"]
+    "name",
+    [
+        "",
+        "http://api.example.com",
+        "api.example.com/{path}",
+        "api.example.com/",
+        "api.example.com//path",
+        "host:port",
+        "a\u0300..b",
+        "\u200d.example",
+    ],
 )
 def test_a_host_is_no_url(name: str) -> None:
     with pytest.raises(UsageError, match="host"):
         Hosts([name])
+
+
+def test_a_host_may_go_on_with_the_beginning_of_a_path() -> None:
+    """Where a host has several APIs. A path is read as a server may read it."""
+    hosts = Hosts(["www.googleapis.com/Calendar/v3", "api.example.com"])
+    for path in ("/calendar/v3", "/calendar/v3/x", "//CALENDAR/%763/x?q=1", "/calendar/v3/"):
+        assert hosts.serve(f"https://www.googleapis.com{path}")
+    for path in ("", "/", "/calendar", "/calendar/v30", "/drive/calendar/v3", "/x?/calendar/v3"):
+        assert not hosts.serve(f"https://www.googleapis.com{path}")
+    assert ("www.googleapis.com", 443) in hosts
+    assert hosts.serve("https://api.example.com/any")

@@ -11,17 +11,17 @@ import pytest
 from quota.clients.upstream import units_in
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.clients.usage import MAX_EVENT_BYTES, Usage
-from quota.terms.api import Field
+from quota.terms.api import Field, Figure, Used
 
-TOTAL = Field(pointer=("usage", "total_tokens"))
-
-
-def usage(*, events: bool = True) -> Usage:
-    return Usage(partial(units_in, TOTAL), events=events)
+TOTAL = Used((Figure((Field(pointer=("usage", "total_tokens")),)),))
 
 
-def said(*pieces: bytes, events: bool = True, end: bool = True) -> int | None:
-    found = usage(events=events)
+def usage(used: Used = TOTAL, *, events: bool = True) -> Usage:
+    return Usage(partial(units_in, used), used.total, events=events)
+
+
+def said(*pieces: bytes, used: Used = TOTAL, events: bool = True, end: bool = True) -> int | None:
+    found = usage(used, events=events)
     for piece in pieces:
         found.feed(piece)
     if end:
@@ -125,3 +125,51 @@ def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() ->
     found.feed(whole)
     found.end()
     assert found.take() is None
+
+
+# -- a sum of several figures ------------------------------------------------------------------------------------------
+
+
+def figure(name: str, default: int | None = None) -> Figure:
+    """A number that a whole answer has under `usage`, and the first event of a stream under `message`."""
+    return Figure((Field(pointer=("usage", name)), Field(pointer=("message", "usage", name))), default)
+
+
+SUM = Used((figure("input"), figure("cached", 0), figure("output")))
+
+
+def begun(**usage: object) -> bytes:
+    return b"data: " + json.dumps({"type": "message_start", "message": {"usage": usage}}).encode() + b"\n\n"
+
+
+def went_on(**usage: object) -> bytes:
+    return b"data: " + json.dumps({"type": "message_delta", "usage": usage}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "units"),
+    [
+        # The first event has what was sent, and the last one what came back.
+        ((begun(input=25, cached=4, output=1), went_on(output=15)), 44),
+        ((begun(input=25, output=1), went_on(output=7), went_on(output=15)), 40),
+        # Where the last event repeats what was sent, it counts once.
+        ((begun(input=25, cached=4, output=1), went_on(input=25, cached=4, output=15)), 44),
+        ((begun(input=25, cached=None, output=1),), 26),
+        # A figure that is missing, or no number: the bound stands.
+        ((begun(input=25), begun(cached=3)), None),
+        ((begun(input="25", output=1),), None),
+        ((begun(cached=4),), None),
+        ((begun(),), None),
+    ],
+)
+def test_of_each_figure_the_last_event_that_has_it_counts(events: tuple[bytes, ...], units: int | None) -> None:
+    assert said(*events, used=SUM) == units
+
+
+def test_of_one_document_all_figures_add_up() -> None:
+    assert said(went_on(input=1, cached=2, output=3)[6:], used=SUM, events=False) == 6
+    assert said(went_on(input=1, output=3)[6:], used=SUM, events=False) == 4
+    assert said(went_on(cached=2, output=3)[6:], used=SUM, events=False) is None
+    assert said(b"no json", used=SUM, events=False) is None
+    optional = Used((figure("cached", 5),))
+    assert said(went_on(output=3)[6:], used=optional, events=False) is None, "nothing was said at all"

@@ -309,9 +309,13 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
     [
         (job("trending", 3), ["videos.list"] * 3),
         (job("search", 2, words="x"), ["search.list", "videos.list"] * 2),
+        (job("search", 2, words=["x", "y", "z"]), ["search.list", "videos.list"] * 6),
         (job("channels", 5), ["channels.list"] * 5),
         (job("channels", 5, ids=[str(n) for n in range(120)]), ["channels.list"] * 3),
         (job("channels", 2, ids=[str(n) for n in range(120)]), ["channels.list"] * 2),
+        (job("uploads", 3), ["playlistItems.list"] * 3),
+        (job("videos", 3), ["videos.list"] * 3),
+        (job("comments", 3), ["commentThreads.list"] * 3),
     ],
 )
 def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:

@@ -615,8 +615,8 @@ def refusal(path: Path, **options: Any) -> str:
 
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
     with closing(sqlite3.connect(store.path)) as db:
-        db.execute("PRAGMA user_version = 8")
-    assert "schema version 8" in refusal(tmp_path / "videos.db")
+        db.execute("PRAGMA user_version = 9")
+    assert "schema version 9" in refusal(tmp_path / "videos.db")
 
 
 def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quota.common.hosts import plain_path
 from quota.errors import ConfigError
 from quota.settings.books import parse_book
-from quota.terms.api import Field, LevelRule, Match, plain_path
+from quota.terms.api import Field, Figure, LevelRule, Match, Used
 from quota.terms.costs import CostBook
 
 BOOK = """
@@ -184,7 +185,7 @@ def test_what_an_answer_tells() -> None:
             Field("x-ratelimit-resource"),
         ),
     )
-    assert rules.units == Field(pointer=("usage", "total/tokens"))
+    assert rules.units == Used((Figure((Field(pointer=("usage", "total/tokens")),)),))
     assert rules.free == (Match(304),)
     assert [(rule.when, rule.bucket, rule.lasts) for rule in rules.closed] == [
         (Match(429), "core", None),
@@ -224,6 +225,14 @@ def test_what_an_answer_tells() -> None:
         ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group is not repeated; repeat"),
         ("units = { header = 'X', pattern = '.*(?P<units>1)' }", "units.pattern: a repeated . takes all that follows"),
         (f"units = {{ header = 'X', pattern = '{'a' * 201}' }}", "units.pattern: longer than 200 characters"),
+        ("units = []", "units: an empty array where a non-empty array of tables is needed"),
+        ("units = [{ header = 'X' }]", "units[0].header: unknown key; known: json, default"),
+        ("units = [{ default = 0 }]", "units[0].json: missing; the key is required"),
+        ("units = [{ json = '/a', default = -1 }]", "units[0].default: -1 is not a whole number from 0 to"),
+        ("units = [{ json = '/a' }, { json = ['/b', 'c'] }]", "units[1].json[1]: 'c' is no JSON pointer; write for"),
+        ("units = [{ json = ['/a', '/a'] }]", "units[0].json[1]: '/a' appears twice"),
+        ("units = [{ json = [] }]", "units[0].json: an empty array selects nothing"),
+        ("units = [" + "{ json = '/a' }," * 101 + "]", "units: 101 rules; 100 are the most"),
         ("free = [{}]", "free[0]: it says of no answer that it is meant; give `status`, `body` or `json`"),
         ("free = { status = 304 }", "free: a table where a non-empty array of tables is needed"),
         ("free = [{ status = 3040 }]", "free[0].status: 3040 is not a whole number from 100 to 599"),
@@ -253,14 +262,25 @@ def test_each_mistake_is_one_line(line: str, why: str) -> None:
     assert said(f"[answers]\n{line}\n").startswith(f"answers.{why}")
 
 
+def test_what_a_call_used_may_be_a_sum() -> None:
+    rules = read("[answers]\nunits = [{ json = '/in' }, { json = ['/out', '/x/out'], default = 0 }]").answers
+    assert rules.units == Used(
+        (
+            Figure((Field(pointer=("in",)),)),
+            Figure((Field(pointer=("out",)), Field(pointer=("x", "out"))), 0),
+        )
+    )
+
+
 def test_a_pattern_takes_no_time_whatever_the_text() -> None:
     """A repeat gives nothing back, so a text is read once for each place where it may begin. Else this takes hours."""
     rules = read(
         "[answers]\nunits = { header = 'X', pattern = '[a0-9]*[a0-9]*[a0-9]*[a0-9]*(?P<units>[0-9]+)x' }"
     ).answers
     assert rules.units is not None
-    assert rules.units.pattern is not None
-    assert rules.units.pattern.search("0" * 1_024) is None
+    pattern = rules.units.figures[0].places[0].pattern
+    assert pattern is not None
+    assert pattern.search("0" * 1_024) is None
 
 
 def test_a_pattern_finds_what_it_names() -> None:

@@ -416,6 +416,26 @@ def test_what_reconcile_needs(tmp_path: Path) -> None:
     assert said(text) == []
 
 
+def test_scopes_are_for_an_account(tmp_path: Path) -> None:
+    keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
+
+    def said(text: str) -> list[str]:
+        text = keyless.replace("[[cred", f'{text}\nscopes = ["openid"]\n[[cred', 1)
+        return [str(one) for one in findings(tmp_path, text) if one.location.endswith(".scopes")]
+
+    assert said('auth = "adc"') == said('auth = "service-account:account.json"') == []
+    for text in (
+        "",
+        'auth = "authorized-user:user.json"',
+        'auth = "bearer:env:TOKEN"',
+        'key = "env:KEY"\nauth = "adc"',
+    ):
+        assert said(text) == [
+            "warning: credentials.main.scopes: have no effect: only an account asks for them, and a key or a token has "
+            'its rights already; remove the key, or add auth = "adc" or "service-account:PATH"'
+        ]
+
+
 def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path: Path) -> None:
     def said(project: str, cloud: str) -> list[str]:
         other = f'[credentials.b]\napi = "youtube-v3"\nkey = "env:LINT_KEY2"\nproject = "{project}"\n{cloud}'
@@ -431,6 +451,33 @@ def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path:
         "error: credentials.b.cloud_project: credential 'main' of project 'main' has the same: upstream counts them as "
         "one; give both the same project, for example 'main'"
     ]
+
+
+BOUND = """
+api = "chat"
+source = "https://chat.example/limits"
+read_on = 2026-11-25
+default = {{ get = 1, other = 1 }}
+methods = {{ chat = {price}, models = 1 }}
+{answers}
+[buckets.tokens]
+quota = 1_000
+resets = "1h"
+"""
+
+
+def test_a_bound_that_no_answer_settles_is_told_once(tmp_path: Path) -> None:
+    def said(price: str, answers: str = "") -> list[str]:
+        (tmp_path / "chat.toml").write_text(BOUND.format(price=price, answers=answers))
+        text = "".join(f'[credentials.{name}]\napi = "chat.toml"\nkey = "env:LINT_KEY"\n' for name in ("a", "b"))
+        return [str(one) for one in findings(tmp_path, text) if "reserve" in one.message]
+
+    assert said("{ reserve = { default = 9 } }") == [
+        "warning: cost book chat: chat: `reserve` is the most that a call may cost, and `answers` has no `units` that "
+        'say what it did cost; add for example units = { json = "/usage/total" }, or settle each call in your program'
+    ]
+    assert said("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
+    assert said("9") == []
 
 
 def test_a_book_without_upstreams_names_cannot_be_reconciled(tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 import quota
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, UsageError
-from quota.settings import jobs, limits
-from quota.settings import load as settings_module
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
-from quota.settings.load import _settings, find_config, load_settings
+from quota.settings.load import Config, find_config, load_settings, settings_of
 from quota.settings.model import Unavailable
+from quota.settings.tables import CREDENTIAL, JOB, LIMIT
 from quota.settings.toml import parse_toml
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.users import not_root
@@ -787,7 +786,7 @@ def test_a_configuration_without_credentials_is_told_how_to_have_one(write: Any)
 KNOWN_WORDS = sorted(
     {"ledger", "credentials", "jobs", "store", "url", "unavailable", "max_cost", "allowance", "machines", "retention"}
     | {"main", "trending", "day", "search", "calendar", "zone"}
-    | {*settings_module._CREDENTIAL_KEYS, *limits._LIMIT_KEYS, *jobs._JOB_KEYS}
+    | {*CREDENTIAL, *LIMIT, *JOB}
 )
 KEYS = st.sampled_from(KNOWN_WORDS) | st.text(max_size=5)
 SCALARS = (
@@ -811,7 +810,7 @@ VALUES = st.recursive(
 def complaint(data: dict[str, Any]) -> str:
     """What is wrong with these tables; empty when nothing is. Any other exception is a failure of the test."""
     try:
-        _settings(data, None, "f", Path("/nowhere"))
+        settings_of(Config(data, None, "f", Path("/nowhere")))
     except ConfigError as error:
         return str(error)
     return ""

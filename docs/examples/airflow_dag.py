@@ -1,0 +1,67 @@
+"""Airflow: a call that is refused becomes a task that waits for its time, or a skip. No worker slot is held meanwhile.
+
+`popular` is rescheduled at the time at which its call fits. `nightly` is skipped: its next run asks again. `budget` is
+a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+from airflow.sdk import BaseSensorOperator, dag, task
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
+
+import quota
+
+
+class BudgetSensor(BaseSensorOperator):
+    """Succeeds when a call of this method would be admitted."""
+
+    def __init__(self, *, method: str, credential: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.method, self.credential = method, credential
+
+    def execute(self, context: Any, event: Any = None) -> None:
+        with quota.open() as q:
+            decision = q.budget(self.credential).peek(self.method)
+        if decision.admitted:
+            return
+        self.defer(trigger=DateTimeTrigger(come_back(decision)), method_name="execute")
+
+
+def come_back(decision: quota.Decision) -> Any:
+    """When a refused call is worth another try. Where waiting does not help the task fails, and is not tried again."""
+    when = decision.when()
+    if when is None:
+        raise AirflowFailException(decision.sentence())
+    return when.at
+
+
+def titles(region: str) -> list[str]:
+    with quota.open() as q, quota.labels(job="popular", region=region):
+        videos = q.google().videos()
+        answer: dict[str, Any] = videos.list(part="snippet", chart="mostPopular", regionCode=region).execute()
+    return [video["snippet"]["title"] for video in answer["items"]]
+
+
+@dag(schedule="@daily", catchup=False, max_active_runs=1)
+def videos() -> None:
+    @task
+    def popular(region: str) -> list[str]:
+        try:
+            return titles(region)
+        except quota.Refused as refused:
+            raise AirflowRescheduleException(come_back(refused.decision)) from None
+
+    @task
+    def nightly(region: str) -> list[str]:
+        try:
+            return titles(region)
+        except quota.Refused as refused:
+            raise AirflowSkipException(refused.decision.sentence()) from None
+
+    BudgetSensor(task_id="budget", method="videos.list") >> [popular("DE"), nightly("US")]
+
+
+videos()

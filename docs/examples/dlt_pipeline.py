@@ -1,0 +1,55 @@
+"""dlt: its REST client is metered. A refused pipeline loads what it has and ends well; the next run goes on there.
+
+    python dlt_pipeline.py
+
+dlt stores the place with the data, in one load: no page is lost, and none is fetched twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import dlt
+import requests
+from dlt.sources.helpers.rest_client import RESTClient
+from dlt.sources.helpers.rest_client.paginators import JSONResponseCursorPaginator
+
+import quota
+from quota.clients.requests import requests_adapter
+
+API = "https://www.googleapis.com/youtube/v3/"
+HOST = "www.googleapis.com"
+
+
+@dlt.resource(primary_key="id", write_disposition="merge")
+def videos(region: str) -> Iterator[list[dict[str, Any]]]:
+    """A region's popular videos, page by page. Where the budget ends, the resource ends."""
+    place = dlt.current.resource_state().setdefault(region, {})
+    with quota.open() as q, quota.labels(job="dlt", region=region), requests.Session() as session:
+        session.mount(API, requests_adapter(q.budget(), "videos.list", hosts=HOST))
+        client = RESTClient(API, session=session)
+        asked = {"part": "snippet", "chart": "mostPopular", "regionCode": region, "maxResults": "50"}
+        token = place.get("token")
+        pages = client.paginate(
+            "videos",
+            params={**asked, "key": os.environ["YOUTUBE_API_KEY"], **({"pageToken": token} if token else {})},
+            paginator=JSONResponseCursorPaginator(cursor_path="nextPageToken", cursor_param="pageToken"),
+            data_selector="items",
+        )
+        try:
+            for page in pages:
+                place["token"] = page.response.json().get("nextPageToken")
+                yield list(page)
+        except quota.Refused:
+            return  # what was fetched is loaded together with the place
+
+
+def run() -> Any:
+    pipeline = dlt.pipeline("videos", destination="filesystem", dataset_name="videos")
+    return pipeline.run(videos("DE"))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,46 @@
+"""Prefect: a flow that is refused ends, and leaves a run of itself for the time at which its call fits.
+
+python prefect_flow.py      # serves the deployment `popular/every-hour`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.deployments import run_deployment
+from prefect.states import Completed, State
+
+import quota
+
+DEPLOYMENT = "popular/every-hour"
+
+
+@flow
+def popular(region: str) -> Any:
+    """The titles of a region's popular videos."""
+    try:
+        return titles(region)
+    except quota.Refused as refused:
+        when = refused.decision.when()
+        if when is None:  # waiting does not help: the run fails, and says what to do
+            raise
+        run_deployment(DEPLOYMENT, parameters={"region": region}, scheduled_time=when.at, timeout=0, as_subflow=False)
+        get_run_logger().info("%s", refused)
+        return refused_state(str(refused))
+
+
+def refused_state(message: str) -> State[None]:
+    """Shown as "Refused", and no failure."""
+    return Completed(name="Refused", message=message)
+
+
+def titles(region: str) -> list[str]:
+    with quota.open() as q, quota.labels(job="popular", region=region):
+        videos = q.google().videos()
+        answer: dict[str, Any] = videos.list(part="snippet", chart="mostPopular", regionCode=region).execute()
+    return [video["snippet"]["title"] for video in answer["items"]]
+
+
+if __name__ == "__main__":
+    popular.serve(name="every-hour", interval=3600, parameters={"region": "DE"})

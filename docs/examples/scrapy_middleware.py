@@ -1,0 +1,48 @@
+"""Scrapy: a downloader middleware. When the budget says no, the spider ends; with a JOBDIR the next one goes on there.
+
+    scrapy crawl videos -s JOBDIR=crawls/videos
+
+`settings.py`:
+
+    DOWNLOADER_MIDDLEWARES = {"scrapy_middleware.Budget": 950}  # behind retries and redirects: each attempt is charged
+    QUOTA_CREDENTIAL = "main"                                    # optional; the first one otherwise
+
+A request names its API method: `Request(url, meta={"quota": "videos.list"})`. Others are not charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from scrapy import Request, signals
+from scrapy.crawler import Crawler
+
+import quota
+
+
+class Budget:
+    def __init__(self, crawler: Crawler) -> None:
+        self.crawler = crawler
+        self.closing: asyncio.Task[None] | None = None
+        self.session = quota.open_async()
+        self.budget = self.session.budget(crawler.settings.get("QUOTA_CREDENTIAL"))
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        budget = cls(crawler)
+        crawler.signals.connect(budget.session.aclose, signals.spider_closed)
+        return budget
+
+    async def process_request(self, request: Request) -> Request | None:
+        method = request.meta.get("quota")
+        if method is None:
+            return None
+        spider = self.crawler.spider
+        decision = await self.budget.charge(method, job=spider.name)
+        if decision.admitted:
+            return None
+        if self.closing is None:
+            spider.logger.info("%s", decision.sentence())
+            self.closing = asyncio.create_task(self.crawler.engine.close_spider_async(reason="quota"))
+        return request.replace(dont_filter=True)  # back into the queue, which JOBDIR keeps

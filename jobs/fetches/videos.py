@@ -1,0 +1,34 @@
+"""The built-in job `videos`: what the store has, described anew, 50 videos for 1 unit.
+
+The one that was asked for longest ago comes first. A video that upstream no longer has counts as asked for, like the
+others, and expires in its time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
+from quota.jobs.job import Cursor, Page, first_attempt, resources
+
+if TYPE_CHECKING:
+    from quota.jobs.store.store import Store
+
+_OLDEST = f"""
+    SELECT video_id FROM videos WHERE (asked_ms IS NULL OR asked_ms < :began_ms)
+        AND (:region = '' OR video_id IN (SELECT video_id FROM rankings WHERE region = :region))
+    ORDER BY asked_ms, id LIMIT {PAGE_ITEMS}
+"""  # noqa: S608  # a constant
+
+
+@first_attempt("videos.list")
+def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> Page:
+    """The next 50 videos of the store (in the region). Without videos it sends no call and charges nothing."""
+    step = cursor or {"began_ms": store.now_ms(), "step": 0}
+    names = [name for (name,) in store.select(_OLDEST, region=region, began_ms=step["began_ms"])]
+    if not names:
+        return Page()
+    answer = client.videos().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute()
+    found = {video["id"]: video for video in resources(answer)}
+    videos = [found.get(name, {"id": name}) for name in names]
+    return Page(videos=videos, again=True, cursor={**step, "step": step["step"] + 1})

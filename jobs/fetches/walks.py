@@ -1,0 +1,103 @@
+"""What the built-in jobs share, above all walks down many long lists: a channel's videos, a video's comments.
+
+    PARTS, PAGE_ITEMS   what is asked of a video or a channel, and how many of them upstream returns in one page
+    reason_of           why upstream refused a call
+    Walks               the walks of one job: which list comes next, and where it stands after a page
+
+A walk goes down one list, the newest page first, and may take many runs. Where it stands is a row, stored with the page
+that it was about: its *place*. So what `pages`, a refusal or a kill cuts off is not lost. A pass looks once at the
+first page of every list, first where most is expected to be new. Every other call goes on with the walk that was begun
+first, so that neither new items nor old ones wait for all of the others.
+
+A walk ends with its list; or at a page of which everything is known, if its list was walked to the end within half of
+the retention. So nothing below the pages that were fetched is missed, and each list is walked in full, as the first
+time, before its items expire.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from quota.clients.failures import answer_in
+from quota.jobs.job import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from quota.jobs.job import Cursor
+    from quota.jobs.store.store import Store
+
+PARTS = "snippet,statistics,contentDetails"
+PAGE_ITEMS = 50
+"""Upstream returns at most this many in one page."""
+
+Place = dict[str, Any]
+"""Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
+`opened`, and the `token` of its next page. `walked`: when the last walk in full was opened that came to its end."""
+
+_PLACES = """
+    WITH lists (id, amount, since) AS ({lists}),
+    places AS (
+        SELECT l.id, ifnull(r.data, json_object('id', l.id)) AS data, ifnull(r.refreshed_ms, 0) AS seen_ms,
+            ifnull(json_extract(r.data, '$.step'), 0) AS step, json_extract(r.data, '$.opened') AS opened,
+            max(ifnull(l.amount, 0), 1)
+                / max(1.0, :now_ms / 86400000.0 + 2440587.5 - ifnull(julianday(l.since), 0)) AS a_day
+        FROM lists l LEFT JOIN rows r ON r.name = :table AND r.key = l.id)
+    SELECT data FROM places WHERE
+"""
+_OPEN = "opened IS NOT NULL ORDER BY opened, id LIMIT 1"
+_DUE = f"opened IS NULL AND step < :began ORDER BY a_day * (:now_ms - seen_ms) DESC, id LIMIT {PAGE_ITEMS}"
+_LAST = "SELECT ifnull(max(json_extract(data, '$.step')), 0) FROM rows WHERE name = :table"
+
+
+class Walks:
+    """The walks of one job. Their places are rows of `table`; `lists` is SQL for `id`, `amount` and `since` of each
+    list: so much has come to it since that time. `values` are those of its parameters.
+
+    Steps are counted over all passes: `began` is the first one of the pass that the cursor belongs to.
+    """
+
+    def __init__(self, store: Store, table: str, lists: str, cursor: Cursor | None, **values: object) -> None:
+        self._store = store
+        self._table = table
+        if cursor is None:
+            first = store.select(_LAST, table=table)[0][0] + 1
+            cursor = {"began": first, "step": first}
+        self._began, self._step = cursor["began"], cursor["step"]
+        values = {"table": table, "began": self._began, "now_ms": store.now_ms(), **values}
+        due, begun = (
+            [json.loads(data) for (data,) in store.select(_PLACES.format(lists=lists) + which, **values)]
+            for which in (_DUE, _OPEN)
+        )
+        self.places: list[Place] = begun if begun and (self._step % 2 or not due) else due
+        """The place that this step is about; where nobody has looked at its list in this pass, also the next ones."""
+
+    def page(self, *places: Place, **more: Any) -> Page:
+        """The page of this step, with these places as they stand after it."""
+        rows = {self._table: [{**place, "step": self._step} for place in places], **more.pop("rows", {})}
+        return Page(rows=rows, cursor={"began": self._began, "step": self._step + 1}, **more)
+
+    def is_full(self, place: Place) -> bool:
+        """Whether its walk goes on to the end, whatever is known."""
+        return (place.get("walked") or 0) < self._store.now_ms() - self._store.retention_ms // 2
+
+    def moved(self, place: Place, ids: Sequence[str], token: str | None, known: Container[object]) -> Place:
+        """The place after a page with these items, of which the store has those in `known`."""
+        full = self.is_full(place)
+        if not full and ids and all(one in known for one in ids):
+            token = None
+        opened = place.get("opened") or self._store.now_ms()
+        if token is not None:
+            return {**place, "opened": opened, "token": token}
+        return {"id": place["id"], "walked": opened if full else place["walked"]}
+
+
+def reason_of(error: Exception) -> str | None:
+    """Why upstream refused a call, in its own word; None if it has not said so."""
+    answer = answer_in(error)
+    with suppress(ValueError, LookupError, TypeError):
+        if answer is not None:
+            return str(json.loads(answer.body)["error"]["errors"][0]["reason"])
+    return None

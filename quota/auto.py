@@ -1,0 +1,208 @@
+"""Charges what a program sends through requests, urllib3, httpx, aiohttp and httplib2, without a change to it.
+
+    quota.instrument()      # from now on each attempt to a host that a cost book names is charged before it leaves
+    quota.uninstrument()    # as before
+
+`quota exec --auto -- python etl.py` does the first for a program and its Python children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from quota.clients.instrument.patches import Patches, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from quota.clients.instrument.payers import Payers
+    from quota.clients.metering import Tally
+    from quota.session import Session
+
+# Every Python under `quota exec --auto` imports this file. What it needs to charge comes with the first library.
+
+LIBRARIES = ("aiohttp", "httplib2", "httpx", "requests", "urllib3")
+
+
+class _Instrumented:
+    """This process, while it is instrumented."""
+
+    def __init__(self, session: Session, payers: Payers) -> None:
+        from quota.clients.instrument import aiohttp, httplib2, httpx, requests, urllib3
+
+        self._session = session
+        self._payers = payers
+        self._patches = Patches(
+            [
+                *urllib3.seams(payers),
+                *requests.seams(),
+                *httpx.seams(payers),
+                *aiohttp.seams(payers),
+                *httplib2.seams(payers),
+            ]
+        )
+
+    def begin(self) -> None:
+        self._patches.put_on()
+        atexit.register(self._session.close)
+
+    def end(self) -> None:
+        self._patches.take_off()
+        self._payers.forget()
+        atexit.unregister(self._session.close)
+        self._session.close()
+
+
+_lock = RLock()
+_now: _Instrumented | None = None
+
+
+def instrument(config: str | Path | None = None, *, credential: str | None = None, job: str | None = None) -> None:
+    """Charge every attempt of this process, from now on, to a host that the cost book of a credential names.
+
+    `config` is the configuration, as in `quota.open()`. Where several credentials could pay for a request it is
+    `credential`, else the one whose book knows most of its path. `job` says who spends where no `labels` do; without
+    it that is $QUOTA_JOB. Libraries that are imported later are patched then. Called again it changes nothing.
+
+    Raises ConfigError for a configuration that cannot be used, or that names no host.
+    """
+    _instrument(config, credential, os.environ.get("QUOTA_JOB", "") if job is None else job)
+
+
+def uninstrument() -> None:
+    """Charge nothing more by itself, and leave the libraries as they were. It may be called twice."""
+    global _now
+    with _lock:
+        ended, _now = _now, None
+        if ended is not None:
+            from quota.terms.attribution import label_process
+
+            ended.end()
+            label_process("")
+
+
+def _instrument(config: str | Path | None, credential: str | None, job: str, tally: Tally | None = None) -> None:
+    from quota.session import open_session
+    from quota.terms.attribution import label_process
+
+    global _now
+    with _lock:
+        if _now is None:
+            session = open_session(config)
+            payers = payers_of(session, credential, tally)
+            label_process(job)
+            _now = _Instrumented(session, payers)
+            _now.begin()
+
+
+def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
+    """The credentials that can pay. Raises ConfigError where there are none, and UsageError if the one that is named
+    cannot."""
+    from quota.clients.instrument.payers import Payer, Payers
+    from quota.clients.upstream import upstream_of
+    from quota.common.text import listed
+    from quota.errors import ConfigError, UsageError
+
+    credentials = session.settings.credentials
+    able = [one for one in credentials.values() if one.hosts and upstream_of(one.book).knows_methods]
+    if named is not None and session.credential(named) not in able:
+        raise UsageError(
+            f"the cost book of credential {named!r} names no hosts or no routes; see docs/own-cost-book.md"
+        )
+    if not able:
+        raise ConfigError(
+            f"{session.settings.source}: no cost book of {listed(credentials)} names hosts and routes, so nothing is "
+            "charged; see docs/own-cost-book.md"
+        )
+
+    def payer(name: str) -> Payer:
+        one = credentials[name]
+        return Payer(
+            name,
+            one.project,
+            one.book,
+            one.hosts,
+            lambda: session.budget(name),
+            answers_429=one.on_refusal == "429",
+            tally=tally,
+        )
+
+    return Payers([payer(one.name) for one in able], named)
+
+
+# -- a program that `quota exec --auto` starts -------------------------------------------------------------------------
+
+
+def environment(
+    before: Mapping[str, str], config: Path | None, credential: str | None, job: str, tally: str | None
+) -> dict[str, str]:
+    """The environment in which every Python is instrumented. `tally` is a folder for what its processes spend."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    site = os.path.join(here, "clients", "instrument", "site")
+    given = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (site, before.get("PYTHONPATH")))),
+        "QUOTA_AUTO_HOME": os.path.dirname(here),
+        "QUOTA_AUTO_CREDENTIAL": credential or "",
+        "QUOTA_AUTO_TALLY": tally or "",
+    }
+    if config is not None:
+        given["QUOTA_CONFIG"] = os.path.abspath(config)  # wherever the program goes
+    if job:
+        given["QUOTA_JOB"] = job
+    return {**before, **given}
+
+
+def instrument_by_environment() -> None:
+    """Instrument a Python that `quota exec --auto` started, as the environment says, with the first library that it
+    imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
+
+    def begin() -> None:
+        from quota.clients.instrument.tally import FileTally
+
+        tally, credential = os.environ.get("QUOTA_AUTO_TALLY"), os.environ.get("QUOTA_AUTO_CREDENTIAL")
+        try:
+            _instrument(None, credential or None, os.environ.get("QUOTA_JOB", ""), FileTally(tally) if tally else None)
+        except Exception as error:
+            give_up(error)
+
+    sys.meta_path.insert(0, Waiting(LIBRARIES, begin))
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if (status := _status_after(error)) is not None:
+            raise SystemExit(status)
+
+    sys.excepthook = told
+
+
+def give_up(error: Exception) -> None:
+    """End a Python that cannot be instrumented."""
+    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
+    os.write(2, said.encode("utf-8", "replace"))
+    os._exit(getattr(error, "exit_status", 78))
+
+
+def _status_after(error: BaseException) -> int | None:
+    """The exit status of a program that an error about a refusal has ended; None for another error."""
+    from quota.errors import Refused, decision_status
+
+    return next((decision_status(one.decision) for one in _behind(error) if isinstance(one, Refused)), None)
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all that led to it."""
+    seen: dict[int, BaseException] = {}
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen[id(one)] = one
+            yield one
+            left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]

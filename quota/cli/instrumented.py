@@ -1,0 +1,50 @@
+"""`quota exec --auto`: a program whose every attempt to a metered host is charged, without a change to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from typing import TYPE_CHECKING
+
+import quota
+from quota.auto import environment, payers_of
+from quota.cli.output import say, say_built_in
+from quota.clients.instrument.tally import spent_in
+from quota.common.text import many
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def environment_of(config: str | None, credential: str | None, job: str, tally: str | None = None) -> dict[str, str]:
+    """The environment of the program. Raises what makes that useless: a wrong configuration, no host."""
+    with quota.open(config) as session:
+        say_built_in(session, err=True)
+        payers_of(session, credential)
+        return environment(os.environ, session.settings.path, credential, job, tally)
+
+
+def run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
+    """Run a command to its end, and say what it and its children spent. Raises OSError if it does not start."""
+    with tempfile.TemporaryDirectory(prefix="quota-") as tally:
+        status = _run(command, environment_of(config, credential, job, tally))
+        spent = spent_in(tally)
+    say(f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused", err=True)
+    return status
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> int:
+    """The exit status of a command that runs beneath this process, as a shell says it."""
+    with subprocess.Popen(command, env=env) as running:  # noqa: S603  # running the caller's command is the purpose
+        before = {number: signal.signal(number, lambda got, _: running.send_signal(got)) for number in FORWARDED}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program, too
+        try:
+            status = running.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 128 - status if status < 0 else status

@@ -1,0 +1,75 @@
+"""Where the bytes of aiohttp leave: below all middlewares, which it calls once for each attempt."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from quota.clients.aiohttp import sender
+from quota.clients.instrument.patches import Seam
+from quota.clients.instrument.payers import answer_to
+from quota.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quota.clients.instrument.payers import Payer, Payers
+
+
+def seams(payers: Payers) -> Iterator[Seam]:
+    async def metered(request: Any, handler: Callable[..., Any]) -> Any:
+        url = request.url
+        payer = payers.of(request.method, str(url)) if payers.knows(url.host, url.port) else None
+        if payer is None:
+            return await handler(request)
+        try:
+            return await sender()(payer.async_gate, handler, request)
+        except Refused as refusal:
+            return _refused(refusal, payer, request)
+
+    def charging(request: Callable[..., Any]) -> Callable[..., Any]:
+        async def _request(session: Any, *args: Any, middlewares: Any = None, **options: Any) -> Any:
+            above = session._middlewares if middlewares is None else middlewares
+            return await request(session, *args, middlewares=(*above, metered), **options)
+
+        return _request
+
+    yield Seam("aiohttp.client", "ClientSession", "_request", ("middlewares",), charging)
+
+
+def _refused(refusal: Refused, payer: Payer, request: Any) -> Any:
+    import aiohttp
+
+    if not payer.answers_429:
+        raise aiohttp.ClientConnectionError(str(refusal)) from refusal
+    return _answered(aiohttp, request, refusal)
+
+
+def _answered(library: Any, request: Any, refusal: Refused) -> Any:
+    """The answer as aiohttp makes one, without a connection."""
+    from multidict import CIMultiDict, CIMultiDictProxy
+
+    answer = answer_to(refusal)
+    given = {
+        "writer": None,
+        "continue100": None,
+        "timer": None,
+        "request_info": request.request_info,
+        "traces": [],
+        "loop": request.loop,
+        "session": request._session,
+        "stream_writer": SimpleNamespace(output_size=0),
+    }
+    known = inspect.signature(request.response_class.__init__).parameters
+    response = request.response_class(
+        request.method, request.original_url, **{name: value for name, value in given.items() if name in known}
+    )
+    content = library.StreamReader(library.base_protocol.BaseProtocol(request.loop), 1 << 16, loop=request.loop)
+    content.feed_data(b"" if request.method == "HEAD" else answer.body)
+    content.feed_eof()
+    response.version, response.status, response.reason = library.HttpVersion11, answer.status, answer.reason
+    response._headers = CIMultiDictProxy(CIMultiDict(answer.headers))
+    response._raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers.items())
+    response.content = content
+    return response

@@ -1,0 +1,62 @@
+"""Where the bytes of httpx leave: its transports are called once for each attempt, over HTTP/1.1 and HTTP/2."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quota.clients.httpx import async_sender, sender
+from quota.clients.instrument.patches import Seam
+from quota.clients.instrument.payers import answer_to
+from quota.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quota.clients.instrument.payers import Payer, Payers
+
+_MODULE = "httpx._transports.default"
+
+
+def seams(payers: Payers) -> Iterator[Seam]:
+    def payer_of(request: Any) -> Payer | None:
+        url = request.url
+        if not payers.knows(url.host, url.port or (443 if url.scheme == "https" else 80)):
+            return None
+        return payers.of(request.method, str(url))
+
+    def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
+        def charged(transport: Any, request: Any) -> Any:
+            payer = payer_of(request)
+            if payer is None:
+                return handle_request(transport, request)
+            try:
+                return sender()(payer.gate, partial(handle_request, transport), request)
+            except Refused as refusal:
+                return _refused(refusal, payer, request)
+
+        return charged
+
+    def charging_awaited(handle_request: Callable[..., Any]) -> Callable[..., Any]:
+        async def charged(transport: Any, request: Any) -> Any:
+            payer = payer_of(request)
+            if payer is None:
+                return await handle_request(transport, request)
+            try:
+                return await async_sender()(payer.async_gate, partial(handle_request, transport), request)
+            except Refused as refusal:
+                return _refused(refusal, payer, request)
+
+        return charged
+
+    yield Seam(_MODULE, "HTTPTransport", "handle_request", ("request",), charging)
+    yield Seam(_MODULE, "AsyncHTTPTransport", "handle_async_request", ("request",), charging_awaited)
+
+
+def _refused(refusal: Refused, payer: Payer, request: Any) -> Any:
+    import httpx
+
+    if not payer.answers_429:
+        raise httpx.ConnectError(str(refusal), request=request) from refusal
+    answer = answer_to(refusal)
+    return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)

@@ -1,0 +1,146 @@
+"""Whose budget pays for a request, by its host and path, and what a program is told of a refusal."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from threading import RLock
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.async_budget import AsyncBudget, Awaiter
+from quota.clients.gate import AsyncHostGate, HostGate, take_paid
+from quota.clients.upstream import upstream_of
+from quota.common.fork import start_over_in_child
+from quota.common.text import listed
+from quota.errors import UsageError
+from quota.terms.hosts import Hosts
+from quota.web.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quota.budget import Budget
+    from quota.clients.metering import Tally
+    from quota.errors import Refused
+    from quota.terms.costs import CostBook
+
+MAX_KNOWN = 10_000
+"""How many hosts are remembered. A crawler meets more."""
+
+
+class Payer:
+    """A credential that pays for requests to these hosts. `open_budget` is called for the first of them.
+
+    `answers_429`: a refusal is an answer, not an error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        project: str,
+        book: CostBook,
+        hosts: tuple[str, ...],
+        open_budget: Callable[[], Budget],
+        *,
+        answers_429: bool = False,
+        tally: Tally | None = None,
+    ) -> None:
+        self.name = name
+        self.project = project
+        self.answers_429 = answers_429
+        self.hosts = Hosts(hosts)
+        self._names = hosts
+        self._upstream = upstream_of(book)
+        self._open_budget = open_budget
+        self._tally = tally
+        self._start_over()
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._lock = RLock()
+
+    def fit(self, verb: str, url: str) -> int:
+        """How much of a request's path it knows."""
+        return self._upstream.fit(verb, url)
+
+    @property
+    def gate(self) -> HostGate:
+        with self._lock:
+            return self._gate
+
+    @property
+    def async_gate(self) -> AsyncHostGate:
+        with self._lock:
+            return self._async_gate
+
+    @cached_property
+    def _gate(self) -> HostGate:
+        return HostGate(self._open_budget(), None, self._names, tally=self._tally)
+
+    @cached_property
+    def _async_gate(self) -> AsyncHostGate:
+        budget = self._open_budget()
+        return AsyncHostGate(AsyncBudget(budget, Awaiter(budget.ledger)), None, self._names, tally=self._tally)
+
+
+class Payers:
+    """Finds the payer of a request: of several the one that is `named`, else the one that knows most of the path."""
+
+    def __init__(self, payers: Iterable[Payer], named: str | None = None) -> None:
+        self._payers = tuple(payers)
+        self._named = named
+        self._known: dict[tuple[str, int | None], bool] = {}
+
+    def knows(self, host: str, port: int | None) -> bool:
+        """Whether anybody pays for requests to a host. Every request of the program asks that."""
+        try:
+            return self._known[host, port]
+        except KeyError:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            return self._known.setdefault((host, port), any((host, port) in one.hosts for one in self._payers))
+
+    def of(self, verb: str, url: str) -> Payer | None:
+        """Who pays for a request that is about to leave; None for nobody, also where a layer above has paid.
+
+        Raises UsageError where several could.
+        """
+        fitting = [one for one in self._payers if one.hosts.serve(url)]
+        if not fitting or take_paid():
+            return None
+        if len(fitting) == 1:
+            return fitting[0]
+        fitting = [one for one in fitting if one.name == self._named] or fitting
+        known = [one.fit(verb, url) for one in fitting]
+        best = [one for one, fit in zip(fitting, known, strict=True) if fit == max(known)]
+        if len({one.project for one in best}) > 1:
+            names = {one.name: one for one in best}
+            raise UsageError(
+                f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; say which credential does"
+            )
+        return best[0]
+
+    def forget(self) -> None:
+        """Nobody pays any more."""
+        self._payers, self._known = (), {}
+
+
+class Answer(NamedTuple):
+    """An answer of 429 that was made here."""
+
+    headers: dict[str, str]
+    body: bytes
+    status: int = 429
+    reason: str = "Too Many Requests"
+
+
+def answer_to(refusal: Refused) -> Answer:
+    """What a program is answered in upstream's place. Its Retry-After is never early."""
+    wait_ms = refusal.decision.retry_after_ms
+    wait_s = None if wait_ms is None else math.ceil(wait_ms / 1_000)
+    problem = Problem(429, str(refusal), retry_after_s=wait_s)
+    body = problem.body()
+    return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)

@@ -1,0 +1,154 @@
+"""What requests and urllib3 say of one attempt: whether it left, and what its answer is. All here is of urllib3."""
+
+from __future__ import annotations
+
+import io
+import ssl
+from http.client import CannotSendRequest
+from typing import TYPE_CHECKING, Any
+
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, unpacked
+from quota.common.clock import elapsed_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quota.clients.metering import Attempt
+
+
+def never_left(reason: object) -> bool:
+    """Whether a request failed before its first byte: no address, no connection, no way through a proxy, no trusted
+    certificate, or a connection with an answer that is still unread."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
+
+    if isinstance(reason, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in reason.args):
+        return True
+    # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
+    reason = getattr(reason, "original_error", reason)
+    no_tunnel = isinstance(reason, OSError) and str(reason).startswith("Tunnel connection failed")
+    return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError, CannotSendRequest))
+
+
+def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
+    """The answer, after the attempt was told of it. Its reader still gets all of it, also if it is `preloaded`."""
+    status, headers = raw.status, raw.headers
+    packing = headers.get("content-encoding", "")
+    if preloaded:
+        said = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
+        attempt.answered(status, said, headers)
+        if (usage := attempt.usage(status, headers)) is not None:
+            usage.feed(raw.data)
+            usage.end()
+            attempt.settle(usage.take())
+        return raw
+    if not attempt.reads_body(status, headers):
+        attempt.answered(status, b"", headers)
+        return _watched(attempt, raw)
+    from urllib3 import HTTPResponse
+
+    body = _PeekedBody(raw)
+    attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers)
+    renewed = HTTPResponse(
+        body=body,
+        preload_content=False,
+        decode_content=raw.decode_content,
+        original_response=getattr(raw, "_original_response", None),  # requests looks for cookies there
+        **_head_of(raw),
+    )
+    return _watched(attempt, renewed)
+
+
+def _head_of(raw: Any) -> dict[str, Any]:
+    given = {"headers": raw.headers, "status": raw.status, "reason": raw.reason, "version": raw.version}
+    given |= {"retries": raw.retries, "request_url": raw.geturl()}
+    if hasattr(raw, "version_string"):  # since urllib3 2.3
+        given["version_string"] = raw.version_string
+    return given
+
+
+def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
+    """urllib3's own way to unpack such an answer."""
+    from urllib3 import HTTPResponse
+
+    def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        return HTTPResponse(
+            body=_Pieces(pieces), preload_content=False, enforce_content_length=False, **_head_of(raw)
+        ).stream(MAX_PEEK_BYTES)
+
+    return unpack
+
+
+def _watched(attempt: Attempt, raw: Any) -> Any:
+    """The answer. It settles the attempt by what its body says, if it does, while its stream is read."""
+    usage = attempt.usage(raw.status, raw.headers)
+    if usage is None:
+        return raw
+    unwatched = raw.stream
+
+    def stream(*args: Any, **options: Any) -> Iterator[bytes]:
+        for piece in unwatched(*args, **options):
+            usage.feed(piece)
+            attempt.settle(usage.take())
+            yield piece
+        usage.end()
+        attempt.settle(usage.take())
+
+    raw.stream = stream
+    return raw
+
+
+class _Pieces(io.RawIOBase):
+    """A body that is read in these pieces, however much is asked for."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = next(self._pieces, b"")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _PeekedBody(io.RawIOBase):
+    """A response's raw bytes: first those already read, then the rest, or the error that ended them."""
+
+    def __init__(self, raw: Any) -> None:
+        self.head = b""
+        self._raw = raw
+        self._at = 0
+        self._error: Exception | None = None
+        ends_s = elapsed_s() + PEEK_WITHIN_S
+        read = getattr(raw, "read1", raw.read)  # urllib3 before 2.1 waits for all that is asked for
+        try:
+            while len(self.head) < MAX_PEEK_BYTES and elapsed_s() < ends_s:
+                more = read(MAX_PEEK_BYTES - len(self.head), decode_content=False)
+                if not more:
+                    break
+                self.head += more
+        except Exception as error:
+            self._error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.head[self._at : self._at + len(buffer)]
+        self._at += len(data)
+        if not data and self._error is not None:
+            raise self._error
+        if not data:
+            data = self._raw.read(len(buffer), decode_content=False)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read1(self, amount: int = -1) -> bytes:
+        return self.read(MAX_PEEK_BYTES if amount < 0 else amount)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+            self._raw.release_conn()
+        super().close()

@@ -1,0 +1,110 @@
+"""Every key of the configuration from the environment: `QUOTA__LEDGER__URL`, `QUOTA__JOBS__TRENDING__PAGES`.
+
+Two underscores stand between the names of tables and the key, all in capitals. A name of yours is found whatever its
+case, with `_` for each character that a variable cannot have; one that the file has not got is new, in small letters.
+A limit is named by its `name`. A text is written as it is, anything else as in TOML: `500`, `true`, `["DE", "FR"]`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from quota.common.text import nearest, show
+from quota.errors import ConfigError
+from quota.settings.kinds import Either, Kind, Named, Rows, Table, Text, Values
+from quota.settings.tables import ROOT
+from quota.settings.toml import Keys, dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PREFIX = "QUOTA__"
+
+
+def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that mean a key, with their values."""
+    return {name: environ[name] for name in sorted(environ) if name.startswith(PREFIX)}
+
+
+def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tables with the values of these variables in them, and which variable each of their paths came from.
+
+    Raises ConfigError, which names the variable, for one that means no key.
+    """
+    merged, paths = deepcopy(data) if variables else data, {}
+    for variable, text in variables.items():
+        paths[_put(merged, variable, text)] = variable
+    return merged, paths
+
+
+def _put(data: dict[str, Any], variable: str, text: str) -> str:
+    """Put one value in. Returns its dotted path."""
+    kind: Kind = Table(keys=ROOT)
+    into: Any = data
+    at: Any = None
+    path, begun = "", PREFIX
+    for segment in variable.removeprefix(PREFIX).split("__"):
+        if at is not None:
+            into = _inner(into, at, list if isinstance(kind, Rows) else dict)
+        at, kind, path = _step(kind, into, segment, path, variable, begun)
+        begun += f"{segment}__"
+    into[at] = _value(kind, text, variable)
+    return path
+
+
+def _inner(into: Any, at: Any, wanted: type[Any]) -> Any:
+    """What stands there, or a new one in its place: a limit's window may have been a text."""
+    if isinstance(at, int):
+        return into[at]
+    if not isinstance(into.get(at), wanted):
+        into[at] = wanted()
+    return into[at]
+
+
+def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: str) -> tuple[Any, Kind, str]:
+    """The key or the index that a segment means, its kind and its path."""
+    if isinstance(kind, Either):
+        kind = next((one for one in kind.kinds if isinstance(one, Table)), kind)
+    if isinstance(kind, Rows) and kind.keys is not None and "name" in kind.keys and segment:
+        rows = [row.get("name") if isinstance(row, dict) else None for row in into]
+        index = next((index for index, name in enumerate(rows) if _meant(segment, name)), len(rows))
+        if index == len(rows):
+            into.append({"name": segment.lower()})
+        return index, Table(keys=kind.keys), f"{path}[{index}]"
+    if isinstance(kind, Named | Values) and segment:
+        key = next((name for name in into if _meant(segment, name)), segment.lower())
+        return key, Table(keys=kind.keys) if isinstance(kind, Named) else kind.each, dotted(path, key)
+    keys = kind.keys if type(kind) is Table and kind.keys is not None else Keys({})
+    key = segment.lower()
+    if key in keys:
+        return key, keys[key], dotted(path, key)
+    if keys.others is not None and segment:
+        key = next((name for name in into if _meant(segment, name)), key)
+        return key, keys.others, dotted(path, key)  # type: ignore[return-value]  # a kind
+    known = [f"{begun}{one.upper()}" for one in keys]
+    raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {nearest(variable, known)}")
+
+
+def _meant(segment: str, name: Any) -> bool:
+    return isinstance(name, str) and re.sub(r"[^A-Z0-9]", "_", name.upper()) == segment.upper()
+
+
+def _value(kind: Kind, text: str, variable: str) -> Any:
+    if isinstance(kind, Text):
+        return text
+    try:
+        (value,) = tomllib.loads(f"value = {text}").values()
+    except (ValueError, RecursionError):
+        if _may_be_text(kind.kinds if isinstance(kind, Either) else (kind,)):
+            return text
+        raise ConfigError(
+            f'environment variable {variable}: not a value of TOML; write for example 500, true or ["DE", "FR"]'
+        ) from None
+    return value
+
+
+def _may_be_text(kinds: Iterable[Kind]) -> bool:
+    return any(isinstance(kind, Text) or type(kind) is Kind for kind in kinds)

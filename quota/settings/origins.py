@@ -1,0 +1,196 @@
+"""Every value in force, and where it comes from: `quota check --show`.
+
+Origin      one value: its key, and the line, the variable or the default that gave it
+in_force    all of them, in the order of the file, then the defaults
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.common.redact import REDACTED, redact
+from quota.settings.address import is_reference
+from quota.settings.kinds import Either, Named, Needs, Rows, Span, Table, Text, Values
+from quota.settings.load import read_config, settings_of
+from quota.settings.tables import CALENDAR, ROOT
+from quota.settings.toml import Keys, dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from quota.settings.kinds import Kind
+    from quota.settings.model import Settings
+
+MAX_LINES = 500
+"""A value over more lines is shown without its line."""
+
+
+class Origin(NamedTuple):
+    """One value. `place` is "file", "environment", "default" or "cost book"; `detail` the line, the variable, the
+    book."""
+
+    key: str
+    value: Any
+    place: str
+    detail: str | int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"key": self.key, "value": self.value, "from": self.place, "detail": self.detail}
+
+    def __str__(self) -> str:
+        said = f"line {self.detail}" if self.place == "file" and self.detail else str(self.detail or self.place)
+        return f"{self.key} = {_as_toml(self.value)}  # {said}"
+
+
+def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
+    """The settings that a configuration makes, and each value of it. Raises ConfigError as `load_settings` does."""
+    found = read_config(config)
+    settings = settings_of(found)
+    lines = lines_of(found.text)
+    rows: list[Origin] = []
+    for key, value in _values(ROOT, found.data, ""):
+        by = next((found.variables[path] for path in _above(key) if path in found.variables), None)
+        if isinstance(value, _Default):
+            rows.append(Origin(key, value.value, "default"))
+        elif by is not None:
+            rows.append(Origin(key, value, "environment", by))
+        else:
+            place = "default" if found.path is None else "file"
+            rows.append(Origin(key, value, place, next((lines[at] for at in _above(key) if at in lines), None)))
+    known = {path for row in rows for path in _above(row.key)}
+    rows += [row for row in _computed(settings) if known.isdisjoint((row.key, row.key.partition("[")[0]))]
+    places = [*ROOT]
+    return settings, sorted(rows, key=lambda row: places.index(row.key.partition(".")[0]))
+
+
+def _computed(settings: Settings) -> Iterator[Origin]:
+    """What holds where the configuration has nothing, and the reader makes it."""
+    yield Origin("ledger.url", _hidden(settings.ledger.url), "default")
+    yield Origin("store.url", settings.store.url, "default")
+    for credential in settings.credentials.values():
+        path = dotted("credentials", credential.name)
+        yield Origin(dotted(path, "project"), credential.project, "default")
+        for index, limit in enumerate(credential.limits):
+            at = f"{path}.limits[{index}]"
+            yield Origin(f"{at}.name", limit.name, "cost book", f"cost book {credential.api}")
+            yield Origin(f"{at}.quota", limit.quota_units, "cost book", f"cost book {credential.api}")
+            yield Origin(f"{at}.headroom", limit.headroom_units, "cost book", f"cost book {credential.api}")
+            yield Origin(f"{at}.window", limit.view.window.name, "cost book", f"cost book {credential.api}")
+
+
+class _Default(NamedTuple):
+    value: Any
+
+
+def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, kind in keys.items():
+        at = dotted(path, key)
+        if key in data:
+            yield from _of(kind, data[key], at)
+        elif isinstance(kind, Table) and kind.empty and kind.keys is not None:
+            yield from _values(kind.keys, {}, at)
+        elif keys is not CALENDAR and (default := kind.schema().get("default")) is not None:
+            needed = next((rule.needed for rule in keys.rules if isinstance(rule, Needs) and key in rule.keys), None)
+            if needed is None or needed in data:
+                yield at, _Default(default)
+    for key in data:
+        if key not in keys:  # of [inbound]: a rule
+            yield from _of(keys.others, data[key], dotted(path, key))
+
+
+def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values inside one value."""
+    if isinstance(kind, Either):
+        kind = next((one for one in kind.kinds if type(value) is one.type), kind)
+    if isinstance(kind, Rows) and kind.keys is not None:
+        for index, row in enumerate(value):
+            yield from _values(kind.keys, row, f"{path}[{index}]")
+    elif isinstance(kind, Named) and kind.keys is not None:
+        for name, row in value.items():
+            yield from _values(kind.keys, row, dotted(path, name))
+    elif isinstance(kind, Values):
+        for name, one in value.items():
+            yield dotted(path, name), one
+    elif isinstance(kind, Table) and kind.keys is not None:
+        yield from _values(kind.keys, value, path)
+    else:
+        yield path, _shown(kind, value)
+
+
+def _shown(kind: Kind, value: Any) -> Any:
+    if not isinstance(value, str) or isinstance(kind, Span):
+        return value
+    if isinstance(kind, Text) and kind.secret and not is_reference(value):
+        return _hidden(value) if "://" in value else REDACTED
+    return redact(value)
+
+
+def _hidden(url: str) -> str:
+    return re.sub(r"(?<=password=)[^&]*", REDACTED, redact(url))
+
+
+def _above(path: str) -> list[str]:
+    """A path, and those of the tables around it."""
+    found = [path]
+    while (end := max(path.rfind("."), path.rfind("["))) > 0:
+        path = path[:end]
+        found.append(path)
+    return found
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """On which line of a TOML text each key stands, by its dotted path: the TOML reader does not say."""
+    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    table, pending, began = "", "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not pending:
+            began = number
+        pending += f"{line}\n"
+        try:
+            data = tomllib.loads(pending)
+        except tomllib.TOMLDecodeError:  # it goes on in the next line
+            if number - began < MAX_LINES:
+                continue
+            data = {}
+        if pending.lstrip().startswith("["):
+            table = _header(data, rows)
+            found[table] = began
+        else:
+            for path in _leaves(data, table):
+                found[path] = began
+        pending = ""
+    return found
+
+
+def _header(data: dict[str, Any], rows: dict[str, int]) -> str:
+    """The path of the table that a header begins. `rows` has how many tables each array has so far."""
+    path, inner = "", data
+    while inner:
+        key, inner = next(iter(inner.items()))
+        path = dotted(path, key)
+        if isinstance(inner, list):
+            rows[path] = rows.get(path, 0) + 1
+            inner = inner[0]
+        if path in rows:
+            path = f"{path}[{rows[path] - 1}]"
+    return path
+
+
+def _leaves(data: dict[str, Any], path: str) -> Iterator[str]:
+    for key, value in data.items():
+        at = dotted(path, key)
+        yield at
+        if isinstance(value, dict):
+            yield from _leaves(value, at)
+
+
+def _as_toml(value: Any) -> str:
+    import json
+
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)

@@ -1,0 +1,340 @@
+"""Every table of the configuration: its keys, what each may hold, and what it means.
+
+The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...` all go by these, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from quota.settings.kinds import (
+    Apart,
+    Either,
+    Flag,
+    Label,
+    Name,
+    Named,
+    Needs,
+    Rows,
+    Some,
+    Span,
+    Table,
+    Text,
+    Texts,
+    Values,
+    Whole,
+    schema_of,
+)
+from quota.settings.model import (
+    BUILT_IN_FETCHES,
+    DEFAULT_MAX_ANSWER_S,
+    DEFAULT_MAX_BODY_MB,
+    DEFAULT_MAX_ITEMS,
+    DEFAULT_MISFIRE_GRACE_MS,
+    DEFAULT_RETENTION_MS,
+)
+from quota.settings.toml import Keys
+from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+_REFERENCE = rf"env:{VARIABLE}|file:.+"
+_FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+
+_SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share of the quota such as "10%"')
+
+# -- where a ledger or a storage is ------------------------------------------------------------------------------------
+
+SECRETS = {
+    "username": "user name",
+    "password": "password",
+    "sentinel_username": "user name",
+    "sentinel_password": "password",
+    "ssl_password": "password",
+}
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+FLAGS = ("ssl_check_hostname", "sentinel_ssl")
+
+_ADDRESS = {
+    "url": Text('redis://..., sqlite:///file.db; or "env:NAME", "file:PATH" where it stands.', secret=True),
+    "username": Text("The user on the server."),
+    "password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
+    "sentinel_username": Text("The user on the sentinels."),
+    "sentinel_password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
+    "ssl_password": Text("The password of the client's key.", secret=True),
+    "ssl_ca_certs": Text("The CAs to trust; without it those of the system."),
+    "ssl_certfile": Text("The client's certificate."),
+    "ssl_keyfile": Text("The client's key."),
+    "ssl_cert_reqs": Text('"none" trusts any server.', choices=("required", "none")),
+    "ssl_check_hostname": Flag("Whether the certificate must have the server's name.", default=True),
+    "sentinel_ssl": Flag("Whether the sentinels speak TLS, where their servers do otherwise."),
+}
+ADDRESS_KEYS = tuple(_ADDRESS)
+_SERVER = Needs(ADDRESS_KEYS[1:], "url", "has no effect without a url of Redis; add one, or remove this key")
+
+UNAVAILABLE = Keys(
+    {
+        "max_cost": Whole("The dearest call that may draw on it, in units.", required=True),
+        "allowance": Either(
+            'What each machine may spend so within the longest window: units, or "10%" of the smallest headroom.',
+            required=True,
+            kinds=(_SHARE, Whole()),
+        ),
+        "machines": Whole("How many machines there are.", default=1, maximum=1_000),
+    }
+)
+LEDGER = Keys(
+    {
+        **_ADDRESS,
+        "name": Name("Which ledger is meant, where this file's path is not always the same."),
+        "unavailable": Table("What may be spent while the ledger does not answer.", UNAVAILABLE),
+    },
+    _SERVER,
+)
+
+# -- credentials and their limits --------------------------------------------------------------------------------------
+
+CALENDAR = Keys(
+    {
+        "calendar": Text("The period.", choices=PERIODS, required=True),
+        "zone": Text("The time zone in which it begins, such as America/Los_Angeles.", required=True),
+        "day": Whole("The day on which a month begins.", default=1, maximum=LAST_DAY),
+        "starts": Text("The weekday on which a week begins.", choices=WEEKDAYS, default="monday"),
+    }
+)
+LIMIT = Keys(
+    {
+        "name": Label("Refusals show it.", required=True),
+        "quota": Whole("What upstream grants."),
+        "headroom": Either(
+            'How much of it to leave unspent, in units or as "5%".',
+            kinds=(_SHARE, Whole(minimum=0)),
+        ),
+        "units": Whole("The number to enforce, in place of quota and headroom."),
+        "window": Either(
+            '"24h": any 24 hours; or a calendar period of a time zone.',
+            required=True,
+            kinds=(Span(), Table(keys=CALENDAR)),
+        ),
+        "methods": Texts("Count these methods only."),
+        "jobs": Texts("Count these jobs only.", each=Label()),
+        "per": Text('"job": each job has this limit for itself.', choices=("job",)),
+        "count": Text('"calls" counts each call as one.', choices=("units", "calls"), default="units"),
+        "bucket": Either("A bucket of the cost book, or several.", kinds=(Text(), Texts())),
+        "shadow": Flag("Count and report, and never refuse: a limit on trial."),
+        "pacing": Flag("Release the units of a calendar window evenly until its reset."),
+    },
+    Apart("units", ("quota", "headroom"), "cannot be combined with {other}; give quota and headroom, or units alone"),
+    Some((("units",), ("quota",)), "missing; give quota (granted by upstream) and headroom, or units (enforced)"),
+    Apart(
+        "per",
+        ("jobs",),
+        "each job has this limit for itself, so `jobs` cannot be given too; remove one of them",
+    ),
+)
+
+SCOPE = Text(
+    pattern=r"[!#-\[\]-~]{1,200}",  # RFC 6749, 3.3
+    says='no scope; write for example "https://www.googleapis.com/auth/spreadsheets"',
+)
+NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
+NO_ADDRESS = "not an address such as http://127.0.0.1:8765, without user, query or fragment"
+CREDENTIAL = Keys(
+    {
+        "api": Text("The cost book: a shipped one by name, or the path of a book.toml.", required=True),
+        "project": Name("Upstream counts by project: keys of one project share one budget."),
+        "key": Text('Where the key is: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "endpoint": Text(
+            "Another address for the API.",
+            pattern=r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?",
+            says=NO_ADDRESS,  # not shown: people have put `?key=...` into it
+        ),
+        "insecure_endpoint": Flag("The key may go to an http:// endpoint on another machine."),
+        "cloud_project": Either(
+            "The project's id or number in Google Cloud, for `quota reconcile`.",
+            kinds=(
+                Whole(minimum=0, maximum=10**20 - 1, says=NO_PROJECT),
+                # Not shown: people have put the key here.
+                Text(pattern="[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}", says=NO_PROJECT),
+            ),
+        ),
+        "auth": Text(
+            'Who calls without a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".',
+            pattern=rf"adc|(service-account|authorized-user):.+|bearer:({_REFERENCE})",
+        ),
+        "scopes": Texts("What an account asks for that logs in; without it those of the cost book.", each=SCOPE),
+        "limits": Rows("Its limits; without any those of the cost book.", LIMIT),
+        "on_refusal": Text(
+            'What a refused call of an instrumented program becomes: an "error" of its library, or an answer of "429".',
+            choices=("error", "429"),
+            default="error",
+        ),
+    }
+)
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+_NEEDS_SCHEDULE = {
+    "timezone": Text("The time zone of a cron line.", default="UTC"),
+    "stagger": Span("Each region starts this much after the one before."),
+    "jitter": Span("Up to this much is added to each start."),
+    "misfire_grace": Span("A tick that cannot start within this time is dropped.", default_ms=DEFAULT_MISFIRE_GRACE_MS),
+}
+JOB = Keys(
+    {
+        "credential": Text("Whose budget it spends. Optional while there is only one credential."),
+        "fetch": Text(
+            'What to run: a built-in job, or your own "package.module:function".',
+            pattern="|".join([*BUILT_IN_FETCHES, _FUNCTION]),
+            required=True,
+        ),
+        "regions": Texts("Country codes, or other names that the job covers one by one.", each=Label()),
+        "pages": Whole("The most pages to fetch for each region in a run.", default=1, maximum=100_000),
+        "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
+        **_NEEDS_SCHEDULE,
+        "leave": Either(
+            'What it leaves for others: units, or "5%" of the quota, of all main limits; or units by limit.',
+            kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
+        ),
+        "max_units": Whole("The most that one run spends."),
+        "tables": Named(
+            "Tables of its own rows.",
+            Keys(
+                {
+                    "key": Texts("The fields by which a row is known."),
+                    "history": Texts("The fields of which each change is kept."),
+                }
+            ),
+            names=Text(pattern="[A-Za-z][A-Za-z0-9_]{0,63}"),
+        ),
+        "sink": Text(
+            'Gets each page before it is stored: "package.module:function".',
+            pattern=_FUNCTION,
+            says='not a function; write it as "package.module:function"',
+        ),
+        "options": Values("Passed to the fetch function by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
+        "max_body_mb": Whole("The largest answer, in MB.", default=DEFAULT_MAX_BODY_MB, maximum=1_000),
+        "max_answer_s": Whole("The longest time of an answer, in s.", default=DEFAULT_MAX_ANSWER_S, maximum=3_600),
+        "max_items": Whole("The most items of a page.", default=DEFAULT_MAX_ITEMS, maximum=1_000_000),
+        "machines": Text('"each": every machine runs it, into its own store.', choices=("one", "each"), default="one"),
+        "ping": Text('The address of a health check: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "insecure_endpoint": Flag("That may be an http:// address on another machine."),
+    },
+    Needs(tuple(_NEEDS_SCHEDULE), "schedule", "has no effect without a schedule; add one, or remove this key"),
+)
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+STORE = Keys(
+    {
+        "url": Text("Where jobs keep what they fetched: sqlite:///file.db."),
+        "retention": Span(
+            "Items that were not fetched again for so long are deleted.", default_ms=DEFAULT_RETENTION_MS
+        ),
+        "name": Label("By what a shared ledger knows the store, where its file does not last."),
+        "places": Text(
+            'Where it lies how far each region is: "ledger" for machines without a disk.',
+            choices=("store", "ledger"),
+            default="store",
+        ),
+    }
+)
+NOTIFY = Keys(
+    {
+        "command": Texts("A command that reads JSON, with its arguments.", several=True),
+        "url": Text('An address that gets it: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
+        "stale": Span("A region whose last complete pass is older than this is told too."),
+        "insecure_endpoint": Flag("That may be an http:// address on another machine."),
+    },
+    Some(
+        (("url",), ("command",)),
+        'nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"',
+    ),
+)
+
+_MISSING = "missing; the key is required"
+_INBOUND_LIMIT = {
+    "limit": Whole("How many, within the window."),
+    "window": Span("The window, in whole seconds."),
+    "burst": Whole("With gcra: how many may come at once.", default=0),
+}
+INBOUND_RULE = Keys(
+    {
+        "path": Text("Which paths: /search, /users/{id}, /files/**; without it all."),
+        "methods": Texts("Which methods, such as GET; without it all."),
+        **_INBOUND_LIMIT,
+        "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), _MISSING))),
+        "algorithm": Text("How it counts.", choices=("counter", "gcra", "log"), default="counter"),
+        "cost": Whole("What one request counts.", default=1),
+        "fail": Text("What happens while the storage does not answer.", choices=("open", "closed"), default="open"),
+        "shadow": Flag("Count and never refuse."),
+        "count_rejected": Flag("A refused request counts, too."),
+    },
+    Apart("limits", tuple(_INBOUND_LIMIT), "stands in each of limits, or without limits beside path", at_other=True),
+    Some((("limits",), ("window", "limit")), _MISSING),
+)
+INBOUND = Keys(
+    {
+        **_ADDRESS,
+        "exempt": Texts("Paths that no rule counts."),
+        "trusted_proxies": Texts('Addresses and networks whose word is believed, and "unix".'),
+        "forwarded": Text(
+            "The field in which they name the client: x-forwarded-for, forwarded or cf-connecting-ip.",
+            default="x-forwarded-for",
+        ),
+        "key_field": Text("The header field that has the API key."),
+        "keys": Text('"file:PATH" with the valid keys, one on each line.'),
+        "x_fields": Flag("Answers have the X-RateLimit-* fields, too."),
+    },
+    _SERVER,
+    others=Table("A rule; the first that matches counts a request.", INBOUND_RULE),
+)
+
+A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
+ROOT = Keys(
+    {
+        "ledger": Table("Where charges are kept.", LEDGER, empty=True),
+        "credentials": Named("Keys, each with its cost book and its limits.", CREDENTIAL, names=Name(), least=1),
+        "jobs": Named("What is fetched, when, and for which regions.", JOB, names=Label()),
+        "store": Table("Where jobs keep what they fetched.", STORE, empty=True),
+        "textfile": Text("Each run writes metrics into this folder, for node_exporter."),
+        "notify": Table("Who is told what happens.", NOTIFY),
+        "inbound": Table("Limits on who may ask an application of yours.", INBOUND),
+    },
+    Some((("inbound",), ("credentials",)), f"missing; {A_CREDENTIAL}"),
+    Needs(("jobs",), "credentials", f"missing; {A_CREDENTIAL}", at="credentials"),
+)
+
+
+def _places() -> Mapping[str, str]:
+    """Where keys belong that stand in one sort of table only."""
+    tables = {
+        "[[credentials.NAME.limits]]": LIMIT,
+        "[credentials.NAME]": CREDENTIAL,
+        "[jobs.NAME]": JOB,
+        "`unavailable` of [ledger]": UNAVAILABLE,
+        "[ledger]": LEDGER,
+        "[store]": STORE,
+        "[notify]": NOTIFY,
+    }
+    found: dict[str, list[str]] = {}
+    for place, keys in tables.items():
+        for key in keys:
+            found.setdefault(key, []).append(place)
+    return {key: places[0] for key, places in found.items() if len(places) == 1 and key not in ROOT}
+
+
+PLACES = _places()
+
+
+def json_schema() -> str:
+    """The JSON Schema of the whole configuration, as text."""
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "The configuration of quota-ledger: quota.toml",
+        **schema_of(ROOT),
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,113 @@
+"""`quota exec --auto`: programs that know nothing of quota, and their children."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import Quota
+from support.plain_http import Answer, PlainServer
+
+BOOK = """\
+api = "things"
+source = "https://things.example/limits"
+read_on = 2026-11-25
+hosts = ["api.things.example"]
+buckets = { calls = { quota = 1_000, resets = "1h" } }
+default = { get = 1, other = 1 }
+methods = { read = 1 }
+routes = { "GET /**" = "read" }
+"""
+
+PROGRAM = """\
+import multiprocessing, os, subprocess, sys, urllib3
+
+def get(path):
+    return urllib3.request("GET", os.environ["ADDRESS"] + path, retries=False).status
+
+if __name__ == "__main__":
+    get("/parent")
+    multiprocessing.get_context("spawn").Pool(1).apply(get, ["/spawned"])
+    multiprocessing.get_context("fork").Process(target=get, args=["/forked"]).start()
+    subprocess.run([sys.executable, "-c", "import program; program.get('/started')"], check=True)
+"""
+
+UNTIL_REFUSED = """\
+import os, sys, urllib3
+try:
+    while True:
+        urllib3.request("GET", os.environ["ADDRESS"])
+except urllib3.exceptions.HTTPError as error:
+    if "caught" in sys.argv:
+        sys.exit(3)
+    raise
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[PlainServer]:
+    with PlainServer(lambda _: Answer()) as server:
+        yield server
+
+
+@pytest.fixture
+def quota(tmp_path: Path, server: PlainServer) -> Quota:
+    quota = Quota(tmp_path)
+    quota.env |= {"ADDRESS": server.address, "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "things.toml").write_text(BOOK)
+    limit = '[[credentials.main.limits]]\nname = "hour"\nquota = 5\nwindow = "1h"\n'
+    config = f'[credentials.main]\napi = "things.toml"\nendpoint = "{server.address}"\n{limit}'
+    (tmp_path / "quota.toml").write_text(config)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "until_refused.py").write_text(UNTIL_REFUSED)
+    return quota
+
+
+def test_a_program_and_its_children_are_charged(quota: Quota, server: PlainServer) -> None:
+    """The sitecustomize that ours hides is called, too, and ours is gone from the path."""
+    hidden = "import sys; print(__file__, [one for one in sys.path if one.endswith('site')], file=sys.stderr)"
+    (quota.folder / "sitecustomize.py").write_text(hidden)
+    done = quota("exec", "--auto", "--summary", "--job", "nightly", "--", sys.executable, "program.py")
+    lines = done.stderr.splitlines()
+    assert (done.returncode, lines[-1]) == (0, "4 calls, 4 units, 0 refused")
+    assert sorted(one.target for one in server.arrived) == ["/forked", "/parent", "/spawned", "/started"]
+    assert f"{quota.folder / 'sitecustomize.py'} []" in lines
+    assert quota("spend", "--by", "job").stdout.splitlines()[2].split() == ["nightly", "4", "4"]
+
+
+def test_a_refusal_that_ends_the_program_ends_it_with_75(quota: Quota, server: PlainServer) -> None:
+    done = quota("exec", "--auto", "--", sys.executable, "until_refused.py")
+    assert (done.returncode, len(server.arrived)) == (75, 5)
+    assert "refused read (1 unit) on main: limit 'hour' has 5 of 5 units used; next at" in done.stderr.splitlines()[-1]
+
+
+def test_a_program_that_meets_a_refusal_ends_as_it_likes(quota: Quota) -> None:
+    done = quota("exec", "--auto", "--summary", "--", "sh", "-c", f"{sys.executable} until_refused.py caught")
+    assert (done.returncode, done.stderr) == (3, "5 calls, 5 units, 1 refused\n")
+
+
+def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None:
+    command = ["env", "QUOTA_CONFIG=nowhere.toml", sys.executable, "-c", "import urllib3; print(1)"]
+    done = quota("exec", "--auto", "--", *command)
+    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: nowhere.toml: "
+    assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrong_usage_is_one_line(quota: Quota) -> None:
+    for args, status, said in (
+        (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND; see"),
+        (["read", "--auto", "--", "true"], 2, "with --auto each request says what it is; leave METHOD, --units and"),
+        (["--auto", "--region", "DE", "--", "true"], 2, "with --auto each request says what it is; leave METHOD,"),
+        (["--summary", "read", "--", "true"], 2, "--summary belongs to --auto"),
+        (["--", "true"], 2, "say what to charge: METHOD, or --auto for the requests of a Python program"),
+        (["--auto", "--credential", "x", "--", "true"], 2, "quota.toml has no credential 'x'; known: main"),
+        (["--auto", "--", "./nowhere"], 127, "./nowhere: No such file or directory"),
+        (["--auto", "--summary", "--", "./nowhere"], 127, "./nowhere: No such file or directory"),
+    ):
+        done = quota("exec", *args)
+        assert (done.returncode, done.stderr[: len(said) + 7]) == (status, f"quota: {said}")
+        assert done.stderr.count("\n") == 1

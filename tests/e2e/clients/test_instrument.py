@@ -1,0 +1,497 @@
+"""Libraries that are instrumented: what the ledger holds is what arrived, attempt for attempt, and a program is told of
+a refusal in its library's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import github
+import gspread
+import httplib2
+import httpx
+import pytest
+import requests
+import urllib3
+import wrapt
+from googleapiclient.discovery import build
+from requests.adapters import HTTPAdapter
+
+import quota
+from quota.clients.aiohttp import aiohttp_middleware
+from quota.common.clock import NEVER
+from quota.errors import Refused
+from support.cutting_upstream import CuttingServer
+from support.plain_http import Answer, Arrived, PlainServer
+
+BOOK = """\
+api = "things"
+hosts = ["api.things.example"]
+source = "https://things.example/limits"
+read_on = 2026-11-25
+
+[buckets.calls]
+quota = 1_000_000
+resets = "1h"
+
+[buckets.tokens]
+quota = 1_000_000
+resets = "1h"
+
+[default]
+get = 1
+other = 5
+
+[methods]
+read = 1
+search = 10
+chat = [{ bucket = "tokens", reserve = { json = "/max_tokens", default = 100 } }]
+
+[routes]
+"GET /search" = "search"
+"POST /chat" = "chat"
+"GET /**" = "read"
+
+[answers]
+units = { json = "/usage" }
+closed = [{ status = 429, bucket = "calls", lasts = "10m" }]
+"""
+
+
+def configure(address: str, units: int = 1_000_000, more: str = "") -> None:
+    """A configuration in this folder."""
+    Path("things.toml").write_text(BOOK, encoding="utf-8")
+    limit = "".join(
+        f'[[credentials.main.limits]]\nname = "{bucket}"\nbucket = "{bucket}"\nquota = {units}\nwindow = "1h"\n'
+        for bucket in ("calls", "tokens")
+    )
+    text = f'[credentials.main]\napi = "things.toml"\nendpoint = "{address}"\n{more}\n{limit}'
+    Path("quota.toml").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def config(state_dir: Path) -> Iterator[Callable[..., None]]:
+    yield configure
+    quota.uninstrument()
+
+
+def charged(job: str | None = None) -> list[tuple[str, int]]:
+    with quota.open() as session:
+        entries = session.ledger.read("main", (0, 0), NEVER, 1_000)
+        return [(one.method, one.units) for one in entries if one.units and job in (None, one.job)]
+
+
+# -- the clients under one name ----------------------------------------------------------------------------------------
+
+Got = tuple[int, bytes]
+
+
+def by_requests(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    with requests.Session() as session:
+        session.trust_env = False
+        answer = session.request(verb, url, data=body)
+        return answer.status_code, answer.content
+
+
+def by_urllib3(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    with urllib3.PoolManager() as pool:
+        answer = pool.request(verb, url, body=body, retries=urllib3.Retry(5, respect_retry_after_header=False))
+        return answer.status, answer.data
+
+
+def by_httpx(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    with httpx.Client(trust_env=False, follow_redirects=True) as client:
+        answer = client.request(verb, url, content=body)
+        return answer.status_code, answer.content
+
+
+def by_httpx_awaited(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    async def main() -> Got:
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
+            answer = await client.request(verb, url, content=body)
+            return answer.status_code, answer.content
+
+    return asyncio.run(main())
+
+
+def by_aiohttp(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    async def main() -> Got:
+        async with aiohttp.ClientSession() as session, session.request(verb, url, data=body) as answer:
+            return answer.status, await answer.read()
+
+    return asyncio.run(main())
+
+
+def by_httplib2(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+    http = httplib2.Http()
+    try:
+        answer, content = http.request(url, verb, body)
+        return answer.status, content
+    finally:
+        http.close()
+
+
+CLIENTS: dict[str, tuple[Callable[..., Got], type[Exception]]] = {
+    "requests": (by_requests, requests.ConnectionError),
+    "urllib3": (by_urllib3, urllib3.exceptions.MaxRetryError),
+    "httpx": (by_httpx, httpx.ConnectError),
+    "httpx awaited": (by_httpx_awaited, httpx.ConnectError),
+    "aiohttp": (by_aiohttp, aiohttp.ClientConnectionError),
+    "httplib2": (by_httplib2, ConnectionError),
+}
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest) -> Callable[..., Got]:
+    return CLIENTS[request.param][0]
+
+
+def answer(request: Arrived) -> Answer:
+    match request.target.partition("?")[0]:
+        case "/moved":
+            return Answer(302, b"", {"Location": "/search"})
+        case "/busy":
+            return Answer(429, b'{"error": {"message": "Slow down."}}')
+        case "/chat":
+            return Answer(200, json.dumps({"said": "x" * 500, "usage": 7}).encode())
+    return Answer(200, b'{"items": []}')
+
+
+@pytest.fixture
+def server() -> Iterator[PlainServer]:
+    with PlainServer(answer) as server:
+        yield server
+
+
+# -- an attempt --------------------------------------------------------------------------------------------------------
+
+
+def test_each_attempt_is_named_by_its_route_and_charged_once(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument(job="nightly")
+    assert client(f"{server.address}/a") == (200, b'{"items": []}')
+    assert client(f"{server.address}/moved")[0] == 200
+    assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
+
+
+def test_other_hosts_are_untouched(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config("http://127.0.0.1:1")
+    quota.instrument()
+    assert client(f"{server.address}/a")[0] == 200
+    assert charged() == []
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(
+    name: str, config: Callable[..., None], server: PlainServer
+) -> None:
+    client, error = CLIENTS[name]
+    config(server.address, units=10)
+    quota.instrument()
+    with pytest.raises(error, match=r"^refused search") as refused:
+        client(f"{server.address}/moved?key=a-secret")
+    assert isinstance(refused.value.__cause__, Refused)
+    assert "a-secret" not in repr(refused.value)
+    assert [one.target for one in server.arrived] == ["/moved?key=a-secret"]
+
+
+def test_a_refusal_may_be_an_answer_of_429(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address, units=10, more='on_refusal = "429"')
+    quota.instrument()
+    status, body = client(f"{server.address}/moved")
+    assert (status, [one.target for one in server.arrived]) == (429, ["/moved"])
+    assert json.loads(body)["detail"].startswith(
+        "refused search (10 units) on main: limit 'calls' has 1 of 10 units used"
+    )
+
+
+def test_a_made_answer_says_when_to_come_back_and_never_early(config: Callable[..., None], server: PlainServer) -> None:
+    config(server.address, units=9, more='on_refusal = "429"')
+    quota.instrument()
+    requests.get(f"{server.address}/a", timeout=100)
+    refused = requests.post(f"{server.address}/a", timeout=100)
+    assert refused.status_code == 200
+    refused = requests.post(f"{server.address}/a", timeout=100)
+    assert refused.status_code == 429
+    assert 3_590 < int(refused.headers["Retry-After"]) <= 3_600
+
+
+def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address, more='on_refusal = "429"')
+    quota.instrument()
+    assert client(f"{server.address}/busy") == (429, b'{"error": {"message": "Slow down."}}')
+    status, body = client(f"{server.address}/a")
+    assert (status, len(server.arrived)) == (429, 1)
+    assert "upstream said its bucket 'calls' is exhausted (Slow down.)" in json.loads(body)["detail"]
+
+
+def test_what_is_reserved_by_the_request_is_settled_by_the_answer(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address, units=60, more='on_refusal = "429"')
+    quota.instrument()
+    asked = b'{"max_tokens": 50}'
+    assert client(f"{server.address}/chat", "POST", asked)[0] == 200
+    assert charged() == [("chat", 7)]
+    assert client(f"{server.address}/chat", "POST", b'{"max_tokens": 54}')[0] == 429
+    assert client(f"{server.address}/chat", "POST", asked)[0] == 200
+
+
+def test_what_never_left_is_given_back(client: Callable[..., Got], config: Callable[..., None]) -> None:
+    with PlainServer(answer) as gone:
+        pass
+    config(gone.address)
+    quota.instrument()
+    with pytest.raises(Exception, match=r"(?i)connect|refused"):
+        client(f"{gone.address}/a")
+    assert charged() == []
+
+
+# -- who pays ----------------------------------------------------------------------------------------------------------
+
+
+def credential(name: str, address: str, book: str) -> str:
+    return f'[credentials.{name}]\napi = "{book}"\nendpoint = "{address}"\n'
+
+
+def pays(url: str, named: str | None = None) -> str:
+    """The credential that is charged."""
+    quota.instrument(credential=named)
+    requests.get(url, timeout=100)
+    quota.uninstrument()
+    with quota.open() as session:
+        for name in session.settings.credentials:
+            for entry in session.ledger.read(name, (0, 0), NEVER, 10):
+                if entry.units:
+                    session.budget(name).refund(entry.id)
+                    return name
+    return ""
+
+
+def test_of_several_the_one_named_pays_else_the_one_that_knows_most_of_the_path(
+    config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    Path("chat.toml").write_text(BOOK.replace('"POST /chat"', '"GET /graph/{x}"'), encoding="utf-8")
+    others = credential("other", server.address, "things.toml") + credential("graph", server.address, "chat.toml")
+    with Path("quota.toml").open("a", encoding="utf-8") as file:
+        file.write(others)
+    assert pays(f"{server.address}/graph/1") == "graph"
+    assert pays(f"{server.address}/graph/1", "other") == "other"
+    with pytest.raises(
+        quota.UsageError, match=r"main, other, graph could all pay for GET .*/a; say which credential does"
+    ):
+        pays(f"{server.address}/a?key=secret")
+    assert len(server.arrived) == 2
+    with pytest.raises(quota.UsageError, match="no credential 'nobody'"):
+        pays(f"{server.address}/a", "nobody")
+
+
+def test_a_configuration_that_meters_nothing_is_an_error(state_dir: Path) -> None:
+    Path("things.toml").write_text(BOOK.partition("[routes]")[0], encoding="utf-8")
+    Path("quota.toml").write_text('[credentials.main]\napi = "things.toml"\n', encoding="utf-8")
+    with pytest.raises(quota.ConfigError, match="no cost book of main names hosts and routes, so nothing is charged"):
+        quota.instrument()
+
+
+# -- other people's code -----------------------------------------------------------------------------------------------
+
+
+def test_our_own_transports_charge_once(config: Callable[..., None], server: PlainServer) -> None:
+    config(server.address)
+    quota.instrument()
+    with quota.open() as session:
+        with session.requests() as client:
+            assert client.get(f"{server.address}/moved").status_code == 200
+        with session.httpx(follow_redirects=True) as client:
+            assert client.get(f"{server.address}/moved").status_code == 200
+
+        async def main() -> None:
+            metered = [aiohttp_middleware(session.budget(), hosts=[server.host])]
+            async with aiohttp.ClientSession(middlewares=metered) as client:
+                assert (await client.get(f"{server.address}/moved")).status == 200
+
+        asyncio.run(main())
+    assert charged() == [("read", 1), ("search", 10)] * 3
+    assert len(server.arrived) == 6
+
+
+def test_googles_client_as_it_is(config: Callable[..., None], server: PlainServer) -> None:
+    """A call is named by Google's own description; a batch, which holds several, is sent to q.google()."""
+    Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
+    quota.instrument()
+    http = httplib2.Http()
+    options = {"api_endpoint": f"{server.address}/"}
+    youtube = build("youtube", "v3", http=http, developerKey="k", static_discovery=True, client_options=options)
+    assert youtube.search().list(part="id", q="x" * 3_000).execute() == {"items": []}
+    assert youtube.videos().list(part="id", id="1").execute() == {"items": []}
+    batch = youtube.new_batch_http_request()
+    batch._batch_uri = f"{server.address}/batch"
+    batch.add(youtube.videos().list(part="id", id="1"))
+    with pytest.raises(quota.UsageError, match=r"^a batch holds several calls; send it with q\.google\(\)"):
+        batch.execute()
+    http.close()
+    assert charged() == [("search.list", 100), ("videos.list", 1)]
+
+
+def test_pygithub_and_gspread_as_they_are(config: Callable[..., None], server: PlainServer, tmp_path: Path) -> None:
+    config(server.address)
+    quota.instrument()
+    hub = github.Github(base_url=server.address, seconds_between_requests=None, retry=github.GithubRetry(total=0))
+    assert hub.get_rate_limit() is not None
+    with requests.Session() as session:
+        sheets = gspread.Client(None, session=session)  # type: ignore[arg-type]
+        assert sheets.http_client.request("get", f"{server.address}/v4/spreadsheets/1").json() == {"items": []}
+    hub.close()
+    assert charged() == [("read", 1)] * len(server.arrived) == [("read", 1)] * 2
+
+
+PLACES = (
+    (urllib3.connectionpool.HTTPConnectionPool, "_make_request"),
+    (HTTPAdapter, "send"),
+    (httpx.HTTPTransport, "handle_request"),
+    (httpx.AsyncHTTPTransport, "handle_async_request"),
+    (aiohttp.ClientSession, "_request"),
+    (httplib2.Http, "_conn_request"),
+)
+
+
+def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:
+    config("http://127.0.0.1:1")
+    before = [vars(owner)[name] for owner, name in PLACES], list(sys.meta_path)
+    quota.instrument()
+    quota.instrument()
+    assert all(now is not was for now, was in zip([vars(one)[name] for one, name in PLACES], before[0], strict=True))
+    quota.uninstrument()
+    quota.uninstrument()
+    assert ([vars(owner)[name] for owner, name in PLACES], sys.meta_path) == before
+
+
+def test_other_wrappers_of_the_same_methods_go_on_working_in_either_order(
+    config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(server.address)
+    seen: list[str] = []
+
+    def watch(when: str) -> None:
+        """As OpenTelemetry and ddtrace do."""
+        for owner, name in PLACES:
+
+            def watched(wrapped: Any, instance: Any, args: Any, kwargs: Any, owner: type = owner) -> Any:
+                seen.append(f"{when} {owner.__name__}")
+                return wrapped(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, wrapt.FunctionWrapper(vars(owner)[name], watched))
+
+    watch("inner")
+    quota.instrument()
+    watch("outer")
+    for client, _ in CLIENTS.values():
+        assert client(f"{server.address}/a")[0] == 200
+    assert [seen.count(f"outer {owner.__name__}") for owner, _ in PLACES] == [2, 1, 1, 1, 1, 1]
+    assert [seen.count(f"inner {owner.__name__}") for owner, _ in PLACES] == [2, 1, 1, 1, 1, 1]
+    assert charged() == [("read", 1)] * 6
+    quota.uninstrument()
+    for client, _ in CLIENTS.values():
+        assert client(f"{server.address}/a")[0] == 200
+    assert len(charged()) == 6
+    assert len(seen) == 28
+
+
+# -- wire = ledger -----------------------------------------------------------------------------------------------------
+
+BROKEN = (
+    OSError,
+    urllib3.exceptions.HTTPError,
+    httpx.TransportError,
+    aiohttp.ClientError,
+    httplib2.HttpLib2Error,
+    HTTPException,
+)
+
+
+def many_by_requests(urls: list[str]) -> None:
+    with requests.Session() as session:
+        session.trust_env = False
+        retries = urllib3.Retry(3, status_forcelist=[503], backoff_factor=0, raise_on_status=False)
+        session.mount("http://", HTTPAdapter(max_retries=retries))
+        for url in urls:
+            with contextlib.suppress(*BROKEN):
+                session.get(url, timeout=100)
+
+
+def many_by_urllib3(urls: list[str]) -> None:
+    with urllib3.PoolManager(retries=urllib3.Retry(3, status_forcelist=[503], backoff_factor=0)) as pool:
+        for number, url in enumerate(urls):
+            with contextlib.suppress(*BROKEN):
+                pool.request("GET", url, preload_content=number % 2 == 0).read()
+
+
+def many_by_httpx(urls: list[str]) -> None:
+    with httpx.Client(trust_env=False, follow_redirects=True, transport=httpx.HTTPTransport(retries=2)) as client:
+        for url in urls:
+            with contextlib.suppress(*BROKEN):
+                client.get(url)
+
+
+def many_by_httpx_awaited(urls: list[str]) -> None:
+    async def main() -> None:
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
+            for url in urls:
+                with contextlib.suppress(*BROKEN):
+                    await client.get(url)
+
+    asyncio.run(main())
+
+
+def many_by_aiohttp(urls: list[str]) -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as session:
+            for url in urls:
+                with contextlib.suppress(*BROKEN):
+                    async with session.get(url) as answer:
+                        await answer.read()
+
+    asyncio.run(main())
+
+
+def many_by_httplib2(urls: list[str]) -> None:
+    http = httplib2.Http()
+    for url in urls:
+        with contextlib.suppress(*BROKEN):
+            http.request(url)
+    http.close()
+
+
+SEEDS = int(os.environ.get("QUOTA_TEST_CUTS", "1"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "many",
+    [many_by_requests, many_by_urllib3, many_by_httpx, many_by_httpx_awaited, many_by_aiohttp, many_by_httplib2],
+)
+def test_the_ledger_holds_what_arrived_with_connections_cut_at_random(
+    many: Callable[[list[str]], None], seed: int, config: Callable[..., None]
+) -> None:
+    with CuttingServer(seed) as server:
+        config(server.address)
+        quota.instrument()
+        many([f"{server.address}/{number}" for number in range(40)])
+    assert len(charged()) == server.arrived > 40

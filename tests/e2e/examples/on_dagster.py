@@ -1,0 +1,42 @@
+"""docs/examples/dagster_definitions.py, with Dagster itself."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from e2e.examples.conftest import Taken
+
+RUNS = """
+import json
+import dagster as dg
+from dagster_definitions import RETRY_AT, again, defs
+
+job = defs.resolve_job_def("popular")
+config = {"ops": {"titles": {"config": {"region": "DE"}}}}
+with dg.instance_for_test() as instance:
+    def run():
+        return job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
+
+    def asked():
+        context = dg.build_sensor_context(instance=instance, definitions=defs)
+        return [(request.run_key, request.run_config) for request in again.evaluate_tick(context).run_requests]
+
+    first, refused = run(), run()
+    before = asked()
+    tags = instance.get_run_by_id(refused.run_id).tags
+    instance.add_run_tags(refused.run_id, {RETRY_AT: "2026-01-01T00:00:00+00:00"})
+    assert asked() == [(refused.run_id, config)], asked()
+    print(json.dumps([first.success, refused.success, before, tags[RETRY_AT]]))
+"""
+
+
+def test_a_refused_run_ends_and_is_started_again_once_its_time_is_past(taken: Taken) -> None:
+    taken.use("dagster")
+    taken.take("dagster_definitions", units=1)
+    first, refused, before, retry_at = json.loads(taken.python(RUNS))
+    assert (first, refused, before, taken.sent()) == (True, False, [], 1)
+    fits = taken.json("peek", "videos.list", status=75)["retry_at"]
+    assert datetime.fromisoformat(retry_at) == datetime.fromisoformat(fits)

@@ -1,0 +1,63 @@
+"""docs/examples/scrapy_middleware.py, with Scrapy itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from e2e.examples.conftest import Taken
+
+CRAWLS = """
+import asyncio, pathlib
+import scrapy
+from scrapy.crawler import AsyncCrawlerRunner
+from scrapy.utils.reactor import install_reactor
+
+class Regions(scrapy.Spider):
+    name = "regions"
+
+    async def start(self):
+        for region in ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]:
+            url = f"ADDRESS/youtube/v3/videos?part=id&chart=mostPopular&regionCode={region}&key=a-key-for-the-examples"
+            yield scrapy.Request(url, meta={"quota": "videos.list"}, cb_kwargs={"region": region})
+
+    def parse(self, response, region):
+        yield {"region": region, "videos": len(response.json()["items"])}
+
+SETTINGS = {
+    "DOWNLOADER_MIDDLEWARES": {"scrapy_middleware.Budget": 950},
+    "JOBDIR": "crawl",
+    "FEEDS": {"items.jsonl": {"format": "jsonlines"}},
+    "CONCURRENT_REQUESTS": 4,
+    "TELNETCONSOLE_ENABLED": False,
+}
+
+async def crawl():
+    runner = AsyncCrawlerRunner(SETTINGS)
+    crawler = runner.create_crawler(Regions)
+    await runner.crawl(crawler)
+    print(crawler.stats.get_value("finish_reason"), crawler.stats.get_value("response_received_count"))
+
+async def crawls():
+    await crawl()
+    await crawl()
+    config = pathlib.Path("quota.toml")
+    config.write_text(config.read_text().replace("units = 3", "units = 20"))
+    await crawl()
+
+install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
+from twisted.internet import defer, task
+
+task.react(lambda reactor: defer.Deferred.fromFuture(asyncio.ensure_future(crawls())))
+"""
+
+
+def test_a_crawl_that_is_refused_ends_and_a_later_one_fetches_the_rest(taken: Taken) -> None:
+    """The budget has room for three of eight requests. The crawl after that calls nobody."""
+    taken.take("scrapy_middleware", units=3)
+    said = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address))
+    assert said.splitlines() == ["quota 3", "quota None", "finished 5"]
+    assert taken.sent() == 8
+    items = [json.loads(line) for line in (taken.folder / "items.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert sorted(item["region"] for item in items) == ["AU", "BR", "CA", "DE", "FR", "GB", "IN", "US"]

@@ -1,0 +1,252 @@
+"""Variables `QUOTA__...` say any key of the configuration; `quota check --show` says which value came from where."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import quota
+from fuzz.generate import text
+from fuzz.inputs import check_line
+from quota.cli.configuration import check_
+from quota.errors import ConfigError, UsageError
+from quota.inbound.configured import load_rules
+from quota.settings.load import load_settings
+from quota.settings.origins import in_force, lines_of
+from quota.settings.tables import ROOT
+from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
+
+FILE = """\
+# A comment
+[credentials.my-key]
+api = "youtube-v3"
+limits = [
+  { name = "day", quota = 10_000, headroom = 500, window = "24h" },
+]
+[jobs."trending now"]
+fetch = "trending"
+leave = { day = 5 }
+"""
+
+
+@pytest.fixture
+def path(state_dir: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "quota.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def named(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"QUOTA__{name}", value)
+
+
+def test_each_key_may_be_said_by_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the file has, and of what it has not."""
+    named(
+        monkeypatch,
+        LEDGER__URL="redis://ledger:6379/0",
+        LEDGER__UNAVAILABLE='{ max_cost = 1, allowance = 50 }',
+        LEDGER__UNAVAILABLE__MACHINES="3",
+        CREDENTIALS__MY_KEY__KEY="file:/run/key",
+        CREDENTIALS__MY_KEY__LIMITS__DAY__QUOTA="1_000_000",
+        CREDENTIALS__MY_KEY__LIMITS__DAY__HEADROOM="5%",
+        CREDENTIALS__MY_KEY__LIMITS__MINUTE__UNITS="60",
+        CREDENTIALS__MY_KEY__LIMITS__MINUTE__WINDOW="60s",
+        JOBS__TRENDING_NOW__PAGES="7",
+        JOBS__TRENDING_NOW__REGIONS='["DE", "FR"]',
+        JOBS__TRENDING_NOW__LEAVE__DAY="9",
+        JOBS__TRENDING_NOW__OPTIONS__CATEGORY="10",
+        STORE__RETENTION="2d",
+        INBOUND__DEFAULT__LIMIT="5",
+        INBOUND__DEFAULT__WINDOW="60s",
+    )  # fmt: skip
+    settings = load_settings(path)
+    main, job = settings.credentials["my-key"], settings.jobs["trending now"]
+    assert settings.ledger.url == "redis://ledger:6379/0"
+    assert settings.ledger.unavailable == (1, 50, 3)
+    assert main.key_ref == "file:/run/key"
+    assert [(one.name, one.limit_units, one.view.window) for one in main.limits] == [
+        ("day", 950_000, Sliding(DAY_MS)),
+        ("minute", 60, Sliding(MINUTE_MS)),
+    ]
+    assert (job.pages, job.regions, job.leave, job.options) == (7, ("DE", "FR"), {"day": 9}, {"category": 10})
+    assert settings.store.retention_ms == 2 * DAY_MS
+    assert [rule.limits for rule in load_rules(path).rules] == [((5, 60_000, 0),)]
+
+
+def test_a_window_may_become_a_calendar_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named(
+        monkeypatch,
+        CREDENTIALS__MY_KEY__LIMITS__DAY__WINDOW__CALENDAR="day",
+        CREDENTIALS__MY_KEY__LIMITS__DAY__WINDOW__ZONE="UTC",
+    )
+    assert load_settings(path).credentials["my-key"].limits[0].view.window == Calendar("day", "UTC")
+
+
+def test_without_a_file_the_variables_alone_are_a_configuration(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("QUOTA_CONFIG", raising=False)
+    named(monkeypatch, CREDENTIALS__MAIN__API="youtube-v3")
+    assert list(load_settings().credentials) == ["main"]
+    named(monkeypatch, INBOUND__DEFAULT__LIMIT="5", INBOUND__DEFAULT__WINDOW="1s")
+    assert len(load_rules().rules) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("LEDGER__ULR", "x", "QUOTA__LEDGER__ULR: no such key; did you mean 'QUOTA__LEDGER__URL'?"),
+        ("LEGDER__URL", "x", "QUOTA__LEGDER__URL: no such key; did you mean 'QUOTA__LEDGER'?"),
+        (
+            "JOBS__TRENDING_NOW__PAGE",
+            "1",
+            "QUOTA__JOBS__TRENDING_NOW__PAGE: no such key; did you mean 'QUOTA__JOBS__TRENDING_NOW__PAGES'?",
+        ),
+        ("LEDGER__URL__X", "1", "QUOTA__LEDGER__URL__X: no such key; none is known"),
+        ("STORE__RETENTION", "9999d", "QUOTA__STORE__RETENTION: '9999d' is longer than 3650 days"),
+        ("LEDGER__UNAVAILABLE", "0", "QUOTA__LEDGER__UNAVAILABLE: a number where a table is needed"),
+        (
+            "JOBS__TRENDING_NOW__PAGES",
+            "a lot",
+            'QUOTA__JOBS__TRENDING_NOW__PAGES: not a value of TOML; write for example 500, true or ["DE", "FR"]',
+        ),
+        (
+            "JOBS__TRENDING_NOW__PAGES",
+            "1\npages = 2",
+            'QUOTA__JOBS__TRENDING_NOW__PAGES: not a value of TOML; write for example 500, true or ["DE", "FR"]',
+        ),
+        ("STORE__URL", "", "QUOTA__STORE__URL: an empty string where a non-empty string is needed"),
+        (
+            "CREDENTIALS__MY_KEY__KEY",
+            "AIzaSecret",
+            'QUOTA__CREDENTIALS__MY_KEY__KEY: do not write the key itself here; write "env:VARIABLE" or "file:/path"',
+        ),
+        (
+            "CREDENTIALS__MY_KEY__LIMITS",
+            '[{ name = "x", units = 1, windw = "1h" }]',
+            "QUOTA__CREDENTIALS__MY_KEY__LIMITS: credentials.my-key.limits[0].windw: unknown key; "
+            "did you mean 'window'?",
+        ),
+        ("", "", "QUOTA__: no such key; did you mean 'QUOTA__JOBS'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_the_variable(
+    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    named(monkeypatch, **{variable: value})
+    with pytest.raises(ConfigError) as error:
+        load_settings(path)
+    assert str(error.value) == f"environment variable {said}"
+
+
+def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*ROOT, "url", "my_key", "main", "limits", "day", "window", "zone", "leave", "options", "tables", "x", ""]
+    for number in range(int(os.environ.get("QUOTA_TEST_EXAMPLES", "200"))):
+        r = Random(f"variables {number}")
+        with monkeypatch.context() as patch:
+            for _ in range(r.choice((1, 1, 3))):
+                name = "__".join(r.choice(words).upper() for _ in range(r.randrange(1, 6)))
+                value = r.choice(("1", "true", "[1]", "{ a = 1 }", '[{ name = "x" }]', text(r, surrogates=False)))
+                patch.setenv(f"QUOTA__{name}", value.replace("\0", ""))
+            try:
+                settings = load_settings(path)
+            except ConfigError as error:
+                check_line(str(error))
+            else:
+                assert in_force(path)[0] == settings
+
+
+# -- what is in force --------------------------------------------------------------------------------------------------
+
+
+def test_each_value_is_shown_with_its_origin(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, JOBS__TRENDING_NOW__PAGES="7", LEDGER__URL="redis://u:secret@h/0?ssl_password=geheim")
+    rows = {row.key: row for row in in_force(path)[1]}
+    assert rows["credentials.my-key.api"][1:] == ("youtube-v3", "file", 3)
+    assert rows["credentials.my-key.limits[0].quota"][1:] == (10_000, "file", 4)
+    assert rows["credentials.my-key.project"][1:] == ("my-key", "default", None)
+    assert rows["jobs.'trending now'.pages"][1:] == (7, "environment", "QUOTA__JOBS__TRENDING_NOW__PAGES")
+    assert rows["jobs.'trending now'.leave.day"][1:] == (5, "file", 9)
+    assert rows["jobs.'trending now'.max_items"][1:] == (10_000, "default", None)
+    assert rows["store.retention"][1:] == ("30d", "default", None)
+    assert "secret" not in rows["ledger.url"].value + str(rows["ledger.url"])
+    assert "geheim" not in rows["ledger.url"].value
+
+
+def test_limits_that_nobody_wrote_are_shown_as_the_cost_books(state_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text('[credentials.a]\napi = "youtube-v3"\n', encoding="utf-8")
+    rows = {row.key: str(row) for row in in_force(path)[1]}
+    assert rows["credentials.a.limits[0].headroom"].endswith(" = 500  # cost book youtube-v3")
+    assert rows["credentials.a.limits[1].window"].endswith('= "day@America/Los_Angeles"  # cost book youtube-v3')
+
+
+def test_the_command_prints_them_for_people_and_for_programs(path: Path) -> None:
+    lines = CliRunner().invoke(check_, ["--show", "--config", str(path)]).output.splitlines()
+    assert lines[0] == f"# {path}"
+    assert "jobs.'trending now'.fetch = \"trending\"  # line 8" in lines
+    data = json.loads(CliRunner().invoke(check_, ["--show", "--json", "--config", str(path)]).output)
+    assert {"key": "store.retention", "value": "30d", "from": "default", "detail": None} in data["values"]
+    assert len(data["values"]) == len(lines) - 1
+
+
+def test_the_lines_of_keys() -> None:
+    found = lines_of(
+        'a = 1\n\n[b]\nc = """\n[x]\n"""\nd.e = 2\n[[f.g]]\n[[f.g]]\nh = { i = 1 }\n[f.g.j]\nk = [\n1,\n]\n'
+    )
+    wanted = {"a": 1, "b": 3, "b.c": 4, "b.d.e": 7, "f.g[1].h.i": 10, "f.g[1].j.k": 12}
+    assert {path: found[path] for path in wanted} == wanted
+
+
+# -- without a file ----------------------------------------------------------------------------------------------------
+
+MAIN: dict[str, Any] = {"api": "youtube-v3", "limits": [{"name": "day", "units": 5, "window": "24h"}]}
+
+
+def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says nothing then: what is written in code holds."""
+    named(monkeypatch, CREDENTIALS__MAIN__LIMITS__DAY__UNITS="7")
+    with quota.open(settings={"ledger": {"url": "sqlite:///l.db"}, "credentials": {"main": MAIN}}) as session:
+        assert session.budget().limits[0].limit_units == 5
+        assert session.settings.ledger.url == f"sqlite:///{Path.cwd()}/l.db"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, 'settings: credentials: missing; add [credentials.main] with api = "youtube-v3"'),
+        ([], 'settings: give a dict, as {"credentials": {"main": {"api": "youtube-v3"}}}'),
+        ({"credentials": {"main": {**MAIN, "kye": 1}}}, "settings: credentials.main.kye: unknown key; "
+         "did you mean 'key'?"),
+        ({"credentials": {"main": {"api": None}}}, "settings: credentials.main.api: a NoneType where a non-empty "
+         "string is needed"),
+        ({"credentials": {"main": MAIN}, 5: 1}, "settings: 5: unknown key; known: ledger, credentials, jobs, store, "
+         "textfile, notify, inbound"),
+    ],
+)  # fmt: skip
+def test_they_are_checked_as_a_file_is(state_dir: Path, settings: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        quota.open(settings=settings)
+    assert str(error.value) == said
+
+
+def test_settings_and_a_path_are_one_too_many(state_dir: Path) -> None:
+    with pytest.raises(UsageError, match="not both"):
+        quota.open("quota.toml", settings={})
+
+
+def test_settings_that_hold_themselves_are_refused(state_dir: Path) -> None:
+    endless: dict[str, Any] = {}
+    endless["credentials"] = endless
+    with pytest.raises(ConfigError, match="nested too deep"):
+        quota.open(settings=endless)
