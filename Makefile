@@ -33,8 +33,8 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
-# random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
+# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500 channels,
+# 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
 # edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
 # loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
 # have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
@@ -44,7 +44,8 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
-	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py
+	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py tests/e2e/jobs/test_fetches.py tests/e2e/jobs/test_described_api.py
+	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py tests/unit/settings/test_schema.py
 	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py

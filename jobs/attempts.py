@@ -82,12 +82,14 @@ class Attempts:
         self._wait = wait
         self._clock = clock
         self._budget = session.budget(job.credential)
+        account_of(self._budget).on_decision = watcher.decided
         self._client: Any = None
         self._told_s: float | None = None  # when a signal came while a page was in flight
         self._since_ms = 0
         self._before = 0  # attempts that this process counted before this run
 
     def close(self) -> None:
+        account_of(self._budget).on_decision = None
         if self._client is not None:
             self._client.close()
 

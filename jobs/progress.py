@@ -1,7 +1,7 @@
 """The progress of a run, on stderr.
 
     Watcher     follows a run
-    watching    the watcher that fits: a live line at a terminal, otherwise one line for each region
+    watching    the watcher that fits: live lines at a terminal, otherwise one for each region and each minute
     named       a job and its region
 
 A failure to print never stops a run.
@@ -10,17 +10,23 @@ A failure to print never stops a run.
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quota.cli.output import say
-from quota.common.text import many, printable
+from quota.common.text import many, printable, spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from quota.decision import Decision
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.reports.runs import RegionOfRun
+
+
+LINE_EVERY_S = 60.0
+"""A run that is not watched on a terminal says at least so often where it is."""
 
 
 def named(job: str, region: str) -> str:
@@ -37,9 +43,14 @@ def _region_line(job: str, outcome: RegionOfRun) -> str | None:
 
 
 class Watcher:
-    """Follows the progress of a run, and says nothing. The methods of others must not raise."""
+    """Follows the progress of a run, and says nothing. The methods of others must not raise.
 
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
+    `began` is told the regions that the run covers, with the most pages of each.
+    """
+
+    def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None: ...
+
+    def decided(self, decision: Decision) -> None: ...
 
     def page(self, checkpoint: Checkpoint) -> None: ...
 
@@ -49,34 +60,72 @@ class Watcher:
 
 
 class _Lines(Watcher):
-    """For logs and cron: one line for each region."""
+    """For logs and cron: one line for each region, one for each minute in which a region does not end, and if `verbose`
+    one for each decision. `clock` is in s."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.job = job
+        self.pages = 0
+        self.spent_units = 0
+        self.left_units: int | None = None
+        self._verbose = verbose
+        self._clock = clock
+        self._said_s = clock()
+
+    def say(self, line: str) -> None:
+        """One line of its own."""
+        self._said_s = self._clock()
+        say(line, err=True)
+
+    def units(self) -> str:
+        """What the run has spent so far, and what is left of its tightest limit."""
+        left = "" if self.left_units is None else f", {self.left_units:,} left"
+        return f"{many(self.spent_units, 'unit')}{left}"
+
+    def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
+        self.pages = pages
+
+    def decided(self, decision: Decision) -> None:
+        self.spent_units += decision.cost_units if decision.admitted else 0
+        if decision.limits:
+            self.left_units = decision.remaining_units
+        if self._verbose:
+            self.say(printable(decision.sentence()))
+
+    def page(self, checkpoint: Checkpoint) -> None:
+        if self._clock() - self._said_s >= LINE_EVERY_S:
+            pages, items = f"page {checkpoint.pages:,} of {self.pages:,}", many(checkpoint.items, "item")
+            self.say(f"{named(self.job, checkpoint.region)}: {pages}, {items}; {self.units()}")
+
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
+        if self._clock() - self._said_s >= LINE_EVERY_S:
+            self.say(_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
-            say(line, err=True)
+            self.say(line)
 
 
 class _Live(_Lines):
-    """For people: one live line. When a region ends, its own line appears above."""
+    """For people: a line of the whole run and one of the region that it is in. When a region ends, its own line appears
+    above."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, *, verbose: bool = False) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        super().__init__(job)
+        super().__init__(job, verbose=verbose)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("regions", markup=False),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[said]}", markup=False),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task(job, total=None)
+        self._run = self._progress.add_task(job, total=None, said="")
+        self._here = self._progress.add_task("", total=None, said="", visible=False)
+        self._region: str | None = None
 
     def __enter__(self) -> _Live:
         self._progress.start()
@@ -85,33 +134,62 @@ class _Live(_Lines):
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None:
-        self._progress.update(self._task, total=len(checkpoints))
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
+        super().began(checkpoints, pages)
+        self._progress.update(self._run, total=sum(max(0, pages - one.pages) for one in checkpoints))
+
+    def decided(self, decision: Decision) -> None:
+        super().decided(decision)
+        self._show()
 
     def page(self, checkpoint: Checkpoint) -> None:
-        where = named(self.job, checkpoint.region)
-        items = many(checkpoint.items, "item")
-        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {items}")
+        if checkpoint.region != self._region:
+            self._region = checkpoint.region
+            self._progress.reset(self._here, total=self.pages, visible=True)
+        description, items = checkpoint.region or "pages", many(checkpoint.items, "item")
+        said = f"{checkpoint.pages:,} of {many(self.pages, 'page')}, {items}"
+        self._progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", said=said)
+        self._progress.advance(self._run)
+        self._show()
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        text = printable(f"{named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
-        self._progress.update(self._task, description=text)
+        said = _retry_line(self.job, checkpoint, message, wait_s)
+        self._progress.update(self._here, visible=True, description="", said=said)
 
     def ended(self, outcome: RegionOfRun) -> None:
-        line = _region_line(self.job, outcome)
-        if line is not None:
-            self._progress.console.print(line, markup=False, highlight=False)
-        self._progress.advance(self._task)
+        super().ended(outcome)
+        self._progress.update(self._here, visible=False)
+        task = self._task()
+        if task.total is not None and outcome.outcome != "skipped":  # it may have had fewer pages than it may have
+            self._progress.update(self._run, total=max(task.completed, task.total - max(0, self.pages - outcome.pages)))
+        self._region = None
+
+    def _show(self) -> None:
+        task = self._task()
+        left_s = task.time_remaining
+        togo = "" if left_s is None or not task.completed else f", {spell(max(1, round(left_s)) * 1_000)} to go"
+        pages = f"{task.completed:,.0f} of {task.total or 0:,.0f} pages"
+        self._progress.update(self._run, said=f"{pages}, {self.units()}{togo}")
+
+    def _task(self) -> Any:
+        return next(task for task in self._progress.tasks if task.id == self._run)
+
+
+def _retry_line(job: str, checkpoint: Checkpoint, message: str, wait_s: float) -> str:
+    return printable(f"{named(job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
 
 
 @contextmanager
-def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
+def watching(job: str, quiet: bool = False, verbose: bool = False) -> Iterator[Watcher]:
     """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
         yield Watcher()
         return
     if not sys.stderr.isatty():
-        yield _Lines(job)
+        yield _Lines(job, verbose=verbose)
         return
-    with _Live(job) as live:
+    with _Live(job, verbose=verbose) as live:
         yield live

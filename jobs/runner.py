@@ -259,7 +259,7 @@ class _Run:
             pending = self.store.start_round(self.job.name, regions, self.work)
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]
-            self.watcher.began(checkpoints)
+            self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here = checkpoint
                 if self.end is None and checkpoint.region not in self.hold.away:

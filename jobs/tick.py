@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
+@click.option("--verbose", is_flag=True, help="Print each decision, too.")
 @textfile_option
 @json_option
 @config_option
@@ -44,6 +45,7 @@ def run(
     fail_on_refusal: bool,
     here: bool,
     quiet: bool,
+    verbose: bool,
     textfile: str | None,
     as_json: bool,
     config: str | None,
@@ -53,6 +55,8 @@ def run(
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
     saved; the next run resumes there, even days later.
 
+    On a terminal it shows pages, units and the time to go; elsewhere it says once a minute where it is.
+
     Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
 
     \b
@@ -60,10 +64,13 @@ def run(
       quota run trending
       quota run trending --region DE --region FR --json
       quota run trending --quiet    # for cron, which mails all output
+      quota run trending --verbose  # what each call was told
       quota run trending --here     # and not where it ran until now
     """
     from quota.jobs.runner import failed_report, run_job
 
+    if quiet and verbose:
+        raise click.UsageError("--quiet and --verbose contradict each other; leave one out")
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, configured(config, textfile) as session:
@@ -75,7 +82,7 @@ def run(
 
         try:
             # What a fetch function prints does not get into the report.
-            with redirect_stdout(sys.stderr), watching(job, quiet) as watcher:
+            with redirect_stdout(sys.stderr), watching(job, quiet, verbose) as watcher:
                 report = run_job(session, job, regions=regions, here=here, refusal=begins, stop=stop, watcher=watcher)
         except BaseException as error:
             report = failed_report(session, job, error)

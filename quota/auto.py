@@ -14,28 +14,28 @@ import sys
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from quota.clients.instrument import aiohttp, httplib2, httpx, requests, urllib3
-from quota.clients.instrument.patches import Patches
-from quota.clients.instrument.payers import Payer, Payers
-from quota.clients.instrument.tally import FileTally
-from quota.clients.upstream import upstream_of
-from quota.common.text import listed
-from quota.errors import ConfigError, Refused, UsageError, decision_status
-from quota.session import Session, open_session
-from quota.terms.attribution import label_process
+from quota.clients.instrument.patches import Patches, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
 
+    from quota.clients.instrument.payers import Payers
     from quota.clients.metering import Tally
+    from quota.session import Session
+
+# Every Python under `quota exec --auto` imports this file. What it needs to charge comes with the first library.
+
+LIBRARIES = ("aiohttp", "httplib2", "httpx", "requests", "urllib3")
 
 
 class _Instrumented:
     """This process, while it is instrumented."""
 
     def __init__(self, session: Session, payers: Payers) -> None:
+        from quota.clients.instrument import aiohttp, httplib2, httpx, requests, urllib3
+
         self._session = session
         self._payers = payers
         self._patches = Patches(
@@ -81,11 +81,16 @@ def uninstrument() -> None:
     with _lock:
         ended, _now = _now, None
         if ended is not None:
+            from quota.terms.attribution import label_process
+
             ended.end()
             label_process("")
 
 
 def _instrument(config: str | Path | None, credential: str | None, job: str, tally: Tally | None = None) -> None:
+    from quota.session import open_session
+    from quota.terms.attribution import label_process
+
     global _now
     with _lock:
         if _now is None:
@@ -99,6 +104,11 @@ def _instrument(config: str | Path | None, credential: str | None, job: str, tal
 def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
     """The credentials that can pay. Raises ConfigError where there are none, and UsageError if the one that is named
     cannot."""
+    from quota.clients.instrument.payers import Payer, Payers
+    from quota.clients.upstream import upstream_of
+    from quota.common.text import listed
+    from quota.errors import ConfigError, UsageError
+
     credentials = session.settings.credentials
     able = [one for one in credentials.values() if one.hosts and upstream_of(one.book).knows_methods]
     if named is not None and session.credential(named) not in able:
@@ -149,19 +159,41 @@ def environment(
 
 
 def instrument_by_environment() -> None:
-    """Instrument a Python that `quota exec --auto` started, as the environment says."""
-    tally = os.environ.get("QUOTA_AUTO_TALLY")
-    credential = os.environ.get("QUOTA_AUTO_CREDENTIAL") or None
-    _instrument(None, credential, os.environ.get("QUOTA_JOB", ""), FileTally(tally) if tally else None)
+    """Instrument a Python that `quota exec --auto` started, as the environment says, with the first library that it
+    imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
+
+    def begin() -> None:
+        from quota.clients.instrument.tally import FileTally
+
+        tally, credential = os.environ.get("QUOTA_AUTO_TALLY"), os.environ.get("QUOTA_AUTO_CREDENTIAL")
+        try:
+            _instrument(None, credential or None, os.environ.get("QUOTA_JOB", ""), FileTally(tally) if tally else None)
+        except Exception as error:
+            give_up(error)
+
+    sys.meta_path.insert(0, Waiting(LIBRARIES, begin))
     before = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        for one in _behind(error):
-            if isinstance(one, Refused):
-                raise SystemExit(decision_status(one.decision))
+        if (status := _status_after(error)) is not None:
+            raise SystemExit(status)
 
     sys.excepthook = told
+
+
+def give_up(error: Exception) -> None:
+    """End a Python that cannot be instrumented."""
+    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
+    os.write(2, said.encode("utf-8", "replace"))
+    os._exit(getattr(error, "exit_status", 78))
+
+
+def _status_after(error: BaseException) -> int | None:
+    """The exit status of a program that an error about a refusal has ended; None for another error."""
+    from quota.errors import Refused, decision_status
+
+    return next((decision_status(one.decision) for one in _behind(error) if isinstance(one, Refused)), None)
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:

@@ -345,12 +345,17 @@ class Budget(OfOneProcess):
         elif commit and checklist.shadow and decision.would_refuse:
             self._account.note_shadow(decision, charges[0].job, charges[0].region, len(checklist.calls))
         if len(charges) == 1 and not checklist.each:
-            return [decision]
-        left = iter(ids)
-        return [
-            decision._replace(id=joined(islice(left, len(call.parts))), method=call.method, cost_units=call.units)
-            for call in checklist.calls
-        ]
+            decisions = [decision]
+        else:
+            left = iter(ids)
+            decisions = [
+                decision._replace(id=joined(islice(left, len(call.parts))), method=call.method, cost_units=call.units)
+                for call in checklist.calls
+            ]
+        if commit and self._account.on_decision is not None:
+            for one in decisions:
+                self._account.on_decision(one)
+        return decisions
 
 
 def account_of(budget: Budget) -> Account:

@@ -57,6 +57,7 @@ def make_app(session: Session) -> App:
     api = _Api(session)
     routes = [
         ("/api/v1/videos/trending", api.trending),
+        ("/api/v1/videos/{video_id}", api.video),
         ("/api/v1/search", api.search),
         ("/api/v1/channels/{channel_id}", api.channel),
         ("/healthz", api.healthz),
@@ -162,6 +163,15 @@ class _Api:
         behind = skip + len(hits.rows)
         token = cursor.encode(question, hits.version, behind) if behind < hits.total else None
         return _json(request, resources.search_response(hits, token), hits.changed_ms)
+
+    async def video(self, request: Request) -> Response:
+        _parameters(request)
+        video_id = _path_parameter(request, "video_id")
+        found = await self._store.read(lambda reader: reader.video(video_id))
+        if found is None:
+            raise _Answer(Problem(404, f"The store has no video {show(video_id)}."))
+        row, refreshed_ms = found
+        return _json(request, resources.video(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
     async def channel(self, request: Request) -> Response:
         _parameters(request)

@@ -18,7 +18,7 @@ from quota.settings.model import Settings
 from quota.web.lifecycle import address_of, listen, serve
 from quota.web.protection import App, names_of, protected
 
-ASKED = ("/api/v1/videos/trending", "/api/v1/search", "/api/v1/channels/ID")
+ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api/v1/channels/ID")
 """What a rule must be about before others may ask."""
 
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")

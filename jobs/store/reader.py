@@ -198,6 +198,12 @@ class Reader:
 
         return self._file.transact(work, write=False)
 
+    def video(self, video_id: str) -> tuple[VideoRow, Any] | None:
+        """A video, and when it was fetched last, in ms; None if it is not there."""
+        sql = f"SELECT {_VIDEO}, v.refreshed_ms FROM videos v WHERE video_id = ?"  # noqa: S608  # constants
+        row = self._file.transact(lambda db: db.execute(sql, (video_id,)).fetchone(), write=False)
+        return (VideoRow(*row[:-1]), row[-1]) if row else None
+
     def channel(self, channel_id: str) -> ChannelRow | None:
         """A channel, as upstream sent it, or what its newest video says of it; None if neither is there."""
 

@@ -17,10 +17,9 @@ Importing this file takes a quarter of a second. No module of the package import
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
@@ -32,7 +31,6 @@ import httplib2
 from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import build_from_document
-from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
@@ -46,6 +44,7 @@ from quota.clients.answers import (
     digestible,
     no_http,
 )
+from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
@@ -73,8 +72,6 @@ _SHARED_HOST = "www.googleapis.com"
 
 _TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
 """Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
-
-KEY_HEADER = "x-goog-api-key"
 
 
 def service(
@@ -146,24 +143,6 @@ def service(
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
-
-
-def description(api: str, version: str) -> dict[str, Any]:
-    """The discovery document of an API. Raises ConfigError where the installed client has none."""
-    described = None
-    with suppress(OSError, ValueError):  # what no file can be called
-        described = get_static_doc(api, version)
-    if described is None:
-        raise ConfigError(
-            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
-        )
-    document: dict[str, Any] = json.loads(described)
-    return document
-
-
-def scopes_of(document: Mapping[str, Any]) -> list[str]:
-    """What a login may ask for at an API."""
-    return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
 
 
 def _root(endpoint: str) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -23,6 +22,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
 from quota.clients.routes import Routes
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
@@ -133,12 +133,8 @@ def upstream_of(book: CostBook) -> Upstream:
 @cache
 def _routes_of(api: str, version: str) -> Routes | None:
     """The methods of an API as the installed client describes them; None for one that it does not."""
-    from googleapiclient.discovery_cache import get_static_doc  # this alone imports no client
-
-    described = None
-    with suppress(OSError, ValueError):  # what no file can be called
-        described = get_static_doc(api, version)
-    return None if described is None else Routes(json.loads(described))
+    document = discovered(api, version)
+    return None if document is None else Routes(document)
 
 
 @dataclass(frozen=True)
@@ -189,9 +185,6 @@ class Google:
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def access(self, endpoint: str | None) -> Access:
-        from quota.clients.google import KEY_HEADER, description, scopes_of
-        from quota.clients.routes import Routes
-
         document = description(self.book.api, self.book.version)
         root = endpoint or document["rootUrl"].rstrip("/")
         routes = Routes({**document, "rootUrl": f"{root}/"})

@@ -94,6 +94,8 @@ class Account:
         self.high_water_mark = high_water_mark
         self.identity = identity or Identity("", project)
         self.recorder = recorder
+        self.on_decision: Callable[[Decision], None] | None = None
+        """Who wants to see each decision that is not a peek: a run that shows its progress."""
         windows = [limit.view.window for limit in limits]
         self.longest_ms = max((window.longest_ms for window in windows), default=DAY_MS)
         # Credentials of one project have the same limits, so these are all that the configuration has for it.

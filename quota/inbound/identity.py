@@ -27,7 +27,9 @@ from quota.errors import ConfigError, UsageError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-X_FORWARDED_FOR, FORWARDED = "x-forwarded-for", "forwarded"
+X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP = "x-forwarded-for", "forwarded", "cf-connecting-ip"
+FIELDS = (X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP)
+"""What proxies name the client in: the usual list, that of RFC 7239, and Cloudflare's field of one address."""
 UNIX = "unix"
 """The name of the other end of a unix socket, which has no address."""
 
@@ -69,8 +71,8 @@ class Proxies:
     """The proxies whose word is believed: addresses, networks, and `"unix"`. Raises ConfigError for anything else."""
 
     def __init__(self, trusted: Iterable[str] = (), field: str = X_FORWARDED_FOR) -> None:
-        if not isinstance(field, str) or field not in (X_FORWARDED_FOR, FORWARDED):
-            raise ConfigError(f"forwarded: {show(field)}: {nearest(field, (X_FORWARDED_FOR, FORWARDED))}")
+        if not isinstance(field, str) or field not in FIELDS:
+            raise ConfigError(f"forwarded: {show(field)}: {nearest(field, FIELDS)}")
         self.field = field
         self._unix = False
         networks: list[Network] = []

@@ -26,13 +26,13 @@ import google_auth_httplib2
 import httplib2
 from google.auth.exceptions import GoogleAuthError
 from googleapiclient.discovery import build_from_document
-from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import Error as ClientError
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import PatientConnection, Watch, checked, connection_types, digestible
+from quota.clients.discovery import description
 from quota.clients.login import bearer, login, refused
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
@@ -303,10 +303,7 @@ class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
 
 
 def _service(credential: CredentialSettings) -> Any:
-    text = get_static_doc("monitoring", "v3")
-    if text is None:
-        raise ConfigError("the installed Google client has no description of monitoring v3; upgrade it")
-    document = json.loads(text)
+    document = description("monitoring", "v3")
     if credential.endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
     root = urlsplit(document["rootUrl"])

@@ -281,7 +281,10 @@ INBOUND = Keys(
         **_ADDRESS,
         "exempt": Texts("Paths that no rule counts."),
         "trusted_proxies": Texts('Addresses and networks whose word is believed, and "unix".'),
-        "forwarded": Text("The field in which they name the client.", default="x-forwarded-for"),
+        "forwarded": Text(
+            "The field in which they name the client: x-forwarded-for, forwarded or cf-connecting-ip.",
+            default="x-forwarded-for",
+        ),
         "key_field": Text("The header field that has the API key."),
         "keys": Text('"file:PATH" with the valid keys, one on each line.'),
         "x_fields": Flag("Answers have the X-RateLimit-* fields, too."),

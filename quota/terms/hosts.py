@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -59,6 +58,8 @@ class Hosts:
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
     if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
+        import socket  # late: few hosts are addresses
+
         with suppress(OSError, ValueError):
             name = socket.inet_ntoa(socket.inet_aton(name))
     if is_loopback(name):

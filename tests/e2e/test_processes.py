@@ -34,6 +34,7 @@ import quota
 from quota.jobs.emulator import Emulator
 from quota.reports.status import read_status
 from support.installation import Installation
+from support.killed import KILLED, killed_anywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,36 +149,6 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> 
 
 
 # -- killed at an exact step -------------------------------------------------------------------------------------------
-
-KILLED = """
-import os, sys
-from quota.cli.program import main
-event, where, nth, then = sys.argv[1:5]
-nth, seen = int(nth), 0
-(module, function), (then_module, then_function) = where.split(":"), then.split(":")
-def any_of_ours(frame, what, _):
-    global seen
-    name = frame.f_globals.get("__name__") or ""
-    # The store takes nine of ten calls, to put a page's texts together.
-    if what == "call" and name.startswith("quota.") and name not in ("quota.jobs.store.store", "quota.jobs.store.rows"):
-        seen += 1
-        if seen == nth:
-            os.kill(os.getpid(), 9)
-def this_one(frame, what, _):
-    global seen
-    if what == event and frame.f_code.co_qualname == function and frame.f_globals.get("__name__") == module:
-        seen += 1
-        if seen == nth:
-            if not then_function:
-                os.kill(os.getpid(), 9)
-            sys.setprofile(that_one)
-def that_one(frame, what, _):
-    if what == "call" and frame.f_code.co_qualname == then_function and frame.f_globals.get("__name__") == then_module:
-        os.kill(os.getpid(), 9)
-del sys.argv[1:5]
-sys.setprofile(this_one if function else any_of_ours)
-main()
-"""
 
 
 class Step(NamedTuple):
@@ -313,11 +284,7 @@ def test_ticks_killed_one_after_another_anywhere_add_up_to_whole_rounds(machine:
     dice = random.Random(1)
     kills = 0
     while kills < KILLS:
-        nth = str(dice.randint(1, CALLS_IN_A_TICK))
-        with machine.script(KILLED, "call", ":", nth, ":", "run", "t") as process:
-            out, err = process.communicate(timeout=300)
-        assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
-        kills += process.returncode != 0
+        kills += killed_anywhere(machine, dice, CALLS_IN_A_TICK, "run", "t")
         machine.pages_stored()
         assert machine.requests <= machine.units() <= machine.requests + kills
     assert machine.tick().outcome == "done"

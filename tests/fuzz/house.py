@@ -141,6 +141,7 @@ ANSWERS = (
     "/api/v1/search?q=live",
     "/api/v1/search?q=live+v*&region=DE",
     "/api/v1/channels/c1",
+    "/api/v1/videos/v1",
 )
 
 

@@ -42,9 +42,11 @@ def test_the_public_names_are_these() -> None:
         "UnknownMethod",
         "UsageError",
         "When",
+        "instrument",
         "labels",
         "open",
         "open_async",
+        "uninstrument",
     ]
 
 

@@ -7,10 +7,8 @@ what the original does.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quota.common.log import warn
 
@@ -76,6 +74,8 @@ class Patches:
 def _fits(seam: Seam, owner: Any) -> bool:
     if owner is None or seam.name not in vars(owner):
         return False
+    import inspect  # late: few processes import a library
+
     try:
         known = inspect.signature(getattr(owner, seam.name)).parameters
     except (ValueError, TypeError):
@@ -83,7 +83,34 @@ def _fits(seam: Seam, owner: Any) -> bool:
     return all(name in known for name in seam.parameters)
 
 
-class _Finder(MetaPathFinder):
+class Waiting:
+    """Calls `begin` before the first of these modules is imported, and is gone then."""
+
+    def __init__(self, names: Iterable[str], begin: Callable[[], None]) -> None:
+        self._names = frozenset(names)
+        self._begin = begin
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in self._names and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._begin()
+            return _found(self, fullname, path, target)  # by what `begin` has put there
+        return None
+
+
+def _found(by: object, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """What the other finders find."""
+    for finder in sys.meta_path:
+        if finder is not by and (find := getattr(finder, "find_spec", None)) is not None:
+            spec: ModuleSpec | None = find(name, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+class _Finder:
     """Lets others find a module, and has it patched once it is loaded."""
 
     def __init__(self, names: Iterable[str], patch: Callable[[ModuleType], None]) -> None:
@@ -95,18 +122,13 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self._names:
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._patch)
-                return spec
-        return None
+        spec = _found(self, fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Any", _Loader(spec.loader, self._patch))
+        return spec
 
 
-class _Loader(Loader):
+class _Loader:
     """A loader that is out of the way again once the module is loaded."""
 
     def __init__(self, loader: Any, patch: Callable[[ModuleType], None]) -> None:

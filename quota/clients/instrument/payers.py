@@ -118,7 +118,9 @@ class Payers:
         best = [one for one, fit in zip(fitting, known, strict=True) if fit == max(known)]
         if len({one.project for one in best}) > 1:
             names = {one.name: one for one in best}
-            raise UsageError(f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; name one: credential")
+            raise UsageError(
+                f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; say which credential does"
+            )
         return best[0]
 
     def forget(self) -> None:

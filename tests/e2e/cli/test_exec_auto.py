@@ -90,7 +90,7 @@ def test_a_program_that_meets_a_refusal_ends_as_it_likes(quota: Quota) -> None:
 
 
 def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None:
-    command = ["env", "QUOTA_CONFIG=nowhere.toml", sys.executable, "-c", "print(1)"]
+    command = ["env", "QUOTA_CONFIG=nowhere.toml", sys.executable, "-c", "import urllib3; print(1)"]
     done = quota("exec", "--auto", "--", *command)
     said = f"quota: {sys.executable} cannot be instrumented, so it does not run: nowhere.toml: "
     assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
@@ -99,7 +99,7 @@ def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None
 
 def test_wrong_usage_is_one_line(quota: Quota) -> None:
     for args, status, said in (
-        (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND..."),
+        (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND; see"),
         (["read", "--auto", "--", "true"], 2, "with --auto each request says what it is; leave METHOD, --units and"),
         (["--auto", "--region", "DE", "--", "true"], 2, "with --auto each request says what it is; leave METHOD,"),
         (["--summary", "read", "--", "true"], 2, "--summary belongs to --auto"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tenacity import wait_none
@@ -14,8 +18,15 @@ from tenacity import wait_none
 import quota
 from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
-from support.plain_http import Answer, PlainServer
+from support.commands import ROOT
+from support.installation import Installation
+from support.killed import killed_anywhere
+from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port
+
+KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "2"))
+CALLS_IN_A_RUN = 2_000
+"""Of functions of ours, without the store's."""
 
 CONFIG = """
 [ledger]
@@ -180,3 +191,61 @@ def test_an_api_whose_host_is_another_one_for_each_customer_is_described_too(fol
             report = run_job(session, "issues", wait=wait_none())
     assert (report.outcome, report.units) == ("done", 12)
     assert {request.headers["x-token"] for request in server.arrived} == {"a-key-of-mine"}
+
+
+# -- the issues of the documentation -----------------------------------------------------------------------------------
+
+
+class GitHub(Installation):
+    """The job of docs/own-jobs.md, with the server for GitHub: 5 issues of each repository, two on a page."""
+
+    def __init__(self, folder: Path, server: PlainServer) -> None:
+        super().__init__(folder)
+        text = (ROOT / "docs" / "own-jobs.md").read_text().partition("## Another API")[2]
+        blocks = dict(reversed(re.findall(r"```(python|toml)\n(.*?)```", text, re.DOTALL)))
+        (folder / "github_issues.py").write_text(blocks["python"])
+        github = blocks["toml"].replace('"github"\n', f'"github"\nendpoint = "{server.address}"\n', 1)
+        own = f'[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n{github}'
+        self.config.write_text(f'{own}options = {{ address = "{server.address}" }}\n')
+        self.quota.env["GITHUB_TOKEN"] = "a-token-of-github"  # noqa: S105
+
+    @property
+    def issues(self) -> list[tuple[str, str, str]]:
+        return self.rows(
+            "SELECT region, key, json_extract(data, '$.title') FROM rows WHERE name = 'issues' ORDER BY 1, 2"
+        )
+
+
+def github(request: Arrived) -> Answer:
+    path, _, query = request.target.partition("?")
+    page, repository = int(parse_qs(query)["page"][0]), path.removeprefix("/repos/").removesuffix("/issues")
+    issues = [{"id": id_of(repository, n), "title": f"{repository} {n}", "state": "open"} for n in range(1, 6)]
+    link = {"Link": f'<http://127.0.0.1{path}?page={page + 1}>; rel="next"'} if page < 3 else {}
+    return Answer(200, json.dumps(issues[2 * page - 2 : 2 * page]).encode(), link)
+
+
+def id_of(repository: str, number: int) -> int:
+    return 1_000 * ord(repository[0]) + number
+
+
+EVERY_ISSUE = [
+    (repository, str(id_of(repository, n)), f"{repository} {n}")
+    for repository in ("encode/httpx", "psf/requests")
+    for n in range(1, 6)
+]
+
+
+def test_the_issues_of_two_repositories_become_rows_whoever_kills_the_job_anywhere(folder: Path) -> None:
+    """The function and the configuration are those of the documentation. QUOTA_TEST_KILLS says how often."""
+    with PlainServer(github) as server:
+        machine = GitHub(folder, server)
+        dice, kills = random.Random(5), 0
+        while kills < KILLS:
+            kills += killed_anywhere(machine, dice, CALLS_IN_A_RUN, "run", "issues")
+        done = machine.quota("run", "issues")
+        assert done.returncode == 0, done.stderr
+        assert machine.issues == EVERY_ISSUE
+        assert machine.count("history") == len(EVERY_ISSUE), "a reading is stored once"
+        units = machine.quota.json("spend")["total_units"]
+        assert len(server.arrived) <= units <= len(server.arrived) + kills
+    assert {request.headers["authorization"] for request in server.arrived} == {"Bearer a-token-of-github"}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tenacity import wait_none
 
+import quota
+from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.data import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
+from quota.jobs.plan.plan import make_plan
 from support.installation import Installation
+from support.killed import killed_anywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +26,11 @@ if TYPE_CHECKING:
     from quota.jobs.job import RunReport
 
 DAY_MS = 86_400_000
+KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "2"))
+CHANNELS_TO_WALK = int(os.environ.get("QUOTA_TEST_CHANNELS", "20"))
+CALLS_IN_A_WALK = 2_500
+"""Of functions of ours, without the store's."""
+
 CATALOGUE = GeneratedCatalogue()
 
 
@@ -349,3 +360,55 @@ def test_the_comments_of_the_videos_in_the_store_are_fetched_those_with_most_fir
     site.run()
     assert comments(site) == all_of(many) | all_of(few)
     assert site.calls()["commentThreads.list"] == 2 + 1
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+WALKED = {"uploads": {"channels": [channel(122), channel(60)]}, "comments": {"videos": [with_threads(5, 60), DISABLED]}}
+
+
+@pytest.mark.parametrize("fetch", WALKED)
+def test_walks_killed_anywhere_lose_no_row_and_double_none(site: Site, fetch: str) -> None:
+    """QUOTA_TEST_KILLS says how many die."""
+    site.now_ms = host_clock()
+    site.configure(fetch, **WALKED[fetch])
+    dice, kills = random.Random(fetch), 0
+    while kills < KILLS:
+        kills += killed_anywhere(site, dice, CALLS_IN_A_WALK, "run", "j")
+    site.now_ms = host_clock()
+    assert site.run().outcome == "done"
+    if fetch == "uploads":
+        assert site.videos() == {video for name in WALKED[fetch]["channels"] for video in published(name)}
+        assert site.count("videos") == site.count("history"), "a reading is stored once"
+    else:
+        assert comments(site) == all_of(WALKED[fetch]["videos"][0])
+    assert site.rows("SELECT count(*) - count(DISTINCT name || key) FROM rows") == [(0,)]
+    assert site.requests <= site.units() <= site.requests + kills
+
+
+# -- 500 channels ------------------------------------------------------------------------------------------------------
+
+
+def test_the_uploads_of_500_channels_fit_into_10_000_units_a_day(site: Site) -> None:
+    """The plan proves it of the most that the job may do. The first day does it, and the second looks at each channel
+    every two hours. QUOTA_TEST_CHANNELS says of how many channels that is fetched."""
+    site.configure("uploads", units=10_000, pages=CHANNELS_TO_WALK * 8 // 5, channels=_names(500))
+    config = site.config.read_text()
+    for pages, fits in ((800, True), (900, False)):
+        planned = config.replace("[jobs.j.options]", f'schedule = "every 2h"\npages = {pages}\n[jobs.j.options]')
+        site.config.write_text(planned.replace(f"pages = {CHANNELS_TO_WALK * 8 // 5}\n", "", 1))
+        with quota.open(site.config) as session:
+            plan = make_plan(session.settings, site.now_ms, days=1, find_changes=False)
+        assert plan.fits is fits
+    names = _names(CHANNELS_TO_WALK)
+    site.configure("uploads", units=10_000, pages=CHANNELS_TO_WALK * 8 // 5, channels=names)
+    for _ in range(3):
+        site.run()
+    assert site.videos() == {video for name in names for video in published(name)}
+    site.calls()
+    site.run()
+    assert site.calls() == {"playlistItems.list": CHANNELS_TO_WALK}
+
+
+def _names(count: int) -> list[str]:
+    return [_channel_id(number) for number in range(count)]

@@ -228,8 +228,9 @@ def test_the_report_has_exactly_the_contracts_fields(bench: Bench) -> None:
     ]
 
 
-def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
-    bench.configure(units=1)
+@pytest.mark.parametrize("fetch", ["trending", "uploads", "comments"])
+def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench, fetch: str) -> None:
+    bench.configure(units=1, fetch=fetch)
     bench.charge("videos.list")
     script = """
 import sys

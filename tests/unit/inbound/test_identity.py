@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError
-from quota.inbound.identity import FORWARDED, MAX_CHARS, MAX_HOPS, Identify, Proxies, parse_address
+from quota.inbound.identity import CF_CONNECTING_IP, FORWARDED, MAX_CHARS, MAX_HOPS, Identify, Proxies, parse_address
 
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
 
@@ -19,6 +19,24 @@ def xff(peer: str | None, *lines: str, trusted: list[str] = PROXIES) -> str:
 
 def forwarded(peer: str | None, *lines: str) -> str:
     return Proxies(PROXIES, FORWARDED).client(peer, lambda: lines)
+
+
+@pytest.mark.parametrize(
+    ("peer", "lines", "client"),
+    [
+        ("10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
+        ("10.0.0.1", ("2001:db8:1:2:3::4",), "a:2001:db8:1:2::"),
+        ("203.0.113.9", ("203.0.113.7",), "a:203.0.113.9"),
+        ("10.0.0.1", (), "a:10.0.0.1"),
+        # Cloudflare sends one; of several the last was written last.
+        ("10.0.0.1", ("1.1.1.1", "203.0.113.7"), "a:203.0.113.7"),
+    ],
+)
+def test_cloudflares_field_has_the_client(peer: str, lines: tuple[str, ...], client: str) -> None:
+    proxies = Proxies(PROXIES, CF_CONNECTING_IP)
+    assert proxies.client(peer, lambda: lines) == client
+    headers = [(b"cf-connecting-ip", line.encode()) for line in lines] + [(b"x-forwarded-for", b"1.2.3.4")]
+    assert Identify(proxies).asgi({"client": (peer, 1), "headers": headers}) == client
 
 
 @pytest.mark.parametrize(

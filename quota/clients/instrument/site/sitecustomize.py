@@ -21,7 +21,7 @@ def _instrument() -> None:
     except Exception as error:
         said = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)  # noqa: UP031
         os.write(2, said.encode("utf-8", "replace"))
-        os._exit(getattr(error, "exit_status", 78))
+        os._exit(78)
 
 
 def _go_on() -> None:

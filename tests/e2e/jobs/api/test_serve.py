@@ -185,6 +185,17 @@ def test_equal_matches_stand_in_the_order_of_their_views(api: Api, store: Store)
     assert [one["video_id"] for one in api.quota.json("search", "equally")["videos"]] == expected
 
 
+def test_a_video_is_found_by_its_id(api: Api, store: Store) -> None:
+    (checkpoint,) = store.start_round("one", ["XY"])
+    named = {"id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}, "statistics": {"viewCount": "7"}}
+    store.save_page(checkpoint, Page([named]), started_at_ms=1, finished=True)
+    found = {"kind": "youtube#video", "id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}}
+    assert api.json("/api/v1/videos/v%20%C3%A9") == {**found, "statistics": {"viewCount": "7"}}
+    listed = api.json(f"{TRENDING}?region=DE&limit=1")["items"][0]
+    assert api.json(f"/api/v1/videos/{listed['id']}") == {key: one for key, one in listed.items() if key != "rank"}
+    api.problem(404, "/api/v1/videos/nobody")
+
+
 def test_a_channel_is_what_a_job_fetched_or_what_its_videos_say(api: Api, store: Store) -> None:
     ((fetched, title),) = api.rows("SELECT channel_id, title FROM channels LIMIT 1")
     assert api.json(f"/api/v1/channels/{fetched}")["snippet"]["title"] == title
@@ -398,6 +409,7 @@ BAD = [
     (SEARCH, "q=aa*+bb*+cc*+dd*", "q"),
     (SEARCH, "q=a&region=DE", "region"),
     ("/api/v1/channels/a", "limit=5", "limit"),
+    ("/api/v1/videos/a", "limit=5", "limit"),
     ("/healthz", "verbose=1", "verbose"),
     ("/openapi.json", "x", "x"),
     ("/", "x=1", "x"),

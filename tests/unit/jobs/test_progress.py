@@ -1,0 +1,99 @@
+"""What a run says while it is under way: a line for each region, one a minute, and each decision if asked for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from quota.decision import Decision, LimitState
+from quota.jobs.progress import _Lines, _Live
+from quota.jobs.store.checkpoints import Checkpoint
+from quota.reports.runs import RegionOfRun
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def at(region: str, pages: int, items: int) -> Checkpoint:
+    return Checkpoint("trending", region, pages=pages, items=items)
+
+
+def decision(units: int, left: int, *, admitted: bool = True) -> Decision:
+    limits = (LimitState("day", units, 0, 9_500, left),)
+    reason: Any = "ok" if admitted else "limit"
+    return Decision(
+        admitted, "1-0", "ledger", "main", "p", "videos.list", units, reason, None, left, 0, None, limits, "full"
+    )
+
+
+def test_a_long_region_is_told_of_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = _Lines("trending", clock=clock)
+    lines.began([at("DE", 0, 0)], 1_000)
+    for page in range(1, 26):
+        clock.now_s += 6.0
+        lines.decided(decision(1, 9_500 - page))
+        lines.page(at("DE", page, page * 50))
+    lines.ended(RegionOfRun("DE", "partial", pages=25, items=1_250))
+    assert capsys.readouterr().err.splitlines() == [
+        "trending DE: page 10 of 1,000, 500 items; 10 units, 9,490 left",
+        "trending DE: page 20 of 1,000, 1,000 items; 20 units, 9,480 left",
+        "trending DE: partial, 25 pages, 1,250 items",
+    ]
+
+
+def test_a_region_that_waits_says_for_what(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = _Lines("trending", clock=clock)
+    lines.retry(at("DE", 0, 0), "status 503", 4.2)
+    clock.now_s = 61
+    lines.retry(at("DE", 0, 0), "status 503", 4.2)
+    assert capsys.readouterr().err == "trending DE: status 503; again in 4.2 s\n"
+
+
+def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _Lines("trending", verbose=True)
+    lines.decided(decision(1, 7))
+    lines.decided(decision(100, 7, admitted=False))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "admitted videos.list (1 unit) on main; 7 units left"
+    assert said[1].startswith("refused videos.list (100 units) on main: full")
+    assert lines.units() == "1 unit, 7 left"
+
+
+def test_the_live_lines_fit_into_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a long region, with the most that its numbers may be."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with _Live("trending") as live:
+        live.began([at("DE", 0, 0), at("FR", 0, 0)], 100)
+        live.decided(decision(1, 999_999))
+        live.page(at("DE", 1, 50))
+        rows = [line.rstrip() for line in _shown(live)]
+        assert rows[0].startswith("trending ")
+        assert rows[0].endswith("1 of 200 pages, 1 unit, 999,999 left")
+        assert rows[1].startswith("  DE ")
+        assert rows[1].endswith("1 of 100 pages, 50 items")
+        live.ended(RegionOfRun("DE", "done", pages=1, items=50))
+        assert _shown(live)[0].rstrip().endswith("left"), "the run is expected to have 99 pages less"
+        assert live._task().total == 101
+    assert "trending DE: done, 1 page, 50 items" in capsys.readouterr().err
+
+
+def _shown(live: _Live) -> list[str]:
+    console = live._progress.console
+    with console.capture() as captured:
+        console.print(live._progress.get_renderable())
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", captured.get()).split("\n")
+    shown = [line for line in lines if "━" in line or "╺" in line]
+    assert max(map(len, shown)) <= 80
+    return shown
