@@ -34,7 +34,8 @@ COPIED = (
     "docs/examples/*.py",
     "docs/pictures/*",
     "lua/*.md",
-    "config/*.*",
+    "config/*.json",
+    "config/*.yml",
     "config/deploy/*",
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
-PORT = 8765
 CONFIG = """
 [credentials.main]
 api = "youtube-v3"
@@ -49,7 +49,7 @@ window = {{ calendar = "day", zone = "America/Los_Angeles" }}
 fetch = "trending"
 regions = ["US", "GB", "DE", "FR"]
 pages = 2
-schedule = "*/30 * * * *"
+schedule = "*/20 * * * *"
 """
 
 
@@ -62,8 +62,8 @@ def main() -> None:
         for region in ("US", "DE", "FR", "GB", "IN"):
             quota(folder, "charge", "search.list", "--job", "backfill", "--region", region)
         picture_of_plan(quota(folder, "plan", "--start", "2026-11-22"))
-        with served(folder):
-            picture_of_page(folder)
+        with served(folder) as address:
+            picture_of_page(folder, address)
 
 
 def quota(folder: Path, *args: str) -> str:
@@ -87,23 +87,26 @@ def picture_of_plan(printed: str) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "quota", "dashboard", "--port", str(PORT)]
+def served(folder: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "quota", "dashboard", "--port", str(port)]
     page = subprocess.Popen(command, cwd=folder, env=env(folder), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         for _ in range(600):
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/healthz", timeout=20).close()
+                urllib.request.urlopen(f"{address}/healthz", timeout=20).close()
                 break
             except OSError:
                 time.sleep(0.1)
-        yield
+        yield address
     finally:
         page.terminate()
         page.wait()
 
 
-def picture_of_page(folder: Path) -> None:
+def picture_of_page(folder: Path, address: str) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         sys.exit("chromium is not installed, and the page is looked at in it")
@@ -115,7 +118,7 @@ def picture_of_page(folder: Path) -> None:
         "--hide-scrollbars",
         f"--user-data-dir={folder / 'b'}",
     ]
-    command += ["--window-size=1100,1500", f"--screenshot={PICTURES / 'page.png'}", f"http://127.0.0.1:{PORT}/"]
+    command += ["--window-size=1100,1130", f"--screenshot={PICTURES / 'page.png'}", address]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 

@@ -24,13 +24,8 @@ class Taken(Quota):
 
     def __init__(self, folder: Path, upstream: Emulator) -> None:
         super().__init__(folder)
-        self.interpreter = Path(sys.executable)
         self.upstream = upstream
         self.env |= {"YOUTUBE_API_KEY": "a-key-for-the-examples", "PYTHONPATH": str(folder)}
-
-    def use(self, package: str) -> None:
-        """Run programs where `make examples` installed a package that is too heavy for the other tests."""
-        self.interpreter = ROOT / "build" / "examples" / package / "bin" / "python"
 
     def take(self, name: str, *, units: int, window: str = "1h") -> None:
         """Put the example there, for the upstream on loopback and a limit of so many units."""
@@ -47,10 +42,12 @@ class Taken(Quota):
             f'[[credentials.main.limits]]\nname = "hour"\nunits = {units}\nwindow = "{window}"\n'
         )
 
-    def python(self, program: str, **env: str) -> str:
-        """What a program prints that imports the example."""
+    def python(self, program: str, package: str = "", **env: str) -> str:
+        """What a program prints that imports the example: where `make examples` installed a package that is too heavy
+        for the other tests, or here."""
+        there = ROOT / "build" / "examples" / package / "bin" / "python"
         done = subprocess.run(
-            [self.interpreter, "-c", program],
+            [there if package else sys.executable, "-c", program],
             cwd=self.folder,
             env={**self.env, **env},
             capture_output=True,

@@ -1,43 +1,83 @@
-"""docs/examples/airbyte_source.py, with Airbyte's CDK itself: two sources on one token."""
+"""docs/examples/airbyte_source.py, with Airbyte's CDK itself; and beside a task of Airflow, all on one token."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
 
 SYNC = """
-import json, logging
+import json, logging, pathlib, sys
 from airbyte_cdk.sources.streams.http import HttpClient
 from airbyte_cdk.utils import AirbyteTracedException
 from airbyte_source import ledger_budget
 
+kept = pathlib.Path("NAME.json")  # as the platform keeps a stream's state
+state = json.loads(kept.read_text()) if kept.exists() else {}
 budget = ledger_budget("main", "videos.list", url_base="ADDRESS")
 client = HttpClient(name="videos", logger=logging.getLogger("videos"), api_budget=budget)
-token = None
 pages = []
+said = ["done", ""]
 try:
-    while True:
-        place = {"pageToken": token} if token else {}
+    while not state.get("done"):
+        place = {"pageToken": state["token"]} if state else {}
         params = {"part": "id", "chart": "mostPopular", "regionCode": "DE", "maxResults": 50, "key": "a-key", **place}
         _, answer = client.send_request("GET", "ADDRESS/youtube/v3/videos", {}, params=params)
         pages.append(len(answer.json()["items"]))
-        token = answer.json().get("nextPageToken")
-        if token is None:
-            print(json.dumps([pages, "done", ""]))
-            break
+        state = {"token": answer.json().get("nextPageToken"), "done": "nextPageToken" not in answer.json()}
+        kept.write_text(json.dumps(state))
 except AirbyteTracedException as error:
-    print(json.dumps([pages, error.failure_type.value, error.message]))
+    said = [error.failure_type.value, error.message]
+print(json.dumps([pages, *said]))
+"""
+
+TASK = """
+import json
+from airflow.sdk.exceptions import AirflowRescheduleException
+from airflow_dag import videos
+
+try:
+    print(json.dumps(len(videos().get_task("popular").python_callable("DE"))))
+except AirflowRescheduleException as rescheduled:
+    print(json.dumps(rescheduled.reschedule_date.isoformat()))
 """
 
 
-def test_two_sources_share_the_ledgers_budget_and_a_refusal_ends_the_sync_as_transient(taken: Taken) -> None:
-    taken.use("airbyte-cdk")
+def sync(taken: Taken, name: str) -> list[object]:
+    """One run of a source: the pages that it read, how it ended, and what it said."""
+    said = taken.python(SYNC.replace("ADDRESS", taken.upstream.address).replace("NAME", name), "airbyte-cdk")
+    found: list[object] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def test_a_refusal_ends_the_sync_as_transient_and_says_when_it_fits(taken: Taken) -> None:
+    taken.take("airbyte_source", units=3)
+    pages, kind, message = sync(taken, "one")
+    assert (pages, kind, taken.sent()) == ([50, 50, 50], "transient_error", 3)
+    assert str(message).startswith("refused videos.list (1 unit) on main: limit 'hour' has 3 of 3 units used; next at ")
+
+
+def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(taken: Taken) -> None:
+    """Nine calls in all, and room for five at first."""
     taken.take("airbyte_source", units=5)
-    sync = SYNC.replace("ADDRESS", taken.upstream.address)
-    assert json.loads(taken.python(sync).splitlines()[-1]) == [[50, 50, 50, 50], "done", ""]
-    pages, kind, message = json.loads(taken.python(sync).splitlines()[-1])
-    assert (pages, kind, taken.sent()) == ([50], "transient_error", 5)
-    assert message.startswith("refused videos.list (1 unit) on main: limit 'hour' has 5 of 5 units used; next at ")
+    taken.take("airflow_dag", units=5)
+
+    def at_once() -> list[str]:
+        with ThreadPoolExecutor() as threads:
+            dag = threads.submit(taken.python, TASK, "apache-airflow", AIRFLOW_HOME=str(taken.folder / "airflow"))
+            sources = [threads.submit(sync, taken, name) for name in ("one", "two")]
+            ended = [str(source.result()[1]) for source in sources]
+            return [*ended, "waits" if "T" in dag.result().splitlines()[-1] else "done"]
+
+    first = at_once()
+    assert taken.sent() == 5
+    assert first.count("done") < 3
+    taken.allow(9)
+    if first[2] == "waits":
+        assert at_once() == ["done", "done", "done"]
+    else:
+        assert [sync(taken, name)[1] for name in ("one", "two")] == ["done", "done"]
+    assert taken.sent() == 9

@@ -39,10 +39,9 @@ except AirflowSkipException as skipped:
 
 
 def test_a_refused_task_waits_for_its_time_or_is_skipped(taken: Taken) -> None:
-    taken.use("apache-airflow")
     taken.take("airflow_dag", units=1)
     home = str(taken.folder / "airflow")
-    said = taken.python(TASKS, AIRFLOW_HOME=home, AIRFLOW__CORE__LOAD_EXAMPLES="false")
+    said = taken.python(TASKS, "apache-airflow", AIRFLOW_HOME=home, AIRFLOW__CORE__LOAD_EXAMPLES="false")
     titles, told, skipped = json.loads(said.splitlines()[-1])
     assert (titles, taken.sent()) == (5, 1)
     fits = datetime.fromisoformat(taken.json("peek", "videos.list", status=75)["retry_at"])

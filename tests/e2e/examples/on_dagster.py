@@ -34,9 +34,8 @@ with dg.instance_for_test() as instance:
 
 
 def test_a_refused_run_ends_and_is_started_again_once_its_time_is_past(taken: Taken) -> None:
-    taken.use("dagster")
     taken.take("dagster_definitions", units=1)
-    first, refused, before, retry_at = json.loads(taken.python(RUNS))
+    first, refused, before, retry_at = json.loads(taken.python(RUNS, "dagster"))
     assert (first, refused, before, taken.sent()) == (True, False, [], 1)
     fits = taken.json("peek", "videos.list", status=75)["retry_at"]
     assert datetime.fromisoformat(retry_at) == datetime.fromisoformat(fits)
