@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import Walks, reason_of
+from quota.jobs.fetches.walks import Walks, is_passed_over
 from quota.jobs.job import Cursor, Page, first_attempt, resources
 from quota.jobs.store.rows import part
 from quota.terms.arguments import texts
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 PAGE_COMMENTS = 100
 """Upstream returns at most this many in one page."""
-
-_GONE = ("commentsDisabled", "videoNotFound", "commentNotFound", "invalidPageToken")
-"""Why a call may be refused without harm to other videos."""
 
 # Upstream counts no comments where they are disabled.
 _KNOWN = """
@@ -56,7 +53,7 @@ def fetch(
     try:
         return _replies(client, walks, place) if threads else _threads(client, store, walks, place)
     except Exception as error:
-        if reason_of(error) not in _GONE:
+        if not is_passed_over(error):
             raise
         return walks.page(_after_replies(place, None) if threads else {"id": place["id"]})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, reason_of
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, is_passed_over
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 from quota.jobs.store.rows import channel_row
 from quota.terms.arguments import texts
@@ -77,8 +77,7 @@ def _videos(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
             .execute()
         )
     except Exception as error:
-        # A channel without a public video has no playlist. A page that upstream no longer knows: the walk begins anew.
-        if reason_of(error) not in ("playlistNotFound", "playlistItemsNotAccessible", "invalidPageToken"):
+        if not is_passed_over(error):
             raise
         return walks.page({"id": place["id"]})
     items = [_video(item) for item in resources(answer)]

@@ -6,6 +6,7 @@ others, and expires in its time.
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
@@ -25,7 +26,7 @@ _OLDEST = f"""
 def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> Page:
     """The next 50 videos of the store (in the region). Without videos it sends no call and charges nothing."""
     step = cursor or {"began_ms": store.now_ms(), "step": 0}
-    names = [name for (name,) in store.select(_OLDEST, region=region, began_ms=step["began_ms"])]
+    names = [name for (name,) in store.select(_OLDEST, region=region, began_ms=index(step["began_ms"]))]
     if not names:
         return Page()
     answer = client.videos().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute()

@@ -1,8 +1,8 @@
 """What the built-in jobs share, above all walks down many long lists: a channel's videos, a video's comments.
 
     PARTS, PAGE_ITEMS   what is asked of a video or a channel, and how many of them upstream returns in one page
-    reason_of           why upstream refused a call
     Walks               the walks of one job: which list comes next, and where it stands after a page
+    is_passed_over      whether upstream refused a call for what it was about
 
 A walk goes down one list, the newest page first, and may take many runs. Where it stands is a row, stored with the page
 that it was about: its *place*. So what `pages`, a refusal or a kill cuts off is not lost. A pass looks once at the
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from quota.clients.failures import answer_in
@@ -65,7 +66,7 @@ class Walks:
         if cursor is None:
             first = store.select(_LAST, table=table)[0][0] + 1
             cursor = {"began": first, "step": first}
-        self._began, self._step = cursor["began"], cursor["step"]
+        self._began, self._step = index(cursor["began"]), index(cursor["step"])
         values = {"table": table, "began": self._began, "now_ms": store.now_ms(), **values}
         due, begun = (
             [json.loads(data) for (data,) in store.select(_PLACES.format(lists=lists) + which, **values)]
@@ -81,7 +82,8 @@ class Walks:
 
     def is_full(self, place: Place) -> bool:
         """Whether its walk goes on to the end, whatever is known."""
-        return (place.get("walked") or 0) < self._store.now_ms() - self._store.retention_ms // 2
+        now_ms = self._store.now_ms()
+        return not now_ms - self._store.retention_ms // 2 <= place.get("walked", 0) <= now_ms
 
     def moved(self, place: Place, ids: Sequence[str], token: str | None, known: Container[object]) -> Place:
         """The place after a page with these items, of which the store has those in `known`."""
@@ -94,10 +96,20 @@ class Walks:
         return {"id": place["id"], "walked": opened if full else place["walked"]}
 
 
-def reason_of(error: Exception) -> str | None:
-    """Why upstream refused a call, in its own word; None if it has not said so."""
+_PASSED_OVER = frozenset(
+    (
+        "channelNotFound", "commentNotFound", "commentThreadNotFound", "commentsDisabled", "invalidPageToken",
+        "operationNotSupported", "playlistItemsNotAccessible", "playlistNotFound", "playlistOperationUnsupported",
+        "processingFailure", "videoNotFound",
+    )
+)  # fmt: skip
+"""What upstream's pages on playlistItems.list, commentThreads.list and comments.list say of one list alone."""
+
+
+def is_passed_over(error: Exception) -> bool:
+    """Whether upstream refused a call for the list that it was about, or for its page: the others may go on. If that
+    failed the region, the same list would come first in the next pass, and the others never."""
     answer = answer_in(error)
     with suppress(ValueError, LookupError, TypeError):
-        if answer is not None:
-            return str(json.loads(answer.body)["error"]["errors"][0]["reason"])
-    return None
+        return answer is not None and json.loads(answer.body)["error"]["errors"][0]["reason"] in _PASSED_OVER
+    return False
