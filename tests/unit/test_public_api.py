@@ -41,9 +41,11 @@ def test_the_public_names_are_these() -> None:
         "UnknownCharge",
         "UnknownMethod",
         "UsageError",
+        "instrument",
         "labels",
         "open",
         "open_async",
+        "uninstrument",
     ]
 
 
