@@ -184,6 +184,23 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
 
 
+def test_what_goes_through_a_proxy_is_charged_by_the_host_that_it_is_for(
+    config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    text = Path("quota.toml").read_text(encoding="utf-8")
+    Path("quota.toml").write_text(text.replace(f'endpoint = "{server.address}"\n', ""), encoding="utf-8")
+    quota.instrument()
+    url = "http://api.things.example/search"
+    with urllib3.ProxyManager(server.address) as pool:
+        assert pool.request("GET", url).status == 200
+        assert pool.request("GET", "http://other.example/search").status == 200
+    assert requests.get(url, proxies={"http": server.address}, timeout=100).status_code == 200
+    assert httpx.get(url, proxy=server.address).status_code == 200
+    assert len(server.arrived) == 4
+    assert charged() == [("search", 10)] * 3
+
+
 def test_other_hosts_are_untouched(
     client: Callable[..., Got], config: Callable[..., None], server: PlainServer
 ) -> None:
