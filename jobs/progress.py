@@ -170,7 +170,7 @@ class _Live(_Lines):
     def _show(self) -> None:
         task = self._task()
         left_s = task.time_remaining
-        togo = "" if left_s is None or not task.completed else f", {spell(max(1, round(left_s)) * 1_000)} to go"
+        togo = f", {spell(max(1, round(left_s)) * 1_000)} to go" if left_s and task.completed else ""
         pages = f"{task.completed:,.0f} of {task.total or 0:,.0f} pages"
         self._progress.update(self._run, said=f"{pages}, {self.units()}{togo}")
 

@@ -210,7 +210,7 @@ def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator
         assert child.stdout.read() == "trending: done: 2 regions, 400 items, 8 pages (8 units)\n"
     os.close(terminal)
     assert b"trending US: done, 4 pages, 200 items" in shown
-    assert b"regions" in shown
+    assert b"8 of 8 pages, 8 units, 9,492 left" in shown
 
 
 def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quota, upstream: Emulator) -> None:

@@ -191,7 +191,7 @@ def test_a_video_is_found_by_its_id(api: Api, store: Store) -> None:
     store.save_page(checkpoint, Page([named]), started_at_ms=1, finished=True)
     found = {"kind": "youtube#video", "id": "v é", "snippet": {"title": "Of itself", "tags": ["a"]}}
     assert api.json("/api/v1/videos/v%20%C3%A9") == {**found, "statistics": {"viewCount": "7"}}
-    listed = api.json(f"{TRENDING}?region=DE&limit=1")["items"][0]
+    listed = api.json(TRENDING, region="DE", limit=1)["items"][0]
     assert api.json(f"/api/v1/videos/{listed['id']}") == {key: one for key, one in listed.items() if key != "rank"}
     api.problem(404, "/api/v1/videos/nobody")
 
