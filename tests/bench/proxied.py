@@ -1,0 +1,98 @@
+"""What a request through `quota proxy` costs beside one through a plain proxy on the same libraries: paired, in the
+same process, over real HTTP, the ledger in SQLite.
+
+    python -m bench.proxied        (in the folder `tests`; on Linux)
+
+One request at a time. What counts is the processor's time of the process, all its threads together, because a busy
+machine changes that less than the time on the wall.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.middleware import Client, cpu_ns, pinned
+from bench.race import Contestant, race
+from bench.report import Bar, Report
+from support.proxying import House, Upstream, answer
+from support.web import Served
+
+TESTS = Path(__file__).resolve().parents[1]
+ROUNDS, CALLS = 40, 20
+BODY = b'{"hello":"world"}'
+
+
+class Plain:
+    """A proxy in twenty lines: it streams both ways, and knows neither budgets nor keys."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+        fields = [(name.decode(), value.decode()) for name, value in scope["headers"] if name != b"host"]
+        url = self._root + scope["path"]
+        async with self._http.request(scope["method"], url, headers=fields, allow_redirects=False) as got:
+            await send({"type": "http.response.start", "status": got.status, "headers": got.raw_headers})
+            async for piece in got.content.iter_any():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def serve_both(config: str, root: str) -> None:
+    import quota
+    from quota.proxy.app import make_app
+    from quota.web.lifecycle import address_of, listen, serve
+    from quota.web.protection import names_of, protected
+
+    def both() -> Any:
+        ours = make_app(quota.open_async(config), names_of("127.0.0.1"))
+        plain = protected(Plain(root), hosts=names_of("127.0.0.1"), policy=None)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            is_plain = scope["type"] == "http" and scope["path"].startswith("/plain/")
+            await (plain if is_plain else ours)(scope, receive, send)
+
+        return app
+
+    listener = listen("127.0.0.1", 0)
+    serve(both, listener, ready=lambda: print(address_of(listener), flush=True), dated=False)
+
+
+def measure(report: Report, folder: Path) -> None:
+    with Upstream(answer=lambda _: [answer(BODY)]) as upstream:
+        House(folder, upstream).write(limit=10**9)
+        command = [sys.executable, "-m", "bench.proxied", str(folder / "quota.toml"), upstream.address]
+        env = {**os.environ, "PYTHONPATH": str(TESTS), "QUOTA_STATE_DIR": str(folder / "state")}
+        with pinned(), Served(command, cwd=folder, env=env) as server:
+            client = Client(server.port)
+            contestants = [
+                Contestant(name, partial(client, path), time_calls=partial(cpu_ns, server.process.pid, client, path))
+                for name, path in (("a plain proxy", "/plain/things"), ("quota proxy", "/main/things"))
+            ]
+            rows = race(contestants, ROUNDS, CALLS, report.progress)
+            client.close()
+    report.progress.clear()
+    report.race("proxied", "The processor time for a request through a proxy, SQLite", rows)
+    report.bars.append(Bar("a request through quota proxy", rows[-1].ratio, 1.4))
+
+
+def main() -> None:
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="quota-bench-") as folder:
+        report.progress.begin("a request through a proxy")
+        measure(report, Path(folder))
+    report.show_bars()
+
+
+if __name__ == "__main__":
+    serve_both(*sys.argv[1:]) if sys.argv[1:] else main()
