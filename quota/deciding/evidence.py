@@ -41,6 +41,9 @@ WORTH_PERCENT = 1
 AGAIN_MS = SECOND_MS
 """A process tells a ledger of one bucket at most so often, and that it is empty at most so often."""
 
+BELIEVED_MS = DAY_MS
+"""How long a smaller limit of an answer is believed. The answers after that say it anew."""
+
 
 def news(account: Account, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
     """Of what the answer to an admitted call says, that which is worth a question to the ledger: it changes a limit by
@@ -88,10 +91,6 @@ def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> No
         standing = read_grants(account.grants.text)
         wanted = wanted_grants(account.limits, granted, standing, now_ms, BELIEVED_MS)
         notes_in(account.ledger).grant(account.project, wanted)
-
-
-BELIEVED_MS = DAY_MS
-"""How long a smaller limit of an answer is believed. The answers after that say it anew."""
 
 
 def _granted(account: Account, level: Level) -> int | None:
