@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -334,8 +334,9 @@ class _Run:
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
             if not finished and self.store.was_at(checkpoint, page.cursor):
                 return self._give_up(checkpoint, _CIRCLE)
-            if (failure := self._hand_over(page)) is not None:
-                return self._give_up(checkpoint, failure)
+            refused_by_sink = self._hand_over(page)
+            if refused_by_sink is not None:
+                return self._give_up(checkpoint, refused_by_sink)
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
@@ -422,7 +423,9 @@ class _Run:
         return RunReport(self.session.run, self.job.name, outcome, why=why)
 
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
-        units, attempts = self.attempts.spent()
+        units, of_pages, attempts = self.attempts.spent()
+        with suppress(StoreError):  # the run's own row says it
+            self.store.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
         for one in regions:
