@@ -55,6 +55,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
 	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
+	@QUOTA_TEST_ROWS=1000000 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k constant tests/e2e/jobs/test_data.py
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from bisect import bisect
 from typing import TYPE_CHECKING, Any
 
 import quota
@@ -87,6 +88,7 @@ class Attempts:
         self._told_s: float | None = None  # when a signal came while a page was in flight
         self._since_ms = 0
         self._before = 0  # attempts that this process counted before this run
+        self._steps: list[tuple[int, int]] = []  # the number before a step's first attempt, and its page's number
 
     def close(self) -> None:
         account_of(self._budget).on_decision = None
@@ -99,6 +101,7 @@ class Attempts:
         """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
+        self._steps.append((self._session.attempt_number(), checkpoint.pages + 1))
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
         retrying = Retrying(
@@ -193,10 +196,12 @@ class Attempts:
         """The address to which the client sends its calls."""
         return self._upstream.address(self._client, self._session.credential(self._job.credential).endpoint)
 
-    def spent(self) -> tuple[dict[str, int], int]:
-        """Units by region and the number of attempts, from the ledger's log and from what was drawn on the allowance.
-        The idempotency keys tell this run's charges from others."""
+    def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
+        """Units by region, units by the number of the page that they were for, and the number of attempts: from the
+        ledger's log and from what was drawn on the allowance. The idempotency keys tell this run's charges from
+        others, and to which step they belong."""
         units: dict[str, int] = {}
+        of_pages: dict[int, int] = {}
         attempts = 0
         for charge in self._charges() if self._client is not None else ():
             key = charge.idempotency_key
@@ -204,12 +209,16 @@ class Attempts:
             if of_this_run and charge.job == self._job.name and charge.units:
                 units[charge.region] = units.get(charge.region, 0) + charge.units
                 attempts += 1
-        return units, attempts
+                step = bisect(self._steps, (attempt_number(key), 0)) - 1
+                if step >= 0:
+                    page = self._steps[step][1]
+                    of_pages[page] = of_pages.get(page, 0) + charge.units
+        return units, of_pages, attempts
 
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
         project, run = self._budget.project, self._session.run
-        asked = self._session.attempt_number() - self._before - 1
+        asked = self._session.attempt_number() - self._before - 1 - len(self._steps)
         found: dict[str, Charge | Entry] = {}
         try:
             found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self._budget), run))

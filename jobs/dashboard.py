@@ -1,12 +1,13 @@
-"""What the page shows of jobs: the entry points of `quota.dashboard`.
+"""What the page shows of jobs: the entry points of `quota.dashboard`. `quota spend` shows the last one.
 
-jobs        where each job stands in each region, and the last runs
+jobs        where each job stands in each region, the last runs, and pages that bring little for their units
+bought      what the pages of each job brought: the entry point of `quota.bought`
 forecast    what the schedule will charge, by the simulation behind `quota plan`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from quota.common.clock import host_clock
@@ -22,12 +23,14 @@ from quota.jobs.store.store import Elsewhere, Store
 from quota.jobs.textfile import of_regions, of_run
 from quota.reports.metrics import Sample
 from quota.reports.runs import Run
+from quota.reports.spending import Bought, stands_out
 from quota.session import Session
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS
 
 RUNS = 50
 RUNS_SINCE_MS = 35 * DAY_MS
+BOUGHT_SINCE_MS = 7 * DAY_MS
 
 
 def jobs(session: Session) -> Contribution:
@@ -37,6 +40,7 @@ def jobs(session: Session) -> Contribution:
     runs: list[Run] = []
     last: dict[str, Run] = {}
     elsewhere: list[Elsewhere] = []
+    brought: list[Bought] = []
     made = is_made(settings.store.url)
     with Store.existing(settings.store) if made else nullcontext() as store:
         for job in settings.jobs.values():
@@ -45,6 +49,7 @@ def jobs(session: Session) -> Contribution:
                 last[job.name] = ended
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
+            brought = store.bought(max(0, now_ms - BOUGHT_SINCE_MS))
             elsewhere = store.elsewhere()
     stale_ms = None if settings.notify is None else settings.notify.stale_ms
     regions: list[Region] = []
@@ -59,7 +64,17 @@ def jobs(session: Session) -> Contribution:
         + ("never" if one.fetched_ms is None else f"{spell(now_ms - one.fetched_ms)} ago")
         for one in elsewhere
     )
+    notes += tuple(f"in the last 7 days {line}" for line in stands_out(brought))
     return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=notes)
+
+
+def bought(session: Session, since_ms: int) -> Sequence[Bought]:
+    """What the pages of each job brought since the day of that time, as this machine's store knows it. Raises
+    StoreError."""
+    if not is_made(session.settings.store.url):
+        return []
+    with Store.existing(session.settings.store) as store:
+        return store.bought(since_ms)
 
 
 def _regions(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -422,7 +422,9 @@ class _Run:
         return RunReport(self.session.run, self.job.name, outcome, why=why)
 
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
-        units, attempts = self.attempts.spent()
+        units, of_pages, attempts = self.attempts.spent()
+        with suppress(StoreError):  # the run's own row says it
+            self.store.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
         for one in regions:

@@ -23,6 +23,7 @@ from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
+from quota.reports.spending import stands_out
 from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
 
@@ -167,7 +168,7 @@ def make_plan(
     outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
     fits = all(refusal.job in may_be_refused for refusal in outcome.refusals)
     changes: tuple[Change, ...] = ()
-    notes = _notes(settings, fetches)
+    notes = [*_notes(settings, fetches), *(f"in the last 7 days {line}" for line in stands_out(state.bought))]
     if not fits and find_changes:
         changes, more = smallest_changes(settings, outcome, state, fetches, may_be_refused)
         notes += more

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
+    from quota.reports.spending import Bought
     from quota.settings.model import CredentialSettings, JobSettings, Settings
     from quota.terms.costs import CostBook, Part, Price
 
@@ -153,13 +154,14 @@ class Simulated:
 @dataclass(frozen=True, slots=True)
 class State:
     """Where a simulation begins: the ledger's entries and unlogged usage, the closed buckets, what upstream grants, and
-    the checkpoints of each job."""
+    the checkpoints of each job. `bought` is what pages brought in the last 7 days."""
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     unlogged: Mapping[str, Sequence[UnloggedUsage]] = field(default_factory=dict)
     exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
     checkpoints: Mapping[str, Sequence[Checkpoint]] = field(default_factory=dict)
     grants: Mapping[str, Sequence[Grant]] = field(default_factory=dict)
+    bought: Sequence[Bought] = ()
 
 
 EMPTY = State()
@@ -186,7 +188,8 @@ def read_state(session: Session) -> State:
     with Store.existing(settings.store) if is_made(settings.store.url) else nullcontext() as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
-    return State(entries, unlogged, exhaustions, checkpoints, grants)
+        bought = [] if store is None else store.bought(max(0, now_ms - 7 * DAY_MS))
+    return State(entries, unlogged, exhaustions, checkpoints, grants, bought)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------

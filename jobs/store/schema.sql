@@ -97,6 +97,18 @@ CREATE TABLE history (
 ) WITHOUT ROWID;
 CREATE INDEX history_by_age ON history (taken_at_ms);
 
+-- What the pages of each job brought, by their number in a pass, day by day in UTC.
+CREATE TABLE bought (
+    day_ms INTEGER NOT NULL,
+    job    TEXT    NOT NULL,
+    page   INTEGER NOT NULL,                  -- 1 is the first; 100 also stands for all behind it
+    pages  INTEGER NOT NULL,
+    items  INTEGER NOT NULL,
+    new    INTEGER NOT NULL,                  -- those of the items that the store did not have
+    units  INTEGER NOT NULL,                  -- of all attempts at them, as soon as their run has ended
+    PRIMARY KEY (day_ms, job, page)
+) WITHOUT ROWID;
+
 -- The store's own id: by it the ledger knows whose the regions of a job are. A copy of the file has the same id.
 CREATE TABLE store (
     id         TEXT    NOT NULL,

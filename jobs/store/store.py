@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
 from quota.jobs.rotation import by_rotation
+from quota.jobs.store.bought import entries, note_page, note_units, read_bought
 from quota.jobs.store.checkpoints import (
     AHEAD_MS,
     PENDING,
@@ -65,10 +66,11 @@ from quota.jobs.store.tables import (
 from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.jobs.job import Cursor, Page
     from quota.jobs.store.tables import Row
+    from quota.reports.spending import Bought
     from quota.settings.model import StoreSettings
 
 T = TypeVar("T")
@@ -359,6 +361,7 @@ class Store:
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
+            before = entries(db)
             for video in page.videos:
                 row = save_video(db, video, now_ms, again=page.again)
                 if row is not None:
@@ -367,6 +370,8 @@ class Store:
             for channel in page.channels:
                 upsert(db, "channels", channel_row(channel, now_ms))
             save_rows(db, checkpoint.job, checkpoint.region, rows, now_ms)
+            new, number = entries(db) - before, checkpoint.pages + 1
+            note_page(db, checkpoint.job, number, now_ms, complete=page.complete, items=page.items, new=new)
             if page.ranked:
                 db.executemany(
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -404,6 +409,15 @@ class Store:
 
         self._file.transact(work, write=True, within_s=PAGE_BUSY_TIMEOUT_S)
         return self._again(checkpoint)
+
+    def note_units(self, job: str, units: Mapping[int, int]) -> None:
+        """Note what the attempts of a run at its pages have cost, by the page's number in its pass."""
+        if units:
+            self._write(lambda db: note_units(db, job, units, self._clock()))
+
+    def bought(self, since_ms: int = 0) -> list[Bought]:
+        """What the pages of each job have brought since the day of `since_ms`, by job and page number."""
+        return self._read(lambda db: read_bought(db, since_ms))
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
@@ -569,6 +583,7 @@ class Store:
                 (cutoff_ms,),
             )
             db.execute("DELETE FROM runs WHERE started_ms < ?", (cutoff_ms,))
+            db.execute("DELETE FROM bought WHERE day_ms < ?", (cutoff_ms,))
             db.execute(_DELETE_GIVEN_UP, (cutoff_ms,))
 
         self._write(restart_expired)

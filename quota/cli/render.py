@@ -8,7 +8,7 @@ from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
-from quota.reports.spending import KeptRefusal, Spending, refused_by
+from quota.reports.spending import Bought, KeptRefusal, Spending, refused_by
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_status import clock, closed, early_of, notes_of
 from quota.wording.parts import Part, Table
@@ -94,6 +94,21 @@ def render_spending(spending: Spending) -> RenderableType:
             *tables(together, joined, footer=("total", *total[-2:])),
         ]
     )
+
+
+def render_bought(bought: Sequence[Bought]) -> RenderableType:
+    """Render what the pages of each job brought, by their number."""
+    numbers = ("pages", "units", "items", "new", "new per unit")
+    columns = [Column("job"), Column("page"), *(Column(name, number=True) for name in numbers)]
+    rows = [
+        (one.job, f"{one.page}", f"{one.pages:,}", f"{one.units:,}", f"{one.items:,}", f"{one.new:,}", _per_unit(one))
+        for one in bought
+    ]
+    return FirstThatFits(tables(columns, rows))
+
+
+def _per_unit(one: Bought) -> str:
+    return f"{one.new / one.units:,.1f}" if one.units else "-"
 
 
 def spending_notes(spending: Spending) -> list[str]:

@@ -112,19 +112,24 @@ def _watch(render: Callable[[], Any]) -> None:
     "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
 )
 @since_option(default="24h")
+@click.option("--bought", is_flag=True, help="Show what the units bought: new entries by job and page number.")
 @only_credential_option
 @json_option
 @config_option
-def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
+def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bool, config: str | None) -> None:
     """Show who spent the budget: charges and units, largest first.
 
     The ledger keeps 35 days by the hour: who charged what, and what was refused. Runs are known as long as the ledger
     has single charges, at least 49 hours. If you ask for more, a line says where the history begins. Another line says
     how many units the limits count for charges that the ledger's log lacks.
 
+    With --bought it shows what this machine's runs fetched instead, in whole days of UTC: how many entries the store
+    did not have before, for each page number of a job, and what they cost. A line says where pages bring little.
+
     \b
     Example:
       quota spend --by job,region --since 2d
+      quota spend --bought --since 7d
       quota spend --by day --since 30d
     """
     from dataclasses import replace
@@ -138,6 +143,11 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         if field not in SPEND_FIELDS:
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     since_ms = duration_ms("--since", since)
+    if bought:
+        if credential is not None or fields != ["method"]:
+            raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
+        _show_bought(since, since_ms, as_json, config)
+        return
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
@@ -170,6 +180,27 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
         say(f"not listed: {units} used by others, as upstream said; see `quota reconcile`")
+
+
+def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -> None:
+    from importlib.metadata import entry_points
+
+    from quota.cli.render import render_bought
+    from quota.common.clock import host_clock, rfc3339
+    from quota.reports.spending import stands_out
+
+    start_ms = max(0, host_clock() - since_ms)
+    with quota.open(config) as session:
+        found = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
+    if as_json:
+        print_json({"since": rfc3339(start_ms), "bought": [row._asdict() for row in found]})
+        return
+    if found:
+        print_rich(render_bought(found))
+    else:
+        say(f"nothing was fetched in the last {since}")
+    for line in stands_out(found):
+        say(line)
 
 
 @click.command()

@@ -156,6 +156,54 @@ def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iter
     return heapq.merge(*map(of, projects), key=lambda charge: charge[1].ms)
 
 
+class Bought(NamedTuple):
+    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` are
+    those of all attempts, also of attempts that brought no page."""
+
+    job: str
+    page: int
+    pages: int
+    items: int
+    new: int
+    units: int
+
+
+ENOUGH_NEW, ENOUGH_UNITS = 50, 10
+"""Of fewer new entries or units nothing stands out."""
+
+CHEAPER_BY = 4
+
+
+def stands_out(bought: Iterable[Bought]) -> list[str]:
+    """A line for each job whose last pages brought at most a quarter of the new entries that their units would have
+    brought in the others' place."""
+    by_job: dict[str, list[Bought]] = {}
+    for one in bought:
+        by_job.setdefault(one.job, []).append(one)
+    lines = []
+    for job, rows in by_job.items():
+        new, units = sum(one.new for one in rows), sum(one.units for one in rows)
+        if new < ENOUGH_NEW or units < ENOUGH_UNITS:
+            continue
+        rows.sort(key=lambda one: one.page)
+        for number in range(1, len(rows)):
+            last = rows[number:]
+            theirs, cost = sum(one.new for one in last), sum(one.units for one in last)
+            if theirs * units * CHEAPER_BY <= cost * new and cost * 10 >= units:
+                lines.append(
+                    f"{_pages([one.page for one in last])} of {job} brought {theirs / new:.0%} of the new entries for "
+                    f"{'half' if abs(cost * 2 - units) * 50 <= units else f'{cost / units:.0%}'} of its units"
+                )
+                break
+    return lines
+
+
+def _pages(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"page {numbers[0]}"
+    return f"pages {numbers[0]}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]}"
+
+
 class KeptRefusal(NamedTuple):
     """One refused call as the ledger keeps it: `data` is all of it, as `quota.deciding.recorder.refusal_text` wrote it.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sqlite3
+import subprocess
 from contextlib import closing
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,12 @@ import pytest
 from tenacity import wait_none
 
 import quota
+from quota.jobs.dashboard import jobs
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from quota.jobs.store.tables import MAX_COLUMNS, MAX_FIELDS
-from support.commands import ROOT, Quota, one_line
+from quota.reports.spending import Bought, stands_out
+from support.commands import QUOTA, ROOT, Quota, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +46,8 @@ def fetch(client, region, cursor):
     return Page(rows=pages[at], cursor={"at": at + 1} if at + 1 < len(pages) else None)
 '''
 
+
+ROWS = int(os.environ.get("QUOTA_TEST_ROWS", "20000"))
 
 _numbers = count()
 
@@ -377,6 +383,32 @@ def test_a_damaged_store_is_one_line_and_no_file(site: Site) -> None:
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_large_table_is_exported_in_constant_memory(site: Site, kind: str) -> None:
+    """Each row has 1 kB, or 100 bytes of a million rows; all of them in memory would be ten times what is allowed."""
+    site.pages([{"comments": [comment(0)]}])
+    site.run()
+
+    def peak_kb(rows: int) -> int:
+        """The most memory that an export of so many rows had."""
+        site.change(
+            "WITH RECURSIVE n(i) AS (SELECT ifnull((SELECT max(id) FROM rows), 0) + 1"  # noqa: S608 - numbers
+            f" UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
+            " INSERT INTO rows SELECT i, 'comments', 'c' || i, 'own', 'US', json_object('id', 'c' || i, 'likes', i,"
+            f" 'text', hex(zeroblob({500 if ROWS <= 20_000 else 50}))), 1795233255000, 1795233255000 FROM n"
+        )
+        command = [*QUOTA, "export", "comments", "--format", kind, "--output", "out"]
+        process = subprocess.Popen(command, cwd=site.folder, env=site.quota.env, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0
+        return usage.ru_maxrss
+
+    few, many = peak_kb(100), peak_kb(ROWS)
+    with (site.folder / "out").open() as file:
+        assert sum(1 for _ in file) == ROWS + (kind == "csv")
+    assert many - few < 8_000, f"{few:,} kB for 100 rows, {many:,} kB for {ROWS:,}"
+
+
 def test_an_export_that_fails_leaves_the_file_that_was_there(site: Site) -> None:
     site.pages([{"comments": [comment(1)]}])
     site.run()
@@ -385,6 +417,62 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(site: Site) -> None
     assert done.returncode != 0
     assert (site.folder / "out").read_text() == "before"
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
+
+
+# -- what a unit buys --------------------------------------------------------------------------------------------------
+
+
+def test_what_pages_brought_is_known_by_their_number(site: Site) -> None:
+    """Page 2 brings what page 1 has brought already; page 3 fails once, which costs as well."""
+    site.configure('schedule = "every 6h"')
+
+    def page(begin: int, count: int) -> dict[str, Any]:
+        return {"comments": [comment(n) for n in range(begin, begin + count)]}
+
+    for begin in (0, 30, 60):
+        site.pages([page(begin, 30), page(begin, 20), page(begin, 10)], [page(begin, 30), page(begin, 1)])
+        report = site.run()
+        assert report.outcome == "done", report
+    site.pages([page(0, 30), page(0, 20), {"comments": [{}]}], [page(0, 30)])
+    assert site.run().outcome == "failed"
+    found = site.quota.json("spend", "--bought", "--json")["bought"]
+    assert [(one["page"], one["pages"], one["items"], one["new"], one["units"]) for one in found] == [
+        (1, 8, 240, 90, 8),
+        (2, 7, 83, 0, 7),
+        (3, 3, 30, 0, 4),
+    ]
+    said = "pages 2 and 3 of own brought 0% of the new entries for 58% of its units"
+    shown = site.quota("spend", "--bought", "--since", "7d").stdout
+    assert shown.splitlines()[-1] == said
+    assert "90" in shown
+    assert f"in the last 7 days {said}" in " ".join(site.quota("plan").stdout.split())
+    with quota.open(site.folder / "quota.toml") as session:
+        assert f"in the last 7 days {said}" in jobs(session).notes
+    for options in (("--by", "job"), ("--credential", "main")):
+        assert "--bought cannot be combined with --by or --credential" in one_line(
+            site.quota("spend", "--bought", *options), 2
+        )
+
+
+ONE = Bought("t", 1, 1, 50, 50, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], []),
+        ([ONE._replace(page=n) for n in (1, 2, 3, 4)], []),
+        ([ONE._replace(new=94, units=10), ONE._replace(page=3, new=4, units=5), ONE._replace(page=4, new=2, units=5)],
+         ["pages 3 and 4 of t brought 6% of the new entries for half of its units"]),
+        ([ONE._replace(new=900, units=10), ONE._replace(page=2, new=9, units=2)],
+         ["page 2 of t brought 1% of the new entries for 17% of its units"]),
+        ([ONE._replace(new=40, units=10), ONE._replace(page=2, new=0, units=10)], []),
+        ([ONE._replace(new=900, units=100), ONE._replace(page=2, new=0, units=9)], []),
+    ],
+    ids=["nothing", "all alike", "half", "a sixth", "too few entries", "too few units"],
+)  # fmt: skip
+def test_what_stands_out_is_one_line_a_job(rows: list[Bought], said: list[str]) -> None:
+    assert stands_out(rows) == said
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
