@@ -54,7 +54,7 @@ class _Instrumented:
 
     def end(self) -> None:
         self._patches.take_off()
-        self._payers.forget()
+        self._payers.close()
         atexit.unregister(self._session.close)
         self._session.close()
 
@@ -190,10 +190,11 @@ def give_up(error: Exception) -> None:
 
 
 def _status_after(error: BaseException) -> int | None:
-    """The exit status of a program that an error about a refusal has ended; None for another error."""
+    """The exit status of a program that an error about a refusal has ended; None for another error, and for Ctrl-C."""
     from quota.errors import Refused, decision_status
 
-    return next((decision_status(one.decision) for one in _behind(error) if isinstance(one, Refused)), None)
+    behind = _behind(error) if isinstance(error, Exception) else ()
+    return next((decision_status(one.decision) for one in behind if isinstance(one, Refused)), None)
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:

@@ -85,8 +85,8 @@ def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> No
         correctable(account.ledger).add_unlogged(account.project, epoch, reports, account.retention_ms)
     granted = {level.bucket: units for level in levels if (units := _granted(account, level)) is not None}
     if any(_grants_anew(account, level) for level in levels):
-        earlier = read_grants(account.grants.text)
-        wanted = wanted_grants(account.limits, granted, earlier, now_ms, BELIEVED_MS)
+        standing = read_grants(account.grants.text)
+        wanted = wanted_grants(account.limits, granted, standing, now_ms, BELIEVED_MS)
         notes_in(account.ledger).grant(account.project, wanted)
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.gate import AsyncHostGate, HostGate, take_paid
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
@@ -82,8 +81,12 @@ class Payer:
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        budget = self._open_budget()
-        return AsyncHostGate(AsyncBudget(budget, Awaiter(budget.ledger)), None, self._names, tally=self._tally)
+        return AsyncHostGate(self._open_budget(), None, self._names, tally=self._tally)
+
+    def close(self) -> None:
+        with self._lock:
+            if "_async_gate" in vars(self):
+                self._async_gate.close()
 
 
 class Payers:
@@ -123,9 +126,11 @@ class Payers:
             )
         return best[0]
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Nobody pays any more."""
-        self._payers, self._known = (), {}
+        payers, self._payers, self._known = self._payers, (), {}
+        for payer in payers:
+            payer.close()
 
 
 class Answer(NamedTuple):

@@ -194,7 +194,7 @@ def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kin
 def asked_for(request: Arrived) -> str:
     """The scope in what an account signed to get a token."""
     signed = parse_qs(request.body.decode())["assertion"][0].split(".")[1]
-    return json.loads(base64.urlsafe_b64decode(signed + "=" * (-len(signed) % 4))).get("scope", "")
+    return str(json.loads(base64.urlsafe_b64decode(signed + "=" * (-len(signed) % 4))).get("scope", ""))
 
 
 @pytest.mark.parametrize(

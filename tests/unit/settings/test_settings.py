@@ -745,6 +745,13 @@ def test_loopback_may_get_a_key_in_plain_text(write: Any, host: str) -> None:
     assert not load_settings(write(text)).credentials["main"].insecure_endpoint
 
 
+def test_a_refusal_is_an_error_or_an_answer(write: Any) -> None:
+    text = '[credentials.main]\napi = "youtube-v3"\n'
+    assert load_settings(write(text)).credentials["main"].on_refusal == "error"
+    assert load_settings(write(f'{text}on_refusal = "429"\n')).credentials["main"].on_refusal == "429"
+    assert message(write(f'{text}on_refusal = "500"\n')).startswith("credentials.main.on_refusal: ")
+
+
 @pytest.mark.parametrize(
     ("second", "said"),
     [
