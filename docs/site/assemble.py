@@ -10,12 +10,13 @@ package.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import quota
 from quota import errors
@@ -92,9 +93,23 @@ def helps(group: click.Group, context: click.Context, prefix: str) -> Iterator[t
 
 
 def settings() -> str:
-    """every setting, in the commented configuration that `quota init` writes"""
+    """every setting, from the schema, and the commented configuration that `quota init` writes"""
+    schema = json.loads((ROOT / "config" / "quota.schema.json").read_text(encoding="utf-8"))
+    rows = "".join(f"| `{key}` | {said} |\n" for key, said in keys(schema, ""))
     text = (ROOT / "config" / "quota.toml").read_text(encoding="utf-8")
-    return f"# Every setting\n\n```toml\n{text}```\n"
+    return f"# Every setting\n\n| key | means |\n| --- | --- |\n{rows}\n## Commented\n\n```toml\n{text}```\n"
+
+
+def keys(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Every key below a table of the schema, with what it says of it."""
+    for name, value in schema.get("properties", {}).items():
+        if "description" in value:
+            default = f" Default: `{json.dumps(value['default'])}`." if "default" in value else ""
+            yield prefix + name, value["description"].replace("|", "\\|") + default
+        yield from keys(value, f"{prefix}{name}.")
+    for below, name in (("additionalProperties", "NAME."), ("items", "")):
+        if isinstance(schema.get(below), dict):
+            yield from keys(schema[below], prefix + name)
 
 
 def package() -> str:

@@ -46,5 +46,7 @@ def test_the_reference_has_every_command_setting_and_name(laid_out: Path) -> Non
     assert "## quota ledger move\n" in options
     assert options.count("Usage: quota ") > 30
     assert (ROOT / "config" / "quota.toml").read_text(encoding="utf-8") in settings
+    assert "| `credentials.NAME.limits.window` | " in settings
+    assert settings.count("\n| `") > 80
     assert [name for name in quota.__all__ if f"## quota.{name}\n" not in package] == []
     assert "### quota.Decision.when\n" in package
