@@ -171,7 +171,7 @@ class _Live(_Lines):
         task = self._task()
         left_s = task.time_remaining
         togo = f", {spell(max(1, round(left_s)) * 1_000)} to go" if left_s and task.completed else ""
-        pages = f"{task.completed:,.0f} of {task.total or 0:,.0f} pages"
+        pages = f"{task.completed:,.0f} of {many(int(task.total or 0), 'page')}"
         self._progress.update(self._run, said=f"{pages}, {self.units()}{togo}")
 
     def _task(self) -> Any:

@@ -70,7 +70,7 @@ def run(
     from quota.jobs.runner import failed_report, run_job
 
     if quiet and verbose:
-        raise click.UsageError("--quiet and --verbose contradict each other; leave one out")
+        raise click.UsageError("a run is quiet or verbose, not both; leave one out")
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, configured(config, textfile) as session:

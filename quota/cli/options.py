@@ -87,7 +87,7 @@ def since_option(default: str) -> Callable[[F], F]:
 fetched_since_option = click.option(
     "--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d."
 )
-"""`--since DURATION` of a command that otherwise looks at all that the store has."""
+"""For a command that otherwise looks at all that the store has."""
 
 
 def limit_option(default: int, most: int) -> Callable[[F], F]:

@@ -137,7 +137,7 @@ class StateChanges(ABC):
         from quota.ledger.claims import MAX_REGIONS, place_field, read_place
 
         if len(regions) > MAX_REGIONS:
-            raise UsageError(f"{len(regions):,} regions: the places of at most {MAX_REGIONS:,} are read at once")
+            raise UsageError(f"{many(len(regions), 'region')}: the places of at most {MAX_REGIONS:,} are read at once")
         names = {place_field(name, region): region for region in regions}
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[dict[str, str]]:

@@ -238,7 +238,7 @@ def test_unlogged_usage_is_shown_until_before_its_end() -> None:
         *request, result("admitted", 50, 50, 50, unlogged=((lost, upstream), (), (ended,)))
     )
     assert of_both[5:9] == (22, NOW + 1, NOW + 9, 16)
-    assert of_none[5:] == of_nothing[5:] == (0, 0, 0, 0)
+    assert of_none[5:9] == of_nothing[5:9] == (0, 0, 0, 0)
     assert of_both[:5] == ("day", 100, 50, 500, 450)
 
 

@@ -164,7 +164,7 @@ def test_a_cost_book_of_ones_own_lies_beside_the_configuration(write: Any, monke
     path = write('[credentials.main]\napi = "shop.toml"\n')
     monkeypatch.chdir("/")
     main = load_settings(path).credentials["main"]
-    assert [(x.name, x.limit_units) for x in main.limits] == [("month", 10), ("berlin-month", 10)]
+    assert [(x.name, x.limit_units) for x in main.limits] == [("month", 9), ("berlin-month", 9)]
 
 
 def test_a_limit_counts_the_buckets_that_its_methods_are_charged_to(write: Any) -> None:
