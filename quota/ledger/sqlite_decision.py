@@ -5,6 +5,7 @@ Each function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.ledger import sqlite_history
@@ -60,15 +61,15 @@ def decide(
     fields = read_fields(db, project, _names(request))
     last, epoch = newest_id(db, project), fields.get("epoch", "")
     check_fence(epoch)
-    nothing = ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
+    undecided = partial(ChargeResult, id=None, now_ms=now_ms, last=last, used_units=(), epoch=epoch)
     if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
-        return nothing._replace(outcome="clock", now_ms=clock_ms)
+        return undecided("clock", now_ms=clock_ms)
     if request.expected.epoch and _is_behind(db, request, last, epoch):
-        return nothing._replace(outcome="behind")
+        return undecided("behind")
     granted = fields.get("granted", "")
     if request.granted is not None and request.granted != granted:  # L28
         read_grants(granted)
-        return nothing._replace(outcome="granted", granted=granted)
+        return undecided("granted", granted=granted)
 
     changed: dict[str, str | int] = {}
     views, used, unlogged, fits, room = [], [], [], True, ROWS_AT_ONCE
@@ -80,7 +81,7 @@ def decide(
             fields[of_view] = changed[of_view] = view.text()
         if not room:  # what a peek has read is kept too
             put_fields(db, project, changed.items())
-            return nothing
+            return undecided("counting")
         lost = read_usages(check.view.name, fields.get(of_usage, ""))
         live = tuple([usage for usage in lost if usage.until_ms > now_ms])
         total = view.total + sum([usage.units_at(now_ms) for usage in live])
@@ -91,28 +92,26 @@ def decide(
     exhaustion = _longest(fields, now_ms - request.jitter_ms)
     outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
     counting = tuple(unlogged) if any(unlogged) else ()
-    answer = ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, counting)
-    if not commit:
-        return answer
-    retention_ms = int(fields.get("retention_ms", 0))
-    if request.retention_ms > retention_ms:
-        changed["retention_ms"] = retention_ms = request.retention_ms
-    if outcome != "admitted":
+    ids: list[Id] = []
+    newest = last
+    if commit:
+        retention_ms = int(fields.get("retention_ms", 0))
+        if request.retention_ms > retention_ms:
+            changed["retention_ms"] = retention_ms = request.retention_ms
+        if outcome == "admitted":
+            ids = _append(db, request, last, clock_ms)
+            newest = ids[-1]
+            if not epoch:
+                changed["epoch"] = epoch = request.charge.idempotency_key
+            for n, (check, view) in enumerate(zip(request.checks, views, strict=True)):
+                changed[f"view:{check.view.name}"] = view.charged(check.cost_units, newest).text()
+                used[n] += check.cost_units
         put_fields(db, project, changed.items())
-        return answer
-    ids = _append(db, request, last, clock_ms)
-    if not epoch:
-        changed["epoch"] = epoch = request.charge.idempotency_key
-    after = []
-    for check, view, total in zip(request.checks, views, used, strict=True):
-        changed[f"view:{check.view.name}"] = view.charged(check.cost_units, ids[-1]).text()
-        after.append(total + check.cost_units)
-    put_fields(db, project, changed.items())
-    if ids[-1][0] // MINUTE_MS != last[0] // MINUTE_MS:
-        # A clock that stood ahead for this one charge costs no history.
-        _trim(db, project, min(now_ms, last[0]), retention_ms)
-    first, *also = map(id_text, ids)
-    return ChargeResult("admitted", first, now_ms, ids[-1], tuple(after), None, epoch, counting, also=tuple(also))
+        if newest[0] // MINUTE_MS != last[0] // MINUTE_MS:
+            # A clock that stood ahead for this one charge costs no history.
+            _trim(db, project, min(now_ms, last[0]), retention_ms)
+    first, *also = map(id_text, ids) if ids else (None,)
+    return ChargeResult(outcome, first, now_ms, newest, tuple(used), exhaustion, epoch, counting, also=tuple(also))
 
 
 def _names(request: ChargeRequest) -> list[str]:
