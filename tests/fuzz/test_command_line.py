@@ -26,7 +26,7 @@ OPTIONS = {
     "peek": ("--units", "--credential", "--job", "--region", "--json", "--config"),
     "refund": ("--credential", "--config"),
     "settle": ("--credential", "--config"),
-    "exec": ("--units", "--credential", "--job", "--region", "--config"),
+    "exec": ("--auto", "--summary", "--units", "--credential", "--job", "--region", "--config"),
     "status": ("--check", "--json", "--config"),
     "spend": ("--by", "--since", "--credential", "--json", "--config"),
     "reopen": ("--because", "--credential", "--config"),
@@ -58,7 +58,7 @@ VALUES = {
     "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
-FLAGS = ("--json", "--check", "--force", "--fail-on-refusal", "--from-empty")
+FLAGS = ("--auto", "--summary", "--json", "--check", "--force", "--fail-on-refusal", "--from-empty")
 WORDS = (
     "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
     "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
