@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.redact import REDACTED, redact
 from quota.settings.address import is_reference
-from quota.settings.kinds import Either, Named, Rows, Span, Table, Text, Values
+from quota.settings.kinds import Either, Named, Needs, Rows, Span, Table, Text, Values
 from quota.settings.load import read_config, settings_of
 from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Keys, dotted
@@ -93,7 +93,7 @@ def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[st
         elif isinstance(kind, Table) and kind.empty and kind.keys is not None:
             yield from _values(kind.keys, {}, at)
         elif keys is not CALENDAR and (default := kind.schema().get("default")) is not None:
-            needed = next((rule.needed for rule in keys.rules if key in getattr(rule, "keys", ())), None)
+            needed = next((rule.needed for rule in keys.rules if isinstance(rule, Needs) and key in rule.keys), None)
             if needed is None or needed in data:
                 yield at, _Default(default)
     for key in data:
@@ -104,7 +104,7 @@ def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[st
 def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values inside one value."""
     if isinstance(kind, Either):
-        kind = next((one for one in kind.kinds if type(value) is one.type), kind)
+        kind = next((one for one in kind.kinds if type(value) is one.of_type), kind)
     if isinstance(kind, Rows) and kind.keys is not None:
         for index, row in enumerate(value):
             yield from _values(kind.keys, row, f"{path}[{index}]")
