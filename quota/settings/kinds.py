@@ -36,7 +36,7 @@ class Kind:
     _: KW_ONLY
     default: Any = None
     required: bool = False
-    type: ClassVar[type[Any]] = object
+    of_type: ClassVar[type[Any]] = object
 
     def read(self, table: TomlTable, key: str) -> Any:
         """The value at a key that is there. Raises ConfigError."""
@@ -66,7 +66,7 @@ class Text(Kind):
     pattern: str = ""
     says: str = ""
     secret: bool = False
-    type = str
+    of_type: ClassVar[type[Any]] = str
 
     def read(self, table: TomlTable, key: str) -> Any:
         text = table.text(key, choices=self.choices)
@@ -140,7 +140,7 @@ class Whole(Kind):
     minimum: int = 1
     maximum: int = MAX_UNITS
     says: str = ""
-    type = int
+    of_type: ClassVar[type[Any]] = int
 
     def read(self, table: TomlTable, key: str) -> Any:
         if self.says and not self.minimum <= table.value(key) <= self.maximum:
@@ -156,7 +156,7 @@ class Flag(Kind):
     """True or false."""
 
     default: bool = False
-    type = bool
+    of_type: ClassVar[type[Any]] = bool
 
     def read(self, table: TomlTable, key: str) -> Any:
         return table.flag(key, self.default)
@@ -172,7 +172,7 @@ class Texts(Kind):
     _: KW_ONLY
     each: Text = Text()
     several: bool = False
-    type = list
+    of_type: ClassVar[type[Any]] = list
 
     def read(self, table: TomlTable, key: str) -> Any:
         texts = table.list_of_texts(key) if self.several else table.texts(key)
@@ -195,7 +195,7 @@ class Table(Kind):
     keys: Keys | None = None
     _: KW_ONLY
     empty: bool = False
-    type: ClassVar[type[Any]] = dict
+    of_type: ClassVar[type[Any]] = dict
 
     def read(self, table: TomlTable, key: str) -> Any:
         return table.table(key, self.keys)
@@ -234,7 +234,7 @@ class Named(Table):
 class Rows(Table):
     """An array of tables with these keys."""
 
-    type: ClassVar[type[Any]] = list
+    of_type: ClassVar[type[Any]] = list
 
     def read(self, table: TomlTable, key: str) -> Any:
         assert self.keys is not None  # noqa: S101  # each has some
@@ -266,8 +266,8 @@ class Either(Kind):
 
     def read(self, table: TomlTable, key: str) -> Any:
         value = table.value(key)
-        kind = next((one for one in self.kinds if type(value) is one.type), self.kinds[-1])
-        if self.says and type(value) is not kind.type:
+        kind = next((one for one in self.kinds if type(value) is one.of_type), self.kinds[-1])
+        if self.says and type(value) is not kind.of_type:
             raise table.error(self.says, key)
         return kind.read(table, key)
 

@@ -104,7 +104,7 @@ def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[st
 def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values inside one value."""
     if isinstance(kind, Either):
-        kind = next((one for one in kind.kinds if type(value) is one.type), kind)
+        kind = next((one for one in kind.kinds if type(value) is one.of_type), kind)
     if isinstance(kind, Rows) and kind.keys is not None:
         for index, row in enumerate(value):
             yield from _values(kind.keys, row, f"{path}[{index}]")
