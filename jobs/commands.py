@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.cli.options import (
+    FETCHED_SINCE,
     config_option,
     duration_ms,
     fetched_since_ms,
-    fetched_since_option,
     host_option,
     json_option,
     limit_option,
@@ -151,7 +151,7 @@ def plan(
 @click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
-@fetched_since_option
+@since_option(what=FETCHED_SINCE)
 @limit_option(default=20, most=1_000)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a header.")
 @json_option

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from quota.cli.options import Group, config_option, fetched_since_ms, fetched_since_option, json_option
+from quota.cli.options import FETCHED_SINCE, Group, config_option, fetched_since_ms, json_option, since_option
 from quota.cli.output import print_json, say
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, printable, show
@@ -59,7 +59,7 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
 
 @click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
 @click.argument("table")
-@fetched_since_option
+@since_option(what=FETCHED_SINCE)
 @click.option("--region", metavar="R", help="Only what is of this region.")
 @click.option("--format", "kind", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
 @click.option("--output", metavar="FILE", help="Write here instead of to stdout: the whole file, or none.")

@@ -79,15 +79,12 @@ host_option = click.option(
 )
 
 
-def since_option(default: str) -> Callable[[F], F]:
-    """`--since DURATION`."""
-    return click.option("--since", default=default, metavar="DURATION", show_default=True, help="How far back.")
+FETCHED_SINCE = "Only what was fetched within this time, for example 7d."
 
 
-fetched_since_option = click.option(
-    "--since", metavar="DURATION", help="Only what was fetched within this time, for example 7d."
-)
-"""For a command that otherwise looks at all that the store has."""
+def since_option(default: str | None = None, what: str = "How far back.") -> Callable[[F], F]:
+    """`--since DURATION`. Without a default the command looks at all that there is."""
+    return click.option("--since", default=default, metavar="DURATION", show_default=True, help=what)
 
 
 def limit_option(default: int, most: int) -> Callable[[F], F]:

@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from quota.common.text import many
 from quota.errors import UsageError
 from quota.ledger.compared import compared_text
 from quota.ledger.contract import MIN_RETENTION_MS, RETENTION_SLACK_MS, following_epoch, root_of
