@@ -480,7 +480,7 @@ class Store:
         """The time by which the store dates what it gets."""
         return self._clock()
 
-    def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
+    def select(self, sql: str, **values: object) -> list[Any]:
         """The rows of a query, for a fetch function. `docs/data.md` has the tables."""
         return self._read(lambda db: db.execute(sql, values).fetchall())
 

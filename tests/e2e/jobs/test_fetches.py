@@ -37,6 +37,8 @@ CATALOGUE = GeneratedCatalogue()
 class Site(Installation):
     """A configuration with one job, whose clock goes on by a second with each run."""
 
+    upstream: Emulator
+
     def __init__(self, folder: Path, upstream: Emulator) -> None:
         super().__init__(folder, upstream)
         self.now_ms = 1_795_204_800_000
@@ -364,7 +366,10 @@ def test_the_comments_of_the_videos_in_the_store_are_fetched_those_with_most_fir
 
 # -- killed ------------------------------------------------------------------------------------------------------------
 
-WALKED = {"uploads": {"channels": [channel(122), channel(60)]}, "comments": {"videos": [with_threads(5, 60), DISABLED]}}
+WALKED: dict[str, dict[str, Any]] = {
+    "uploads": {"channels": [channel(122), channel(60)]},
+    "comments": {"videos": [with_threads(5, 60), DISABLED]},
+}
 
 
 @pytest.mark.parametrize("fetch", WALKED)
