@@ -317,6 +317,7 @@ def test_of_several_the_one_named_pays_else_the_one_that_knows_most_of_the_path(
     ):
         pays(f"{server.address}/a?key=secret")
     assert len(server.arrived) == 2
+    quota.uninstrument()
     with pytest.raises(quota.UsageError, match="no credential 'nobody'"):
         pays(f"{server.address}/a", "nobody")
 
