@@ -174,9 +174,9 @@ class Recorder:
         shadows = self._shadows[:]
         del self._shadows[: len(shadows)]
         for hour_ms, limit, job, calls in shadows:
-            key = hour_ms, limit, job, SHADOW
-            if key in self._counts or len(self._counts) < KEPT:
-                self._counts[key] = self._counts.get(key, 0) + calls
+            its = hour_ms, limit, job, SHADOW
+            if its in self._counts or len(self._counts) < KEPT:
+                self._counts[its] = self._counts.get(its, 0) + calls
 
 
 def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int = 1) -> str:

@@ -201,7 +201,10 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
     limits = tuple(
         LimitState(
             str(one["name"]),
-            *(_units(one[field]) for field in ("cost_units", "used_units", "limit_units", "remaining_units")),
+            _units(one["cost_units"]),
+            _units(one["used_units"]),
+            _units(one["limit_units"]),
+            _units(one["remaining_units"]),
         )
         for one in data["limits"]
     )
