@@ -18,12 +18,12 @@ from quota.cli.options import (
     FETCHED_SINCE,
     config_option,
     duration_ms,
-    fetched_since_ms,
     host_option,
     json_option,
     limit_option,
     only_job_option,
     port_option,
+    since_ms_of,
     since_option,
     textfile_option,
 )
@@ -185,7 +185,7 @@ def search(
 
     if as_csv and as_json:
         raise click.UsageError("--csv and --json cannot be combined: choose one")
-    since_ms = fetched_since_ms(since)
+    since_ms = since_ms_of("--since", since)
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
         found = store.search(" ".join(words), region, limit, since_ms=since_ms)
         elsewhere = store.elsewhere()

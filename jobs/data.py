@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from quota.cli.options import FETCHED_SINCE, Group, config_option, fetched_since_ms, json_option, since_option
+from quota.cli.options import FETCHED_SINCE, Group, config_option, json_option, since_ms_of, since_option
 from quota.cli.output import print_json, say
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, printable, show
@@ -79,7 +79,7 @@ def export(
     from quota.jobs.store.export import Export, to_export
     from quota.jobs.store.store import Store
 
-    since_ms = fetched_since_ms(since)
+    since_ms = since_ms_of("--since", since)
     with configured(config) as session:
         Store.existing(session.settings.store).close()  # one that cannot be opened says why
         with to_export(session.settings.store.file) as db:

@@ -352,7 +352,7 @@ def _import(module_name: str, said: str, folder: Path | None) -> object:
         import logging
 
         logging.getLogger("quota.jobs").debug(
-            "function_not_imported %s folder=%s", said.replace(" = ", "="), folder, exc_info=True
+            "function_not_imported function=%s folder=%s", said.partition(" = ")[2], folder, exc_info=True
         )
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")

@@ -254,7 +254,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     Example:
       quota check --config quota.toml
       quota check --schema > quota.schema.json
-      QUOTA__LEDGER__URL=redis://ledger:6379 quota check --show
+      quota check --show      # and what QUOTA__LEDGER__URL and the like say
     """
     if schema and show:
         raise click.UsageError("--schema and --show stand alone; leave one out")

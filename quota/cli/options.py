@@ -122,11 +122,11 @@ def duration_ms(option: str, value: str) -> int:
         raise click.UsageError(f"{option} {error}") from None
 
 
-def fetched_since_ms(since: str | None) -> int:
-    """The time from which on what was fetched counts; 0 without the option."""
+def since_ms_of(option: str, since: str | None) -> int:
+    """The time that lies so long back; 0 without the option."""
     from quota.common.clock import host_clock
 
-    return 0 if since is None else max(1, host_clock() - duration_ms("--since", since))
+    return 0 if since is None else max(1, host_clock() - duration_ms(option, since))
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:

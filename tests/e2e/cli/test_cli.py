@@ -87,7 +87,7 @@ def test_an_example_can_be_pasted_into_a_shell() -> None:
                 else:
                     parts[-1].append(token)
             called = [part[1:] for part in parts if part[:1] == ["quota"]]
-            assert called or parts[0][0] in ("pip", "ssh"), f"{name}: {line}"
+            assert called or parts[0][0] in ("curl", "pip", "ssh"), f"{name}: {line}"
             for arguments in called:
                 inner: click.Command = cli
                 while isinstance(inner, click.Group):
@@ -272,7 +272,7 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["exec", "videos.list", "--"], "no command to run; write: quota exec METHOD -- COMMAND"),
         (["exec", "videos.list", "touch", "ran"], "Got unexpected extra arguments (touch ran)"),
         (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
-        (["exec", "--", "touch", "ran"], "Missing argument 'METHOD'"),
+        (["exec", "--", "touch", "ran"], "say what to charge: METHOD, or --auto"),
         (["exec", "videos.list", "--job", "--", "touch", "ran"], "requires an argument"),
         (["costs", "serch.list"], "did you mean 'search.list'?"),
     ],
