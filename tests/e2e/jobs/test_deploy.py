@@ -126,7 +126,7 @@ IN_A_COMMAND = (
     r"--from-literal",
     r"(curl|wget|http) .*(key=|\$URL|\$KEY|[Aa]uthorization)",
     r"redis-cli .*(-a |--pass )",
-    r"--(key|token|password)[ =]",
+    r"--(key|token|password)[ =](?!file:)",
 )
 
 
