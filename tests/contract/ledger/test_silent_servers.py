@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quota.decision import Decision
     from support.servers import RedisServer
 
-MANY = 60
+MANY = 20
 """Silent ones, each of which alone could take a second."""
 
 DEADLINE_S = 10.0
