@@ -620,8 +620,8 @@ _STAND = (
 _DELETE_OLD = (
     "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
     " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE listed_ms < ? LIMIT ?)",
+    "DELETE FROM videos WHERE id IN (WITH cutoff(ms) AS (VALUES (?))"
+    " SELECT id FROM videos, cutoff WHERE refreshed_ms < ms OR listed_ms < ms LIMIT ?)",
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM history WHERE (name, key, taken_at_ms) IN"
