@@ -16,7 +16,7 @@ import sqlite3
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
@@ -57,6 +57,7 @@ from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.jobs.store.tables import (
     MAX_COLUMNS,
     VIDEO_HISTORY,
+    TableOfRows,
     fields_of,
     keep_reading,
     save_rows,
@@ -156,17 +157,6 @@ class Found:
 
 FOUND_COLUMNS = tuple(field.name for field in fields(Found))
 """In CSV."""
-
-
-class TableOfRows(NamedTuple):
-    """A table of rows that a job has named: how many there are, when the oldest and the newest were refreshed, and the
-    fields that they have."""
-
-    name: str
-    rows: int
-    oldest_ms: int
-    newest_ms: int
-    fields: tuple[str, ...]
 
 
 class Store:

@@ -1,6 +1,7 @@
 """Rows of a table that a job names itself: what a fetch function returns beside videos and channels, as JSON.
 
 Row             one checked row
+TableOfRows     a table, for those who ask what there is
 rows_of         the rows of a page, all of them usable
 save_rows       refresh them in the store
 keep_reading    keep what changes over time
@@ -35,6 +36,17 @@ MAX_COLUMNS = 200
 
 VIDEO_HISTORY = ("view_count", "like_count", "comment_count", "title")
 """What is kept of a video when one of it differs from the last reading."""
+
+
+class TableOfRows(NamedTuple):
+    """A table of rows that a job has named: how many there are, when the oldest and the newest were refreshed, and the
+    fields that they have."""
+
+    name: str
+    rows: int
+    oldest_ms: int
+    newest_ms: int
+    fields: tuple[str, ...]
 
 
 class Row(NamedTuple):
