@@ -48,7 +48,7 @@ from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import is_loopback, is_readable_on_the_way
+from quota.common.hosts import default_port, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.sockets import has_hung_up
 from quota.common.text import show
@@ -294,7 +294,7 @@ class _Gate:
         self._hosts = Hosts([root.netloc if is_loopback(host) and root.port else host])
         self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
         self._secure = root.scheme == "https"
-        self._port = root.port or _default_port(root.scheme)
+        self._port = root.port or default_port(root.scheme)
         self._routes = Routes(document)
         self._meter = meter
         self.payer = meter.budget.project, meter.budget.credential
@@ -303,14 +303,14 @@ class _Gate:
     def serves(self, uri: str) -> bool:
         """Whether `uri` is on a host and port of the API."""
         parts = urlsplit(uri)
-        place = (parts.hostname or "", parts.port or _default_port(parts.scheme))
+        place = (parts.hostname or "", parts.port or default_port(parts.scheme))
         return place in self._hosts or place in self._also
 
     def keeps_key(self, uri: str) -> bool:
         """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
         API uses HTTPS."""
         parts = urlsplit(uri)
-        own_port = (parts.port or _default_port(parts.scheme)) == self._port
+        own_port = (parts.port or default_port(parts.scheme)) == self._port
         return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
 
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
@@ -370,10 +370,6 @@ class _Gate:
 
 def _header(headers: Mapping[str, Any], name: str) -> Any:
     return next((value for known, value in headers.items() if str(known).lower() == name), None)
-
-
-def _default_port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which hosts are this machine, or Google's, and how a path is read."""
+"""Which hosts are this machine, or Google's, and how ports and paths are read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def default_port(scheme: str) -> int:
+    """The port of an address that names none."""
+    return 443 if scheme in ("https", "wss") else 80
 
 
 def is_readable_on_the_way(url: str) -> bool:

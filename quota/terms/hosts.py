@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from quota.common.hosts import is_loopback, plain_path
+from quota.common.hosts import default_port, is_loopback, plain_path
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
@@ -39,7 +39,7 @@ class Hosts:
     def serve(self, url: str) -> bool:
         """Whether a URL is on one of them. Raises ValueError for a port that is none."""
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+        port = parts.port or default_port(parts.scheme)
         paths = self._paths(parts.hostname or "", port)
         if not paths or "" in paths:
             return bool(paths)

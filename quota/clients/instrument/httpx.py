@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quota.clients.httpx import async_sender, sender
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import answer_to
+from quota.common.hosts import default_port
 from quota.errors import Refused
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _MODULE = "httpx._transports.default"
 def seams(payers: Payers) -> Iterator[Seam]:
     def payer_of(request: Any) -> Payer | None:
         url = request.url
-        if not payers.knows(url.host, url.port or (443 if url.scheme == "https" else 80)):
+        if not payers.knows(url.host, url.port or default_port(url.scheme)):
             return None
         return payers.of(request.method, str(url))
 
