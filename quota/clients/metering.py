@@ -280,6 +280,13 @@ class Attempt:
         events = headers.get("content-type", "").lower().startswith("text/event-stream")
         return Usage(partial(units_in, used), used.total, events=events)
 
+    def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Settle it by the whole, unpacked body of its answer, if that says what the call used."""
+        if (usage := self.usage(status, headers)) is not None:
+            usage.feed(body)
+            usage.end()
+            self.settle(usage.take())
+
     def settle(self, used_units: int | None) -> None:
         """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
         does for a number that no charge can have. None: nobody said."""

@@ -36,10 +36,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     if preloaded:
         said = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
         attempt.answered(status, said, headers)
-        if (usage := attempt.usage(status, headers)) is not None:
-            usage.feed(raw.data)
-            usage.end()
-            attempt.settle(usage.take())
+        attempt.settle_by(status, headers, raw.data)
         return raw
     if not attempt.reads_body(status, headers):
         attempt.answered(status, b"", headers)

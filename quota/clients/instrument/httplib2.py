@@ -89,10 +89,7 @@ class _Charged:
         if attempt is None:
             return
         attempt.answered(status, content, response)
-        if (usage := attempt.usage(status, response)) is not None:
-            usage.feed(content)
-            usage.end()
-            attempt.settle(usage.take())
+        attempt.settle_by(status, response, content)
 
 
 def _refused(refusal: Refused, payer: Payer, method: str) -> tuple[Any, bytes]:

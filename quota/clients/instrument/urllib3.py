@@ -10,6 +10,7 @@ from quota.clients.gate import paid
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import answer_to
 from quota.clients.urllib3 import never_left, noted
+from quota.common.hosts import default_port
 from quota.errors import Refused
 from quota.terms.reserve import RequestBody
 
@@ -26,11 +27,11 @@ def seams(payers: Payers) -> Iterator[Seam]:
             if url[:1] != "/" and "//" in url:  # the pool is of a proxy
                 address = url
                 parts = urlsplit(url)
-                host, port = parts.hostname or "", parts.port or _default_port(parts.scheme)
+                host, port = parts.hostname or "", parts.port or default_port(parts.scheme)
                 if not payers.knows(host, port):
                     return make_request(pool, conn, method, url, *args, **options)
             else:
-                if not payers.knows(host, port or _default_port(pool.scheme)):
+                if not payers.knows(host, port or default_port(pool.scheme)):
                     return make_request(pool, conn, method, url, *args, **options)
                 address = address_of(pool.scheme, host, port, url)
             payer = payers.of(method, address)
@@ -99,10 +100,6 @@ def _refused(
         request_url=url,
         retries=options.get("retries"),
     )
-
-
-def _default_port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
 
 
 def address_of(scheme: str, host: str, port: int | None, target: str) -> str:
