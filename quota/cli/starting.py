@@ -21,7 +21,7 @@ ELSEWHERE = "https://api.example.com"
 def configuration_for(api: str, book: CostBook) -> str:
     """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
-    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if _has_token(book) else 'KEY'}"
+    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.has_session else 'KEY'}"
     parts = [
         "# Configuration of quota-ledger. `quota check` reports errors and surprises in it.\n"
         "# `quota init` without --api writes one with every setting there is, and with jobs.\n",
@@ -46,15 +46,11 @@ def _comment(api: str) -> str:
     return read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0].rstrip() + "\n"
 
 
-def _has_token(book: CostBook) -> bool:
-    return book.described and bool(book.hosts or book.routes)
-
-
 def _login(book: CostBook, secret: str) -> str:
     where = ""
     if book.routes and not book.hosts:
         where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
-    if not _has_token(book) or book.key != KeyPlace():
+    if not book.has_session or book.key != KeyPlace():
         return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
     account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
     return (

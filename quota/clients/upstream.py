@@ -252,7 +252,7 @@ class Described:
         return Reading(error, closes, tuple(levels), used_units, free)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
-        if not (self.book.hosts or self.book.routes):
+        if not self.book.has_session:
             return Google(self.book).client(session, credential, **limits)
         return session.requests(
             credential,
@@ -262,12 +262,12 @@ class Described:
         )
 
     def address(self, client: Any, endpoint: str | None) -> str:
-        if not (self.book.hosts or self.book.routes):
+        if not self.book.has_session:
             return Google(self.book).address(client, endpoint)
         return endpoint or self.book.address or f"https://{self.book.api}"
 
     def access(self, endpoint: str | None) -> Access:
-        if not (self.book.hosts or self.book.routes):
+        if not self.book.has_session:
             return Google(self.book).access(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")

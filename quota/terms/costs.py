@@ -205,6 +205,11 @@ class CostBook(NamedTuple):
         return bool(self.routes) or self.answers != AnswerRules() or not all(map(is_googles, self.hosts))
 
     @property
+    def has_session(self) -> bool:
+        """Whether its client is a metered session of `requests`, which may log in with a token. Else it is Google's."""
+        return self.described and bool(self.hosts or self.routes)
+
+    @property
     def address(self) -> str:
         """Where calls go: its first host."""
         return f"https://{self.hosts[0].partition('/')[0]}" if self.hosts else ""
