@@ -53,7 +53,7 @@ def news(account: Account, decision: Decision, levels: Sequence[Level], now_ms: 
     found = []
     for level in levels:
         said = heard(level, account.book, account.limits, charged_ms(decision), now_ms)
-        if said is None or not (level.remaining_units == 0 or _changes(said, used) or _grants_anew(account, level)):
+        if said is None or not (level.remaining_units == 0 or _changes(said, used) or _granted_anew(account, (level,))):
             continue
         told = level.bucket, level.remaining_units == 0
         if not 0 <= now_ms - account.told_ms.get(told, 0) < AGAIN_MS:
@@ -86,8 +86,7 @@ def observe(account: Account, decision: Decision, levels: Sequence[Level]) -> No
     if reports:
         epoch = account.attempt_keys.next()
         correctable(account.ledger).add_unlogged(account.project, epoch, reports, account.retention_ms)
-    granted = {level.bucket: units for level in levels if (units := _granted(account, level)) is not None}
-    if any(_grants_anew(account, level) for level in levels):
+    if granted := _granted_anew(account, levels):
         standing = read_grants(account.grants.text)
         wanted = wanted_grants(account.limits, granted, standing, now_ms, BELIEVED_MS)
         notes_in(account.ledger).grant(account.project, wanted)
@@ -107,11 +106,11 @@ def _granted(account: Account, level: Level) -> int | None:
     return units
 
 
-def _grants_anew(account: Account, level: Level) -> bool:
-    """Whether that is another number than the one believed in until now."""
-    units = _granted(account, level)
-    wanted = units if units is not None and lowers(account.limits, level.bucket, units) else None
-    return units is not None and account.grants.units.get(level.bucket) != wanted
+def _granted_anew(account: Account, levels: Sequence[Level]) -> dict[str, int]:
+    """What upstream grants by these levels, by bucket; empty where all of it is believed already."""
+    granted = {level.bucket: units for level in levels if (units := _granted(account, level)) is not None}
+    wanted = {bucket: units if lowers(account.limits, bucket, units) else None for bucket, units in granted.items()}
+    return granted if any(account.grants.units.get(bucket) != units for bucket, units in wanted.items()) else {}
 
 
 def charged_ms(decision: Decision) -> int:

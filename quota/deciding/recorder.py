@@ -27,7 +27,7 @@ from quota.errors import LedgerError
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from quota.decision import Decision
     from quota.ledger.parts import KeepsHistory
@@ -86,18 +86,18 @@ class Recorder:
         if decision.reason == "ledger-unavailable":
             # The next answer says that there is somebody to tell.
             self._answers, self._seen_ms, self._due_ms = False, 0, 0
-        if len(self._pending) >= KEPT and self._lock.acquire(blocking=False):
-            try:
-                self._count()
-            finally:
-                self._lock.release()
+        self._count_many(self._pending)
 
     def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
         """A shadow limit would have refused calls that left. Nothing is sent yet."""
         if not self._has_begun:
             self._begin()
         self._shadows.append((at_ms // HOUR_MS * HOUR_MS, limit, job, calls))
-        if len(self._shadows) >= KEPT and self._lock.acquire(blocking=False):
+        self._count_many(self._shadows)
+
+    def _count_many(self, waiting: Sequence[object]) -> None:
+        """Count what waits if that is much, and nobody else does so now."""
+        if len(waiting) >= KEPT and self._lock.acquire(blocking=False):
             try:
                 self._count()
             finally:
