@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import quota
 from quota.common.log import line
 from quota.jobs.job import Away
-from quota.jobs.places import OWNER, SharedPlaces, claim_name
-from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
+from quota.jobs.places import OWNER, SharedPlaces, claim_name, parts_of
+from quota.ledger.claims import MAX_HOLD_MS, Claim
 from quota.ledger.parts import claims_in
 from quota.terms.attribution import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -136,8 +136,8 @@ class Hold:
 
     def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim regions, a thousand at a time; those that are not given are away."""
-        for start in range(0, max(1, len(regions)), MAX_REGIONS):
-            claim = self._claim._replace(regions=tuple(islice(regions, start, start + MAX_REGIONS)))
+        for part in parts_of(regions) if regions else ((),):
+            claim = self._claim._replace(regions=part)
             try:
                 claimed = claims_in(self._ledger).claim(self._project, claim, take_over=here)
             except quota.LedgerError as error:

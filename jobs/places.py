@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import quota
@@ -87,7 +86,7 @@ class SharedPlaces:
     def read(self, regions: Sequence[str]) -> list[Checkpoint]:
         """Where the job stands in those of these regions that have a place."""
         found = []
-        for part in _parts(regions, READ_AT_ONCE):
+        for part in parts_of(regions, READ_AT_ONCE):
             for region, text in places_in(self._ledger).places(self._project, self._name, part).items():
                 if (place := read_place(text, self._job, region, self._work)) is not None:
                     self._known[region] = text
@@ -112,7 +111,7 @@ class SharedPlaces:
             text = place_of(one, cursors)
             if text != self._known.get(one.region):
                 places[one.region] = text
-        for part in _parts(claim.regions, MAX_REGIONS):
+        for part in parts_of(claim.regions):
             those = {region: places[region] for region in part if region in places}
             claimed = places_in(self._ledger).keep_places(
                 self._project, claim._replace(regions=part), self._name, those
@@ -139,7 +138,7 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         replace(one, pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None) for one in checkpoints
     ]
     try:
-        parts = _parts(claim.regions, MAX_REGIONS)
+        parts = parts_of(claim.regions)
         answers = [places_in(ledger).claim(project, claim._replace(regions=part)) for part in parts]
         for holder in (holder for claimed in answers for holder in claimed.elsewhere.values()):
             raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
@@ -154,6 +153,7 @@ def claim_name(job: JobSettings) -> str:
     return f"{job.fetch}|{job.name}"
 
 
-def _parts(regions: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+def parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> Iterator[tuple[str, ...]]:
+    """As many regions at a time as the ledger takes."""
     for start in range(0, len(regions), size):
-        yield tuple(islice(regions, start, start + size))
+        yield tuple(regions[start : start + size])
