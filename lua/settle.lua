@@ -1,7 +1,7 @@
 -- settle.lua: set what a charge counts, absolutely, or what several count, each. A refund settles to 0.
 --
 -- Guarantee: one atomic step; idempotent; never refused; the charges keep their times and ids. All views are kept up to
--- date. Nothing is written before all that may fail was tried. The history is corrected too, if it has a charge already.
+-- date. Of no charge is anything written before all that may fail of it was tried. The history is corrected too, if it has a charge already.
 -- The rules are L15 and L29 in docs/ledger-rules.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
