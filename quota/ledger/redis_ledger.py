@@ -321,13 +321,13 @@ class RedisLedger(StateChanges, OfOneProcess):
             reply = self._retried(partial(self._run, "swap", keys, args), project)
             if change is not None and (once or reply == 1):
                 return change.answer
+            if change is not None and elapsed_s() > ends_s:
+                break
             now_ms, seen, *texts = reply
             known = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
             change = self._read(partial(rule, int(now_ms)), known)
             if all(known.get(name) == text for name, text in change.fields.items()):
                 return change.answer
-            if elapsed_s() > ends_s:
-                break
         raise LedgerError(f"ledger {self.label}: others change the same without end; run again in a moment")
 
     # -- after a clock that was wrong --------------------------------------------------------------------------------
