@@ -268,7 +268,9 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     show_default=True,
     help="One pool of units; or searches and uploads in buckets of their own.",
 )
-@click.option("--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key.")
+@click.option(
+    "--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key."
+)
 @click.option("--lag", metavar="DURATION", help="Cloud Monitoring learns of calls so much later.")
 def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, lag: str | None) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.

@@ -214,7 +214,7 @@ def _refused(session: Session, job: JobSettings, decision: Decision) -> RunRepor
         refused=True,
         refused_by=decision.refused_by,
         retry_at_ms=decision.retry_at_ms,
-        why=decision.why(),
+        why="; ".join(filter(None, (decision.why(), decision.remedy()))),
         exit_status=quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0,
         refusal=decision.as_json(),
     )

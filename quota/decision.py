@@ -170,17 +170,23 @@ class Decision(NamedTuple):
             return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
         return self.detail
 
-    def _too_dear(self, state: LimitState) -> bool:
-        """Whether a limit can never hold this call, because upstream grants less than the configuration says."""
-        return state.cost_units > state.limit_units
-
-    def _when(self) -> str:
+    def remedy(self) -> str:
+        """What somebody must do where the ledger refuses until it is done; else nothing."""
         if self.reason == "clock":
             return SET_THE_CLOCK
         if self.reason == "closed":
             lowered = any(state.name == self.refused_by and self._too_dear(state) for state in self.limits)
             then = "reconcile" if lowered else "reopen"
             return f"waiting will not help: ask upstream for quota, then `quota {then}`"
+        return ""
+
+    def _too_dear(self, state: LimitState) -> bool:
+        """Whether a limit can never hold this call, because upstream grants less than the configuration says."""
+        return state.cost_units > state.limit_units
+
+    def _when(self) -> str:
+        if self.reason in ("clock", "closed"):
+            return self.remedy()
         if self.reason == "run":
             return "the next run goes on"
         if self.lasting:

@@ -124,6 +124,17 @@ def test_a_limit_is_near_what_upstream_grants(tmp_path: Path, upstream: Emulator
     assert (near["used_units"], near["limit_units"]) == (6, 6), "8 are granted, and the headroom is 2"
 
 
+def test_where_waiting_does_not_help_the_run_and_its_notice_say_what_does(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    now_ms = host_clock()
+    with quota.open(tmp_path / "quota.toml") as session:
+        session.ledger.grant("research", [Grant("units", 0, now_ms, now_ms + DAY_MS)])
+    remedy = "waiting will not help: ask upstream for quota, then `quota reconcile`"
+    assert remedy in command("run", "trending").stdout
+    refused = next(one for one in told(command) if one["event"] == "refused")
+    assert refused["message"].endswith(f"; {remedy}")
+
+
 def test_a_run_that_fails_is_told_and_so_is_one_that_raises(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream)
     assert command("run", "broken").returncode == 1
