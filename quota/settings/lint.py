@@ -27,7 +27,7 @@ from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.limits import covers, headrooms
-from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES
 from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
@@ -70,6 +70,7 @@ def lint(settings: Settings) -> list[Finding]:
     for job in settings.jobs.values():
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
     findings += _on_each_machine(settings)
+    findings += _begin_anew(settings)
     findings += _checks(settings)
     return ranked(findings)
 
@@ -579,6 +580,17 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
         elif settings.machines_of(job) == 1:
             what = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
             yield Finding("warning", location, what, "give their number in [ledger] unavailable = { machines = N }")
+
+
+def _begin_anew(settings: Settings) -> Iterator[Finding]:
+    for job in settings.jobs.values():
+        if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
+            yield Finding(
+                "warning",
+                f"jobs.{job.name}.fetch",
+                f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
+                'keep the store of this job on a disk that lasts, with places = "store"',
+            )
 
 
 def _checks(settings: Settings) -> Iterator[Finding]:
