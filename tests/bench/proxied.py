@@ -22,7 +22,7 @@ from bench.middleware import Client, cpu_ns, pinned
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from support.proxying import House, Upstream, answer
-from support.web import Served
+from support.web import served_by
 
 TESTS = Path(__file__).resolve().parents[1]
 ROUNDS, CALLS = 40, 20
@@ -73,7 +73,7 @@ def measure(report: Report, folder: Path) -> None:
         House(folder, upstream).write(limit=10**9)
         command = [sys.executable, "-m", "bench.proxied", str(folder / "quota.toml"), upstream.address]
         env = {**os.environ, "PYTHONPATH": str(TESTS), "QUOTA_STATE_DIR": str(folder / "state")}
-        with pinned(), Served(command, cwd=folder, env=env) as server:
+        with pinned(), served_by(command, cwd=folder, env=env) as server:
             client = Client(server.port)
             contestants = [
                 Contestant(name, partial(client, path), time_calls=partial(cpu_ns, server.process.pid, client, path))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.commands import QUOTA, Quota
+from support.commands import Quota
 from support.proxying import SECRET, House, Reached, answer
 from support.web import Served
 
@@ -32,7 +32,7 @@ def quota(house: House) -> Quota:
 
 
 def run(quota: Quota, *options: str) -> Served:
-    return Served([*QUOTA, "proxy", *options], cwd=quota.folder, env=quota.env)
+    return Served(quota.start("proxy", *options))
 
 
 def over(path: str, sent: bytes) -> bytes:
@@ -50,7 +50,7 @@ def test_a_socket_is_its_users_alone_and_gone_with_the_process(house: House, quo
     path = house.folder / "proxy.sock"
     asked = b"GET /main/things HTTP/1.1\r\nHost: any\r\nConnection: close\r\n\r\n"
     for ends in (signal.SIGKILL, signal.SIGTERM):  # the second finds what the first left behind
-        process = Served([*QUOTA, "proxy", "--unix", "proxy.sock"], cwd=quota.folder, env=quota.env, listens="unix:")
+        process = Served(quota.start("proxy", "--unix", "proxy.sock"), "unix:")
         with process:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert over(str(path), asked).startswith(b"HTTP/1.1 200 ")
