@@ -34,11 +34,13 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && ../$(BIN)/python -m bench.proxied
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500 channels,
-# 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
-# edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
-# loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
-# have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
+# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500
+# channels, 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what
+# was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks, moves stopped at every place and 40
+# killed, 2,000 faults of the connections of event loops, 100 histories of cut connections under each library that is
+# instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, 20,000 charges interrupted by signals on each
+# ledger, a process that looks for losses interrupted everywhere, runs that have their whole time to stop, and every
+# command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -54,7 +56,8 @@ soak: .venv/installed-test
 	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
-	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
+	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 QUOTA_TEST_SLOW=1000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
+	@QUOTA_TEST_CUTS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/clients/test_instrument.py -k cut
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
 	@QUOTA_TEST_ROWS=1000000 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k constant tests/e2e/jobs/test_data.py
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py

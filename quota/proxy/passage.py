@@ -31,6 +31,7 @@ from quota.proxy.mask import Mask
 from quota.proxy.refusals import refusal
 from quota.terms.attribution import labels
 from quota.terms.reserve import NO_BODY, RequestBody
+from quota.web.lifecycle import PIECE_BYTES, hold_little
 from quota.web.problem import send_problem
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class _Connections(aiohttp.TCPConnector):
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         connection = await super().connect(req, traces, timeout)
+        hold_little(connection.transport)
         _leaves.get()()
         return connection
 
@@ -95,7 +97,7 @@ def connections() -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         middlewares=(_once,),
-        read_bufsize=MAX_HELD_BYTES // 2,  # twice that is held
+        read_bufsize=PIECE_BYTES // 2,  # twice that is held
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
     )

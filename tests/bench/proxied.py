@@ -81,7 +81,7 @@ def serve_all(config: str, root: str) -> None:
         return app
 
     listener = listen("127.0.0.1", 0)
-    serve(all_of_them, listener, ready=lambda: print(address_of(listener), flush=True), dated=False)
+    serve(all_of_them, listener, ready=lambda: print(address_of(listener), flush=True), passes_on=True)
 
 
 def measure(report: Report, folder: Path) -> None:
