@@ -70,4 +70,4 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
             local = unix is None and is_loopback(host)
             return make_app(quota.open_async(config), names_of(host) if local else None, secret)
 
-        serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), dated=False)
+        serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), passes_on=True)
