@@ -254,6 +254,13 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
     assert "quota.toml" in one_line(house("dashboard", "--port", "0"), 78)
 
 
+def test_a_shadow_is_marked_and_what_it_would_have_refused_is_told(page: Served) -> None:
+    text = get(page).text
+    assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses nobody", text)) == 1
+    assert re.search(r"\d+ calls left that a shadow limit would have refused: <bdi>\d+ by trial</bdi>\.", text)
+    assert "trial: a shadow: it counts and refuses nobody, and would refuse calls now" in text
+
+
 def test_a_refusal_that_is_asked_for_is_that_one(page: Served) -> None:
     paths = links(get(page).text, "refusals")
     assert len(paths) == len(set(paths)) >= 2
