@@ -96,8 +96,10 @@ def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None
     said = f"quota: {sys.executable} cannot be instrumented, so it does not run: nowhere.toml: "
     assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
     assert done.stderr.count("\n") == 1
-    (quota.folder / "quota.py").touch()  # the program has a module of our name, and its own come first
-    done = quota("exec", "--auto", "--", sys.executable, "-c", "import urllib3; print(1)")
+    (quota.folder / "theirs").mkdir()  # the program has a module of our name, and its own come first
+    (quota.folder / "theirs" / "quota.py").touch()
+    program = f"PYTHONPATH=$PYTHONPATH:theirs {sys.executable} -c 'import urllib3; print(1)'"
+    done = quota("exec", "--auto", "--", "sh", "-c", program)
     said = f"quota: {sys.executable} cannot be instrumented, so it does not run: No module named 'quota.auto'"
     assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
     assert done.stderr.count("\n") == 1
