@@ -78,8 +78,9 @@ build/docs-tools:
 	@$(PYTHON) -m venv build/docs-tools
 	@build/docs-tools/bin/pip install --quiet --disable-pip-version-check furo myst-parser -e .
 
-# The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
-EXAMPLES := airbyte-cdk apache-airflow dagster prefect
+# The examples in docs/examples/, and programs under `quota exec --auto`, that are too heavy for the tests: each with its real
+# package in an environment of its own.
+EXAMPLES := airbyte-cdk apache-airflow dagster ddtrace gevent prefect
 examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
 	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
 

@@ -66,7 +66,8 @@ def require_web(*also: str) -> None:
             import_module(name)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0] or "a package"
-        raise QuotaError(f"{missing} is not installed: pip install 'quota-ledger[web]'") from None
+        how = "pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
+        raise QuotaError(f"{missing} is not installed: {how}") from None
 
 
 def listen(host: str, port: int) -> socket.socket:
