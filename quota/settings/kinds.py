@@ -8,6 +8,8 @@
 
 A schema knows one file and nothing else: that a name is known, a path is there or one number is below another, the
 reader alone says.
+
+Nobody changes, compares or prints a kind. Each method that a dataclass makes for that is compiled at every start.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Schema = dict[str, Any]
 NAME = r"[A-Za-z0-9._:-]{1,64}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Kind:
     """`about` is for people, in an editor too. `default` is what holds without the key, as a file would have it; None:
     nothing."""
@@ -56,7 +58,7 @@ class Kind:
         return said | self.form() | ({} if self.default is None else {"default": self.default})
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Text(Kind):
     """A text that is not empty. One that does not have the form `pattern` is answered with what it `says`; without
     that, the reader does so. A `secret` is shown to nobody."""
@@ -85,7 +87,7 @@ class Text(Kind):
         return {"type": "string", **({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Name(Text):
     """A name that becomes part of a key in the ledger."""
 
@@ -98,7 +100,7 @@ class Name(Text):
         row.check_name(name, key)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Label(Text):
     """A name that is stored with charges or shown with them."""
 
@@ -111,7 +113,7 @@ class Label(Text):
         row.check_label(name, key, index)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Span(Text):
     """A duration, read as ms."""
 
@@ -132,7 +134,7 @@ class Span(Text):
         return super().schema() | {"default": format_duration(self.default_ms) if rest else f"{days}d"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Whole(Kind):
     """A whole number."""
 
@@ -151,7 +153,7 @@ class Whole(Kind):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Flag(Kind):
     """True or false."""
 
@@ -165,12 +167,12 @@ class Flag(Kind):
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Texts(Kind):
     """An array of texts, `each` of this kind. `several`: the same one may stand in it again."""
 
     _: KW_ONLY
-    each: Text = Text()
+    each: Text = Text()  # noqa: RUF009  # nobody changes a kind
     several: bool = False
     of_type: ClassVar[type[Any]] = list
 
@@ -188,7 +190,7 @@ class Texts(Kind):
         return some if self.several else {**some, "uniqueItems": True}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Table(Kind):
     """A table with these keys. `empty`: a table without any holds where the key is missing."""
 
@@ -207,7 +209,7 @@ class Table(Kind):
         return {"type": "object"} if self.keys is None else schema_of(self.keys)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Named(Table):
     """Tables with these keys, by their names; at `least` so many."""
 
@@ -230,7 +232,7 @@ class Named(Table):
         return {"type": "object", **some, "propertyNames": self.names.form(), "additionalProperties": super().form()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Rows(Table):
     """An array of tables with these keys."""
 
@@ -244,12 +246,12 @@ class Rows(Table):
         return {"type": "array", "minItems": 1, "items": super().form()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Values(Table):
     """Values of one kind, by names that have this form."""
 
     _: KW_ONLY
-    each: Kind = Kind()
+    each: Kind = Kind()  # noqa: RUF009  # nobody changes a kind
     names: str = ""
 
     def form(self) -> Schema:
@@ -257,7 +259,7 @@ class Values(Table):
         return {"type": "object", **named, "additionalProperties": self.each.schema()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Either(Kind):
     """One of these kinds, by the type of the value. Of another type it is what the last would say, or `says`."""
 
@@ -278,7 +280,7 @@ class Either(Kind):
 # -- what several keys together may be ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Needs:
     """None of these keys has an effect without another one. The message is about it, or about the key `at`."""
 
@@ -296,7 +298,7 @@ class Needs:
         return {"dependencies": {key: [self.needed] for key in self.keys}}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Apart:
     """A key that cannot stand beside some others; `says` has a place for the `{other}` one."""
 
@@ -314,7 +316,7 @@ class Apart:
         return {"not": {"required": [self.key], "anyOf": [{"required": [other]} for other in self.others]}}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Some:
     """One of these sets of keys, at least, must be there. The message is about what is missing of the last."""
 
