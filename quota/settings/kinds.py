@@ -8,8 +8,6 @@
 
 A schema knows one file and nothing else: that a name is known, a path is there or one number is below another, the
 reader alone says.
-
-Nobody changes, compares or prints a kind. Each method that a dataclass makes for that is compiled at every start.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Schema = dict[str, Any]
 NAME = r"[A-Za-z0-9._:-]{1,64}"
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Kind:
     """`about` is for people, in an editor too. `default` is what holds without the key, as a file would have it; None:
     nothing."""
@@ -58,7 +56,7 @@ class Kind:
         return said | self.form() | ({} if self.default is None else {"default": self.default})
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Text(Kind):
     """A text that is not empty. One that does not have the form `pattern` is answered with what it `says`; without
     that, the reader does so. A `secret` is shown to nobody."""
@@ -87,7 +85,7 @@ class Text(Kind):
         return {"type": "string", **({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Name(Text):
     """A name that becomes part of a key in the ledger."""
 
@@ -100,7 +98,7 @@ class Name(Text):
         row.check_name(name, key)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Label(Text):
     """A name that is stored with charges or shown with them."""
 
@@ -113,7 +111,7 @@ class Label(Text):
         row.check_label(name, key, index)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Span(Text):
     """A duration, read as ms."""
 
@@ -134,7 +132,7 @@ class Span(Text):
         return super().schema() | {"default": format_duration(self.default_ms) if rest else f"{days}d"}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Whole(Kind):
     """A whole number."""
 
@@ -153,7 +151,7 @@ class Whole(Kind):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Flag(Kind):
     """True or false."""
 
@@ -167,12 +165,12 @@ class Flag(Kind):
         return {"type": "boolean"}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Texts(Kind):
     """An array of texts, `each` of this kind. `several`: the same one may stand in it again."""
 
     _: KW_ONLY
-    each: Text = Text()  # noqa: RUF009  # nobody changes a kind
+    each: Text = Text()
     several: bool = False
     of_type: ClassVar[type[Any]] = list
 
@@ -190,7 +188,7 @@ class Texts(Kind):
         return some if self.several else {**some, "uniqueItems": True}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Table(Kind):
     """A table with these keys. `empty`: a table without any holds where the key is missing."""
 
@@ -209,7 +207,7 @@ class Table(Kind):
         return {"type": "object"} if self.keys is None else schema_of(self.keys)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Named(Table):
     """Tables with these keys, by their names; at `least` so many."""
 
@@ -232,7 +230,7 @@ class Named(Table):
         return {"type": "object", **some, "propertyNames": self.names.form(), "additionalProperties": super().form()}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Rows(Table):
     """An array of tables with these keys."""
 
@@ -246,12 +244,12 @@ class Rows(Table):
         return {"type": "array", "minItems": 1, "items": super().form()}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Values(Table):
     """Values of one kind, by names that have this form."""
 
     _: KW_ONLY
-    each: Kind = Kind()  # noqa: RUF009  # nobody changes a kind
+    each: Kind = Kind()
     names: str = ""
 
     def form(self) -> Schema:
@@ -259,7 +257,7 @@ class Values(Table):
         return {"type": "object", **named, "additionalProperties": self.each.schema()}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Either(Kind):
     """One of these kinds, by the type of the value. Of another type it is what the last would say, or `says`."""
 
@@ -280,7 +278,7 @@ class Either(Kind):
 # -- what several keys together may be ---------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Needs:
     """None of these keys has an effect without another one. The message is about it, or about the key `at`."""
 
@@ -298,7 +296,7 @@ class Needs:
         return {"dependencies": {key: [self.needed] for key in self.keys}}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Apart:
     """A key that cannot stand beside some others; `says` has a place for the `{other}` one."""
 
@@ -316,7 +314,7 @@ class Apart:
         return {"not": {"required": [self.key], "anyOf": [{"required": [other]} for other in self.others]}}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Some:
     """One of these sets of keys, at least, must be there. The message is about what is missing of the last."""
 
