@@ -150,8 +150,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
     for key, ref in secrets:
         location = f"{place}.{key}"
         kind, _, path = ref.partition(":")
-        in_file = settings.path is not None and settings.variables.keys().isdisjoint((place, location))
-        if not ref and in_file and _everybody_reads(settings.path):
+        file = settings.path if settings.variables.keys().isdisjoint((place, location)) else None
+        if not ref and file is not None and _everybody_reads(file):
             yield Finding(
                 "warning",
                 location,
