@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ import pytest
 
 from support.commands import QUOTA, Quota
 from support.proxying import SECRET, House, Reached, answer
-from support.web import Served
+from support.web import Served, served_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,9 +178,7 @@ def test_slow_callers_hold_little_and_nobody_else_waits(house: House, quota: Quo
     sends_on = b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1_000
     few = ["bash", "-c", f'ulimit -Sn {SLOW} && exec "$@"', "-"]
     command = [*few, *QUOTA, "proxy", "--bind", "127.0.0.1:0"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=quota.folder, env=quota.env, stdout=pipe, stderr=pipe, text=True)
-    with Served(process) as served, ExitStack() as slow:
+    with served_by(command, cwd=quota.folder, env=quota.env) as served, ExitStack() as slow:
         house.port = served.port
         for number in range(SLOW):
             connection = slow.enter_context(socket.socket())
