@@ -62,6 +62,9 @@ class AsyncBudget(OfOneProcess):
         self._budget = one(budget, Budget, "budget", "`AsyncSession.budget` makes an AsyncBudget")
         self._awaiter = one(awaiter, Awaiter, "awaiter", "`AsyncSession.budget` makes an AsyncBudget")
 
+    def __repr__(self) -> str:
+        return repr(self._budget).replace("Budget", "AsyncBudget", 1)
+
     @property
     def credential(self) -> str:
         return self._budget.credential

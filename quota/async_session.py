@@ -27,6 +27,9 @@ class AsyncSession(OfOneProcess):
         self._awaiter: Awaiter | None = None
         self._budgets: dict[str, AsyncBudget] = {}
 
+    def __repr__(self) -> str:
+        return repr(self._session).replace("Session", "AsyncSession", 1)
+
     @property
     def settings(self) -> Settings:
         return self._session.settings

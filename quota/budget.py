@@ -32,7 +32,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from quota.common.fork import OfOneProcess
-from quota.common.text import many, show
+from quota.common.text import listed, many, show
 from quota.deciding.account import Account
 from quota.deciding.checklist import charge_units, charges_of
 from quota.deciding.corrections import ALLOWANCE_ID, joined, refund, repay, settle
@@ -111,6 +111,10 @@ class Budget(OfOneProcess):
             identity=identity,
             recorder=recorder,
         )
+
+    def __repr__(self) -> str:
+        limits = listed(limit.name for limit in self.limits)
+        return f"<quota.Budget of {self.credential}: project {self.project}, limits {limits}>"
 
     @property
     def credential(self) -> str:

@@ -6,7 +6,7 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.text import listed, many
@@ -137,6 +137,13 @@ class Decision(NamedTuple):
             "retry_after_ms": self.retry_after_ms,
             "limits": limits,
         }
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """A notebook shows what people read; `repr` has all fields."""
+        printer.text(self.sentence())
 
     def sentence(self) -> str:
         """One line for people: what was asked, the answer, and what to do about a refusal."""

@@ -75,6 +75,10 @@ class Session(OfOneProcess):
         for job in settings.jobs.values():
             self._leaves.setdefault(job.credential, {})[job.name] = job.leave
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"<quota.Session of {self.settings.source}: {listed(self.settings.credentials)}{closed}>"
+
     @property
     def run(self) -> str:
         """The 8-character id of this process's run. Every idempotency key of its charges begins with it."""

@@ -27,7 +27,7 @@ from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.limits import covers, headrooms
-from quota.settings.model import BUILT_IN_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES
 from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
@@ -70,6 +70,7 @@ def lint(settings: Settings) -> list[Finding]:
     for job in settings.jobs.values():
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
     findings += _on_each_machine(settings)
+    findings += _begin_anew(settings)
     findings += _checks(settings)
     return ranked(findings)
 
@@ -132,7 +133,7 @@ def _ways(settings: Settings) -> Iterator[Finding]:
 
 def _server(settings: Settings) -> Iterator[Finding]:
     """Findings about the way to a server: of the ledger, and of the storage of inbound limits."""
-    yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings.path)
+    yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings)
     if settings.inbound is None or settings.path is None:
         return
     try:
@@ -141,15 +142,16 @@ def _server(settings: Settings) -> Iterator[Finding]:
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:
-        yield from _trust("inbound", address.url, address.secrets, settings.path)
+        yield from _trust("inbound", address.url, address.secrets, settings)
 
 
-def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Path | None) -> Iterator[Finding]:
+def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: Settings) -> Iterator[Finding]:
     """Who may read the password of a server, or pretend to be it."""
     for key, ref in secrets:
         location = f"{place}.{key}"
         kind, _, path = ref.partition(":")
-        if not ref and config is not None and _everybody_reads(config):
+        file = settings.path if settings.variables.keys().isdisjoint((place, location)) else None
+        if not ref and file is not None and _everybody_reads(file):
             yield Finding(
                 "warning",
                 location,
@@ -579,6 +581,17 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
         elif settings.machines_of(job) == 1:
             what = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
             yield Finding("warning", location, what, "give their number in [ledger] unavailable = { machines = N }")
+
+
+def _begin_anew(settings: Settings) -> Iterator[Finding]:
+    for job in settings.jobs.values():
+        if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
+            yield Finding(
+                "warning",
+                f"jobs.{job.name}.fetch",
+                f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
+                'keep the store of this job on a disk that lasts, with places = "store"',
+            )
 
 
 def _checks(settings: Settings) -> Iterator[Finding]:

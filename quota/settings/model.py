@@ -28,6 +28,9 @@ BUILT_IN_FETCHES = {
 }
 """The built-in fetch functions, each with the API method that it calls first."""
 
+STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
+"""Those that keep in the store itself where they stand."""
+
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS

@@ -47,6 +47,18 @@ options = {{ words = "w" }}
 fetch = "channels"
 regions = ["US", "DE"]
 pages = 3
+[jobs.uploads]
+fetch = "uploads"
+regions = ["US", "DE"]
+pages = 3
+[jobs.videos]
+fetch = "videos"
+regions = ["US", "DE"]
+pages = 3
+[jobs.comments]
+fetch = "comments"
+regions = ["US", "DE"]
+pages = 3
 """
 CURSORS: dict[str, list[dict[str, Any]]] = {
     "trending": [{"token": "t"}],
@@ -56,6 +68,9 @@ CURSORS: dict[str, list[dict[str, Any]]] = {
         {"ids": ["v1"], "next": None, "turns": [["x", "t"]]},
     ],
     "channels": [{"after": "c1"}],
+    "uploads": [{"began": 1, "step": 2}],
+    "videos": [{"began_ms": 1795204800000, "step": 1}],
+    "comments": [{"began": 1, "step": 1}],
 }
 NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_ms", "failed_at_ms")
 
@@ -67,7 +82,16 @@ def _upstream(tmp_path: Path, state_dir: Path) -> Any:
 
     def serve(request: Arrived) -> Answer:
         found: Any = {"videoId": "v1"} if "/search" in request.target else "v1"
-        item = {"id": found, "snippet": {"title": "live", "channelId": "c1"}, "statistics": {"viewCount": "7"}}
+        item = {
+            "id": found,
+            "snippet": {"title": "live", "channelId": "c1", "totalReplyCount": 1},
+            "statistics": {"viewCount": "7", "commentCount": "1"},
+            "contentDetails": {
+                "relatedPlaylists": {"uploads": "u1"},
+                "videoId": "v1",
+                "videoPublishedAt": "2026-11-01T10:00:00Z",
+            },
+        }
         return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
 
     with PlainServer(serve) as server:

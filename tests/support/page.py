@@ -46,6 +46,12 @@ units = 40
 methods = ["search.list"]
 count = "calls"
 window = {{ calendar = "month", zone = "UTC" }}
+[[credentials.main.limits]]
+name = "trial"
+units = 700
+window = "24h"
+jobs = ["{LONG}"]
+shadow = true
 
 [credentials.partner]
 api = "youtube-v3"

@@ -168,6 +168,16 @@ def test_a_change_that_always_comes_too_late_is_one_line(
     setup.ledger.close()
 
 
+def test_a_change_that_nobody_hinders_is_made_however_slow_it_is(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_ledger, "CHANGE_WITHIN_S", 0.0)
+    setup = Setup.open(server.url)
+    assert isinstance(setup.ledger, RedisLedger)
+    assert setup.ledger._change_state("p", ("a",), lambda *_: Change("done", {"a": "x"})) == "done"
+    setup.ledger.close()
+
+
 def test_what_changes_nothing_is_not_written(server: RedisServer) -> None:
     setup = Setup.open(server.url)
     with redis.Redis(port=server.port, decode_responses=True) as client:

@@ -13,6 +13,7 @@ from contextlib import closing
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import pandas
 import pytest
 from tenacity import wait_none
 
@@ -337,6 +338,25 @@ def test_rows_are_exported_as_they_came(site: Site) -> None:
     assert [row["text"] for row in rows] == ["text 1", 'say "hi",\nyes']
     assert [row["tags"] for row in rows] == ['["a", "b"]', ""]
     assert list(rows[0])[:5] == ["key", "job", "region", "first_seen_at", "refreshed_at"]
+
+
+def test_an_export_and_the_file_itself_land_in_a_data_frame(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.configure('[jobs.trending]\nfetch = "trending"\nregions = ["DE", "BR"]\npages = 2')
+    assert site.run("trending").outcome == "done"
+    site.pages([{"comments": [comment(n, id=f"0{n}") for n in (1, 2, 3)]}], [{"comments": []}])
+    site.configure()
+    site.run()
+    for table, kind in (("videos", "csv"), ("comments", "jsonl")):
+        site.quota("export", table, "--format", kind, "--output", f"{table}.{kind}")
+    monkeypatch.chdir(site.folder)
+    said = re.findall(r"`(pandas\.[^`]*)`", (ROOT / "docs" / "data.md").read_text().replace("\n", " "))
+    names = {"pandas": pandas, "sqlite3": sqlite3}
+    from_file, from_lines, from_csv = (eval(one, names) for one in said)  # noqa: S307  # our own page
+    [(videos, views)] = site.rows("SELECT count(*), sum(view_count) FROM videos")
+    assert 50 < videos == len(from_file) == len(from_csv)
+    assert views == from_file["view_count"].sum() == from_csv["view_count"].sum()
+    assert [*from_lines["key"]] == ["01", "02", "03"]
+    assert from_lines["likes"].sum() == 6
 
 
 def test_the_stores_own_tables_are_exported(site: Site) -> None:

@@ -30,6 +30,7 @@ from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.local import LocalSession
+from support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -325,6 +326,18 @@ def test_what_a_run_covers_is_not_reset(fleet: Fleet) -> None:
     assert said.startswith("job 't' is running on ")
     assert said.endswith("; reset it when the run has ended")
     assert shell("place", "reset", "t", "FR").returncode == 0
+
+
+def test_without_its_ledger_a_run_ends_also_where_calls_would_be_admitted(fleet: Fleet) -> None:
+    allowance = "unavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}"
+    config = CONFIG.replace('url = "{url}"', f'url = "{{url}}"\n{allowance}')
+    shell = Quota(fleet.machine())
+    shell.configure(config.format(url=f"redis://127.0.0.1:{free_port()}/0", pages=1, more=""))
+    assert shell("charge", "videos.list").returncode == 0, "from the allowance"
+    ended = shell("run", "t")
+    assert ended.returncode == 69, ended
+    assert "redis://127.0.0.1" in ended.stdout + ended.stderr
+    assert not fleet.events.exists()
 
 
 @pytest.mark.parametrize("store", ['name = "a"\nplaces = "ledger"', 'places = "redis"', "each"])

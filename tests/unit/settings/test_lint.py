@@ -108,6 +108,16 @@ def test_a_job_of_each_machine_needs_their_number(tmp_path: Path, ledger: str | 
     assert len(found) == (said is not None)
 
 
+@pytest.mark.parametrize(
+    ("fetch", "places", "warns"), [("videos", "ledger", 1), ("videos", "store", 0), ("channels", "ledger", 0)]
+)
+def test_a_job_that_goes_by_its_store_needs_one_that_lasts(tmp_path: Path, fetch: str, places: str, warns: int) -> None:
+    text = GOOD.replace("[jobs.trending]", f'[store]\nplaces = "{places}"\n[jobs.trending]')
+    text = text.replace('fetch = "trending"', f'fetch = "{fetch}"')
+    found = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.fetch"]
+    assert [finding.level for finding in found] == ["warning"] * warns
+
+
 def findings(tmp_path: Path, text: str) -> list[Finding]:
     return lint(load_settings(_written(tmp_path, text)))
 
