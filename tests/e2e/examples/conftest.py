@@ -24,7 +24,7 @@ class Taken(Quota):
 
     def __init__(self, folder: Path, upstream: Emulator) -> None:
         super().__init__(folder)
-        self.upstream = upstream
+        self.upstream, self.ledger = upstream, "sqlite:///ledger.db"
         self.env |= {"YOUTUBE_API_KEY": "a-key-for-the-examples", "PYTHONPATH": str(folder)}
 
     def take(self, name: str, *, units: int, window: str = "1h") -> None:
@@ -37,6 +37,7 @@ class Taken(Quota):
 
     def allow(self, units: int, window: str = "1h") -> None:
         self.configure(
+            f'ledger.url = "{self.ledger}"\n'
             '[credentials.main]\napi = "youtube-v3"\nkey = "env:YOUTUBE_API_KEY"\n'
             f'endpoint = "{self.upstream.address}"\n'
             f'[[credentials.main.limits]]\nname = "hour"\nunits = {units}\nwindow = "{window}"\n'

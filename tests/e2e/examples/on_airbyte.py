@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
+    from support.servers import RedisServer
 
 SYNC = """
 import json, logging, pathlib, sys
@@ -48,9 +49,15 @@ except AirflowRescheduleException as rescheduled:
 
 def sync(taken: Taken, name: str) -> list[object]:
     """One run of a source: the pages that it read, how it ended, and what it said."""
-    said = taken.python(SYNC.replace("ADDRESS", taken.upstream.address).replace("NAME", name), "airbyte-cdk")
+    program = SYNC.replace("ADDRESS", taken.upstream.address).replace("NAME", name)
+    said = taken.python(program, "airbyte-cdk", QUOTA_STATE_DIR=str(taken.folder / name))
     found: list[object] = json.loads(said.splitlines()[-1])
     return found
+
+
+def spent(taken: Taken) -> int:
+    """What the ledger counts."""
+    return int(taken.json("spend", "--by", "method")["total_units"])
 
 
 def test_a_refusal_ends_the_sync_as_transient_and_says_when_it_fits(taken: Taken) -> None:
@@ -60,8 +67,9 @@ def test_a_refusal_ends_the_sync_as_transient_and_says_when_it_fits(taken: Taken
     assert str(message).startswith("refused videos.list (1 unit) on main: limit 'hour' has 3 of 3 units used; next at ")
 
 
-def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(taken: Taken) -> None:
-    """Nine calls in all, and room for five at first."""
+def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(taken: Taken, server: RedisServer) -> None:
+    """Nine calls in all, and room for five at first; on three machines over one Redis."""
+    taken.ledger = server.url
     taken.take("airbyte_source", units=5)
     taken.take("airflow_dag", units=5)
 
@@ -73,11 +81,11 @@ def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(take
             return [*ended, "waits" if "T" in dag.result().splitlines()[-1] else "done"]
 
     first = at_once()
-    assert taken.sent() == 5
+    assert taken.sent() == spent(taken) == 5
     assert first.count("done") < 3
     taken.allow(9)
     if first[2] == "waits":
         assert at_once() == ["done", "done", "done"]
     else:
         assert [sync(taken, name)[1] for name in ("one", "two")] == ["done", "done"]
-    assert taken.sent() == 9
+    assert taken.sent() == spent(taken) == 9
