@@ -20,18 +20,19 @@ lint: .venv/installed-test .venv/installed-lint
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py \
-		$(CURDIR)/docs/examples/*.py
+		$(CURDIR)/docs/examples/*.py $(CURDIR)/docs/site/*.py
 	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
 # Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; how long a plan
 # takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI, and
-# `quota proxy` to a request.
+# `quota proxy` to a request; 20 processes on one Redis.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && ../$(BIN)/python -m bench.plan && \
-		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && ../$(BIN)/python -m bench.proxied
+		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
+		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
 # inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500

@@ -76,6 +76,19 @@ def test_the_load_on_the_api_is_a_narrow_table() -> None:
     assert done.returncode == 0, "what is above its bar does not keep `make bench` from measuring the rest"
 
 
+def test_a_crowd_on_one_redis_is_a_narrow_table() -> None:
+    command = [sys.executable, "-m", "bench.crowd", "--processes", "1", "--seconds", "0.05"]
+
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    measured, computed = done.stdout.split("\ncomputed:")
+    for kind in ("counter", "gcra", "log", "charge"):
+        assert re.search(rf"^{kind} +[\d,]+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+$", measured, re.M), measured
+        assert re.search(rf"^{kind} +[\d.]+ of a server, [\d.]+ of the processes; [\d,]+ a second$", computed, re.M)
+
+
 def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_bar_against_a_figure(
     tmp_path: Path,
 ) -> None:
