@@ -20,24 +20,28 @@ lint: .venv/installed-test .venv/installed-lint
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/tests/typed/user_program.py \
-		$(CURDIR)/docs/examples/*.py
+		$(CURDIR)/docs/examples/*.py $(CURDIR)/docs/site/*.py
 	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
 # Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; how long a plan
-# takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI.
+# takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI, and
+# `quota proxy` to a request; 20 processes on one Redis.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && ../$(BIN)/python -m bench.plan && \
-		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware
+		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
+		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500 channels,
-# 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what was spent, 2,000 of a ledger whose url is
-# edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
-# loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
-# have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
+# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500
+# channels, 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what
+# was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks, moves stopped at every place and 40
+# killed, 2,000 faults of the connections of event loops, 100 histories of cut connections under each library that is
+# instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, 20,000 charges interrupted by signals on each
+# ledger, a process that looks for losses interrupted everywhere, runs that have their whole time to stop, and every
+# command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -48,12 +52,14 @@ soak: .venv/installed-test
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py tests/unit/settings/test_schema.py
+	@QUOTA_TEST_LENGTH=90 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/settings/test_large_configurations.py
 	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
-	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
+	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 QUOTA_TEST_SLOW=1000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
+	@QUOTA_TEST_CUTS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/clients/test_instrument.py -k cut
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
 	@QUOTA_TEST_ROWS=1000000 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k constant tests/e2e/jobs/test_data.py
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
@@ -74,8 +80,9 @@ build/docs-tools:
 	@$(PYTHON) -m venv build/docs-tools
 	@build/docs-tools/bin/pip install --quiet --disable-pip-version-check furo myst-parser -e .
 
-# The examples in docs/examples/ that are too heavy for the tests, each with its real package in an environment of its own.
-EXAMPLES := airbyte-cdk apache-airflow dagster prefect
+# The examples in docs/examples/, and programs under `quota exec --auto`, that are too heavy for the tests: each with its real
+# package in an environment of its own.
+EXAMPLES := airbyte-cdk apache-airflow dagster ddtrace gevent prefect
 examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
 	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
 

@@ -129,7 +129,8 @@ elseif not commit and args[3] ~= '0' then
 end
 local charges, units, counted_together = nil, nil, nil
 if not find(idempotency_key, '\n', 1, true) then
-  units = tonumber(match(u, '^%d+$') or match(u, '=(%d+)$'))
+  local digits = match(u, '^%d+$') or match(u, '=(%d+)$')
+  units = digits and digits + 0
 else
 -- @include parts/several_charges.lua
   charges, units, counted_together = several_charges(u, method, job, region, idempotency_key)
@@ -279,9 +280,9 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   if cutoff_ms < 0 then cutoff_ms = 0 end
 
   local stored = known[last_closed - FIELDS_BEFORE + place]
-  local total, tail, tail_ms, head, head_ms, dropped_through =
-    match(stored or '', '^(%d+) ((%d+)%-%d+) ((%d+)%-%d+) (%d+)$')
-  total, tail_ms, head_ms = tonumber(total), tonumber(tail_ms), tonumber(head_ms)
+  local total, tail, tail_ms, head, dropped_through = match(stored or '', '^(%d+) ((%d+)%-%d+) (%d+%-%d+) (%d+)$')
+  local head_ms = head and (head == last and last_ms or split(head))
+  if total then total, tail_ms = total + 0, tail_ms + 0 end
   if not total and not find(name, '^[^|]*|[^|]*|[^|]*|.') then
     return wrong('the view ' .. name .. ' is not BUCKETS|METHODS|JOBS|WINDOW')
   end
@@ -291,7 +292,7 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   -- L6, L13. Missing, or the clock went back behind what was dropped, or all that it counts has expired, or the log no
   -- longer has what it would have to drop: start afresh.
   local afresh = not total or head_ms <= cutoff_ms
-  if not afresh and (tonumber(dropped_through) > cutoff_ms or (whole and tail_ms <= trimmed_through_ms)) then
+  if not afresh and (dropped_through + 0 > cutoff_ms or (whole and tail_ms <= trimmed_through_ms)) then
     afresh = not known[1] or call('EXISTS', log) == 1
     if not afresh then -- it was deleted or evicted, and nobody has charged since
       whole, trimmed_through_ms = false, math.max(trimmed_through_ms, last_ms)

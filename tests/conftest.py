@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -27,7 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As on a user's machine: without bytecode, each of the thousand commands that the tests start compiles all of `quota`.
+# And without it, each worker rewrites all assertions of the tests in each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes is a matter of the machine.
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -44,6 +49,18 @@ os.environ.pop("KUBERNETES_SERVICE_HOST", None)
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: twice as many as there are CPUs, because the tests wait for half of their time."""
     return 2 * (os.cpu_count() or 1)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Where all tests run, each worker first imports a part of them. To rewrite all assertions takes a quarter of a
+    minute, and so each finds most of that done by the others. What cannot be imported is told when it is collected."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if session.config.args == session.config.getini("testpaths") and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+        tests = Path(__file__).parent
+        paths = sorted(tests.rglob("test_*.py"))
+        for path in paths[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+            with suppress(Exception, pytest.skip.Exception):
+                import_module(".".join(path.relative_to(tests).with_suffix("").parts))
 
 
 NO_SKIPS = os.environ.get("QUOTA_TEST_NO_SKIPS") == "1"

@@ -43,8 +43,8 @@ MAX_DAYS = 92
 class DayPlan:
     """One day of one limit in its zone. `hours` are the units (or calls) used in each of its 23 to 25 hours.
 
-    `left_units` is what remains at the end of the day. It is None if the limit's window is not a day, or if the plan
-    ends before the day does. `dry_ms` is when the limit first refused a tick that day.
+    `left_units` is what remains at the end of the day. It is None for a shadow, if the limit's window is not a day, or
+    if the plan ends before the day does. `dry_ms` is when the limit first refused a tick that day.
     """
 
     start_ms: int
@@ -109,7 +109,7 @@ class Plan:
                 {
                     "project": row.project,
                     "window": row.limit.view.window.name,
-                    **members(row.limit, "name limit_units paced"),
+                    **members(row.limit, "name limit_units paced shadow"),
                     "needs_units_per_day": row.needs_units,
                     "days": [
                         {"from": rfc3339(day.start_ms), "hours": list(day.hours)}
@@ -289,6 +289,7 @@ def _days(
     start_ms = calendar.edges(outcome.start_ms)[0]
     window = limit.view.window
     daily = window.period == "day" if isinstance(window, Calendar) else window.window_ms == DAY_MS
+    tells_left = daily and not limit.shadow
     while start_ms < outcome.until_ms:
         end_ms = calendar.edges(start_ms)[1]
         hours = tuple(
@@ -297,7 +298,7 @@ def _days(
         )
         used = sum(hours)
         refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
-        left = max(0, limit.limit_units - used) if daily and end_ms <= outcome.until_ms else None
+        left = max(0, limit.limit_units - used) if tells_left and end_ms <= outcome.until_ms else None
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
         start_ms = end_ms
 
@@ -358,12 +359,11 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
     for row in rows:
         what = "calls" if row.limit.view.selector.count == "calls" else "units"
         name = _name(row, several=several)
-        pace = ", paced" if row.limit.paced else ""
+        kind = (", paced" if row.limit.paced else "") + (", a shadow: it refuses nothing" if row.limit.shadow else "")
         needs = f"needs {row.needs_units:,} {what} a day, holds {row.limit.limit_units:,}"
-        style = (
-            "bold" if row.needs_units <= row.limit.limit_units or row.limit.view.window.longest_ms < DAY_MS else "red"
-        )
-        yield Text(f"{name} ({row.limit.view.window.name}{pace}): {needs}", style=style, overflow="fold")
+        enforced = not row.limit.shadow and row.limit.view.window.longest_ms >= DAY_MS
+        style = "red" if enforced and row.needs_units > row.limit.limit_units else "bold"
+        yield Text(f"{name} ({row.limit.view.window.name}{kind}): {needs}", style=style, overflow="fold")
     numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
     tight = 1 + max(map(len, ["used", *numbers]))
     yield FirstThatFits(

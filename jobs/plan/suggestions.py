@@ -151,7 +151,7 @@ class _Search:
         if job.name in self.may_be_refused:
             bucket = main.book.main_bucket.name
             names = list(job.leave) or [
-                x.name for x in main.limits if not x.narrow and bucket in x.view.selector.buckets
+                x.name for x in main.limits if not (x.narrow or x.shadow) and bucket in x.view.selector.buckets
             ]
             held = [(limits[name], job.leave.get(name, 0)) for name in names]
             rooms = [limit.limit_units - left - self._dearest(job, limit) for limit, left in held]

@@ -3,5 +3,5 @@ local function clock(given_ms)
   if given_ms ~= 0 then return given_ms, string.format('%.0f', given_ms) end
   local time = redis.call('TIME')
   local text = time[1] .. string.sub('00000' .. time[2], -6, -4) -- it tells microseconds without leading zeros
-  return tonumber(text), text
+  return text + 0, text
 end

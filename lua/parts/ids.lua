@@ -1,7 +1,7 @@
--- Ids are "ms-seq", compared by both numbers.
+-- Ids are "ms-seq", compared by both numbers. Digits become a number by `+ 0`: `tonumber` would read them twice.
 local function split(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
+  if ms then return ms + 0, seq + 0 end
 end
 local function before(a, b)
   local a_ms, a_seq = split(a)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import quota
 from quota.auto import environment, payers_of
 from quota.cli.output import say, say_built_in
-from quota.clients.instrument.tally import spent_in
-from quota.common.text import many
+from quota.clients.instrument.tally import Spent, spent_in
+from quota.common.text import listed, many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,11 @@ def run_and_sum_up(command: list[str], config: str | None, credential: str | Non
     with tempfile.TemporaryDirectory(prefix="quota-") as tally:
         status = _run(command, environment_of(config, credential, job, tally))
         spent = spent_in(tally)
-    say(f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused", err=True)
+    said = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
+    if spent == Spent():
+        with quota.open(config) as session:
+            said += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
+    say(said, err=True)
     return status
 
 

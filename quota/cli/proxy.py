@@ -26,6 +26,7 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
 
     http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with its key: callers hold none. A
     refused request gets 429 with Retry-After, and nothing is sent. Quota-Job and Quota-Region say who spends.
+    Links in an answer lead past it: a Python program that follows them runs with `quota exec --auto` instead.
     Other machines reach it only with --token. Ends on SIGTERM and Ctrl-C.
 
     \b
@@ -70,4 +71,4 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
             local = unix is None and is_loopback(host)
             return make_app(quota.open_async(config), names_of(host) if local else None, secret)
 
-        serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), dated=False)
+        serve(app, listener, ready=lambda: say(f"quota proxy: {address} ({source})"), passes_on=True)

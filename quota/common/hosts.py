@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 
+MAX_KNOWN = 1_000
+"""How many hosts are remembered: each request asks about its own. A crawler meets more."""
 
+
+@lru_cache(MAX_KNOWN)
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`, an address or a name. 0.0.0.0 means every address."""
     if host.lower().rstrip(".") == "localhost":

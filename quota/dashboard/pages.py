@@ -20,7 +20,7 @@ from quota.common.text import listed, many, spaced
 from quota.dashboard import words
 from quota.dashboard.charts import Band, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
-from quota.reports.spending import KeptRefusal, refused_by
+from quota.reports.spending import KeptRefusal, Refusals, refused_by
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
@@ -281,14 +281,14 @@ def _limit(
 
 
 def _window(row: LimitRow) -> str:
-    """The window of a limit, as people say it."""
+    """The window of a limit, as people say it, and whether it is on trial."""
     window, selector = row.limit.view.window, row.limit.view.selector
     if isinstance(window, Sliding):
         said = f"in any {words.spelled_out(window.window_ms)}"
     else:
         said = f"in each {window.spelled_out()}"
     only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
-    return ", ".join([said, *only])
+    return ", ".join([said, *only]) + ("; a shadow, which refuses nobody" if row.limit.shadow else "")
 
 
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
@@ -318,8 +318,14 @@ def _spending(spent: Spent) -> dict[str, Any]:
         "rows": _folded(rows, ROWS),
         "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
         "refused": sum(one.calls for one in spent.refused),
-        "refused_by": listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(spent.refused).items()),
+        "refused_by": _by(spent.refused),
+        "would_refuse": sum(one.calls for one in spent.would_refuse),
+        "would_refuse_by": _by(spent.would_refuse),
     }
+
+
+def _by(refusals: Sequence[Refusals]) -> str:
+    return listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(refusals).items())
 
 
 # -- freshness, refusals ----------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ class SpentRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Who spent a project's units: rows, those who spent most lately first. In `since_ms` each span begins; `gap_ms`
-    and `refused` are of the longest."""
+    """Who spent a project's units: rows, those who spent most lately first. In `since_ms` each span begins; `gap_ms`,
+    `refused` and `would_refuse` are of the longest."""
 
     project: str
     at_ms: int
@@ -76,6 +76,7 @@ class Spent:
     totals: tuple[int, ...]
     gap_ms: tuple[int, int] | None
     refused: tuple[Refusals, ...]
+    would_refuse: tuple[Refusals, ...]
 
 
 def projects_of(session: Session) -> dict[str, str]:
@@ -212,6 +213,7 @@ def _spent(session: Session, project: str) -> Spent:
         tuple(one.total_units for one in spans),
         longest.gap_ms,
         longest.refused,
+        longest.would_refuse,
     )
 
 

@@ -3,7 +3,6 @@
     arguments                           what charge.lua is asked
     Question                            the call that asks it, packed once for all calls of a kind
     result_of                           a reply, as a ChargeResult
-    says_more                           whether the script is to be asked again (L21)
     policy_in                           how the server may drop our keys, where a reply says it
 
 The head of `lua/charge.lua` describes the arguments and the reply.
@@ -131,7 +130,7 @@ def _span(check: LimitCheck) -> str | int:
 
 def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
     """Raises one of UNREADABLE where the reply is none of ours."""
-    line, *seldom = reply.split("\n")
+    line, _, seldom = reply.partition("\n")
     answer, ids, now_ms, last, epoch, *words = line.split(" ")
     if answer == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
@@ -143,7 +142,7 @@ def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
     charge_id, *also = (None,) if ids == NOTHING else ids.split(",")
     if charge_id and len(also) != len(request.also):
         raise ValueError("an id for each charge")
-    exhaustion, granted, unlogged = _seldom_said(checks, seldom) if seldom else (None, "", ())
+    exhaustion, granted, unlogged = _seldom_said(checks, seldom.split("\n")) if seldom else (None, "", ())
     return ChargeResult(
         outcome,
         charge_id,
@@ -155,7 +154,7 @@ def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
         unlogged,
         0,
         granted,
-        _leaving_ms(words[limits:]),
+        _leaving_ms(words[limits:]) if outcome == "refused" else (),
         tuple(also),
     )
 
@@ -203,11 +202,6 @@ def _leaving_ms(words: Sequence[str]) -> tuple[int | None, ...]:
         if at_ms is not None and not 0 <= at_ms < LATEST_MS:
             raise ValueError("a charge in the far future")
     return leaving_ms
-
-
-def says_more(reply: Any) -> bool:
-    """Whether the script has more to read, and is to be called again (L21)."""
-    return isinstance(reply, str) and reply.startswith("MORE ")
 
 
 def policy_in(reply: str) -> str:

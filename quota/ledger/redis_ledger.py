@@ -45,7 +45,6 @@ from quota.ledger.redis_decision import (
     Question,
     policy_in,
     result_of,
-    says_more,
 )
 from quota.ledger.redis_errors import (
     MAY_NOT_RUN,
@@ -162,7 +161,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         """
         started_s, question, age = elapsed_s(), self._question(request, commit), FIRST_TRY
         may_be_done = last_try = False
-        more = None
+        counting = None
         while True:
             if may_be_done:
                 age = str(int((elapsed_s() - started_s) * 1000))
@@ -173,21 +172,17 @@ class RedisLedger(StateChanges, OfOneProcess):
                     question = Question(request, commit, whole=True)
                     continue
                 if last_try or not _may_retry(error, started_s):
-                    if more is None or may_be_done or not isinstance(error, Lost) or error.left:
+                    if counting is None or may_be_done or not isinstance(error, Lost) or error.left:
                         raise self._error(error, request.project) from error
-                    reply = more
-                    break
+                    return counting
                 may_be_done, last_try = may_be_done or _may_be_done(error), True
                 continue
-            if not says_more(reply):
-                break
-            more = reply
-            if elapsed_s() - started_s >= COUNT_WITHIN_S:
-                break
-        result = self._result(request, reply)
-        if policy := policy_in(reply):
-            self._say_evicts(policy)
-        return result
+            result = self._result(request, reply)
+            if policy := policy_in(reply):
+                self._say_evicts(policy)
+            if result.outcome != "counting" or elapsed_s() - started_s >= COUNT_WITHIN_S:
+                return result
+            counting = result
 
     def _question(self, request: ChargeRequest, commit: bool) -> Question:
         """The packed words of a kind of charge, kept for the next one of it."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 MAX_HELD_BYTES = 64 * 1024
 """How much of a body is held at most. What is charged for a longer one follows from its length alone."""
+
+WATCH_AFTER_S = 0.1
+"""When a request is slow. The others end before anybody could end them for a caller that went away."""
 
 
 class CallerGoneError(Exception):
@@ -19,7 +23,7 @@ class CallerGoneError(Exception):
 
 
 class CallerSide:
-    """One reader at a time: `beginning`, then `pieces`, then `watch`."""
+    """One reader at a time: `beginning`, then `pieces`, then what watches."""
 
     def __init__(self, receive: Callable[[], Awaitable[Any]], length: int | None) -> None:
         self.gone = False
@@ -58,8 +62,20 @@ class CallerSide:
         leaves()
         self._read.set()
 
-    async def watch(self, task: asyncio.Task[Any]) -> None:
-        """Cancel the task once the caller goes away."""
+    @contextmanager
+    def watched(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """Until the block ends, the task is cancelled if the caller goes away while it is slow."""
+        watching: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(WATCH_AFTER_S, lambda: watching.append(loop.create_task(self._watch(task))))
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for one in watching:
+                one.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
         await self._read.wait()
         while not self.gone:
             self.gone = (await self._receive())["type"] == "http.disconnect"

@@ -5,6 +5,7 @@ Lengths stay as they are. A body that is packed is not searched, nor is a secret
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,10 +20,8 @@ class Mask:
     comes, or the `end`."""
 
     def __init__(self, secret: str | None) -> None:
-        spellings = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")} if secret else set()
-        known = {one.encode() for one in spellings if one is not None and len(one) >= MIN_SECRET_LENGTH}
-        self._secrets = sorted(known, key=len, reverse=True)
-        self._longest = max(map(len, known), default=0)
+        self._secrets = _spellings(secret) if secret else ()
+        self._longest = max(map(len, self._secrets), default=0)
         self._kept = b""
 
     def whole(self, data: bytes) -> bytes:
@@ -50,3 +49,10 @@ class Mask:
             while at >= 0 and not secret.startswith(data[at:]):
                 at = data.find(secret[:1], at + 1)
             yield at if at >= 0 else len(data)
+
+
+@lru_cache(100)
+def _spellings(secret: str) -> tuple[bytes, ...]:
+    """How an answer may say it, the longest first."""
+    spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
+    return tuple(sorted((one.encode() for one in spelled if len(one) >= MIN_SECRET_LENGTH), key=len, reverse=True))

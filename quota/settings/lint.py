@@ -133,7 +133,7 @@ def _ways(settings: Settings) -> Iterator[Finding]:
 
 def _server(settings: Settings) -> Iterator[Finding]:
     """Findings about the way to a server: of the ledger, and of the storage of inbound limits."""
-    yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings.path)
+    yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings)
     if settings.inbound is None or settings.path is None:
         return
     try:
@@ -142,15 +142,16 @@ def _server(settings: Settings) -> Iterator[Finding]:
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:
-        yield from _trust("inbound", address.url, address.secrets, settings.path)
+        yield from _trust("inbound", address.url, address.secrets, settings)
 
 
-def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Path | None) -> Iterator[Finding]:
+def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: Settings) -> Iterator[Finding]:
     """Who may read the password of a server, or pretend to be it."""
     for key, ref in secrets:
         location = f"{place}.{key}"
         kind, _, path = ref.partition(":")
-        if not ref and config is not None and _everybody_reads(config):
+        file = settings.path if settings.variables.keys().isdisjoint((place, location)) else None
+        if not ref and file is not None and _everybody_reads(file):
             yield Finding(
                 "warning",
                 location,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from quota.common.hosts import default_port, is_loopback, plain_path
+from quota.common.hosts import MAX_KNOWN, default_port, is_loopback, plain_path
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
@@ -55,6 +56,7 @@ class Hosts:
         return [*self._known.get((host, port), ()), *(self._known.get((host, None), ()) if port is not None else ())]
 
 
+@lru_cache(MAX_KNOWN)
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
     if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address

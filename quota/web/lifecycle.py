@@ -18,6 +18,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -48,6 +49,7 @@ connections are all that a process may have."""
 READ_WITHIN_S = 60.0
 """How long a client may take nothing of its answer: as long as nginx waits (`send_timeout`)."""
 
+PIECE_BYTES = 32 * 1024
 SAID_AGAIN_S = 60.0
 END_WITHIN_S = 4.0
 BACKLOG = 2048
@@ -64,7 +66,8 @@ def require_web(*also: str) -> None:
             import_module(name)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0] or "a package"
-        raise QuotaError(f"{missing} is not installed: pip install 'quota-ledger[web]'") from None
+        how = "pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
+        raise QuotaError(f"{missing} is not installed: {how}") from None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -129,10 +132,10 @@ def _spelled(address: Any) -> str:
 
 
 def serve(
-    make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], object] | None = None, dated: bool = True
+    make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], object] | None = None, passes_on: bool = False
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked: the process is to end now. `dated`: each
-    answer gets a Date; else the application gives it.
+    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked: the process is to end now. An application
+    that `passes_on` what others answer gives each answer its Date, and holds little of what is on its way.
 
     `make_app` is called once the signals are blocked, so that they are in every thread that it starts. `ready` is
     called when the socket is served. Call `serve` in the main thread, before any other thread has begun. Raises
@@ -143,7 +146,8 @@ def serve(
         # What uvicorn says of requests that fail, `protected` says in a line; strangers make it say the rest.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    server = _server(make_app(), ready, dated=dated)
+    _open_as_many_as_allowed()
+    server = _server(make_app(), ready, passes_on=passes_on)
     threading.Thread(target=_end_on_signal, args=(server,), daemon=True).start()
     try:
         server.run(sockets=[listener])
@@ -151,11 +155,19 @@ def serve(
         raise QuotaError("the application did not start; QUOTA_LOG=info shows why") from None
 
 
+def _open_as_many_as_allowed() -> None:
+    """Shells and systemd begin with 1,024 files, for programs that call `select`, and allow far more: each client that
+    is slow holds one, or two where its request is passed on."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS says "unlimited", and means fewer
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @contextmanager
-def served(app: App, *, dated: bool = True) -> Iterator[tuple[str, int]]:
+def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
     """Serve on loopback, in a thread, for as long as the block lasts: where, as host and port."""
     with listen("127.0.0.1", 0) as listener:
-        server = _server(app, None, dated=dated)
+        server = _server(app, None, passes_on=passes_on)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -165,8 +177,20 @@ def served(app: App, *, dated: bool = True) -> Iterator[tuple[str, int]]:
             thread.join()
 
 
-def _server(app: App, ready: Callable[[], object] | None, *, dated: bool = True) -> uvicorn.Server:
+def hold_little(transport: Any) -> None:
+    """Let a connection read and write in small pieces: one that is slow holds a few of them."""
+    transport.max_size = PIECE_BYTES
+    transport.set_write_buffer_limits(PIECE_BYTES)
+
+
+def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = False) -> uvicorn.Server:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Sparing(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            hold_little(transport)
+            super().connection_made(transport)
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -188,12 +212,15 @@ def _server(app: App, ready: Callable[[], object] | None, *, dated: bool = True)
     silent = _Silent()
     config = uvicorn.Config(
         app,
-        http="h11",  # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn
+        loop="asyncio" if passes_on else "auto",  # uvloop reads 256 kB at once, whatever anybody asks for
+        http=Sparing
+        if passes_on
+        else "h11",  # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=dated,
+        date_header=not passes_on,
         proxy_headers=False,  # who asks is `quota.inbound`'s to say
         timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,

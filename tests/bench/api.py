@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from support.commands import QUOTA, Quota
-from support.web import Served
+from support.web import served_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +183,7 @@ def main() -> None:
         (Path(folder) / "quota.toml").write_text(CONFIG)
         quota = Quota(Path(folder))
         rows = []
-        with Served([*QUOTA, "serve", "--port", "0"], cwd=quota.folder, env=quota.env) as served:
+        with served_by([*QUOTA, "serve", "--port", "0"], cwd=quota.folder, env=quota.env) as served:
             for what, question in questions().items():
                 before_s = cpu_s(served.process.pid)
                 taken_s = asyncio.run(load(served.port, question, options.seconds))

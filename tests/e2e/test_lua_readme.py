@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
@@ -103,70 +104,102 @@ def test_the_commands_print_what_the_readme_shows(
     assert not budget.peek("videos.list").admitted
 
 
-# -- PHP ---------------------------------------------------------------------------------------------------------------
+# -- PHP, Go -----------------------------------------------------------------------------------------------------------
+
+GO_PACKAGES = Path("/usr/share/gocode")
+"""Where Debian has the packages that Go programs import."""
 
 
 @pytest.fixture(scope="module")
-def php() -> str:
+def php(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs the README's program; the server's port follows it."""
     path = shutil.which("php")
     if path is None:
         pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
     modules = subprocess.run([path, "-m"], capture_output=True, text=True, timeout=300, check=True).stdout
     if "redis" not in modules.split():
         pytest.skip("php has no redis extension; on Debian: apt-get install php-redis")
-    return path
-
-
-def run_php(php: str, port: int, folder: Path, more: str = "") -> list[dict[str, object]]:
-    """The README's program on another port, and what it prints."""
     program, _ = blocks("php")
-    assert program.count("6379") == 1
-    path = folder / "charge.php"
-    path.write_text(program.replace("6379", str(port)) + more, encoding="utf-8")
-    done = subprocess.run([php, path], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert program.count("= 6379") == 1
+    source = tmp_path_factory.mktemp("php") / "charge.php"
+    source.write_text(program.replace("new Ledger()", "new Ledger(port: (int) $argv[1])"), encoding="utf-8")
+    return [path, str(source)]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """As `php`, compiled."""
+    path = shutil.which("go")
+    if path is None or not (GO_PACKAGES / "src/github.com/gomodule/redigo").is_dir():
+        pytest.skip("no go, or no redigo; on Debian: apt-get install golang-go golang-github-gomodule-redigo-dev")
+    folder = tmp_path_factory.mktemp("go")
+    (program,) = blocks("go")
+    assert program.count('"127.0.0.1:6379"') == 1
+    (folder / "charge.go").write_text(program.replace('127.0.0.1:6379"', '127.0.0.1:" + os.Args[1]'), encoding="utf-8")
+    env = {**os.environ, "GO111MODULE": "off", "GOPATH": str(GO_PACKAGES), "GOCACHE": str(folder / "cache")}
+    subprocess.run([path, "build", "charge.go"], cwd=folder, env=env, timeout=600, check=True)
+    return [str(folder / "charge")]
+
+
+@pytest.fixture(params=["php", "go"])
+def program(request: pytest.FixtureRequest) -> list[str]:
+    command: list[str] = request.getfixturevalue(request.param)
+    return command
+
+
+def run(program: list[str], port: int, folder: Path) -> list[dict[str, object]]:
+    """What the README's program prints with the server at this port."""
+    done = subprocess.run([*program, str(port)], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_php_and_python_share_one_budget(server: RedisServer, budget: Budget, php: str, home: Path) -> None:
+def test_other_languages_and_python_share_one_budget(
+    server: RedisServer, budget: Budget, program: list[str], home: Path
+) -> None:
     for _ in range(94):
         assert budget.charge("search.list").admitted
-    (last,) = run_php(php, server.port, home)
+    (last,) = run(program, server.port, home)
     assert (last["outcome"], last["used_units"]) == ("ADMITTED", 9_500)
     assert not budget.charge("videos.list").admitted
     assert budget.refund(str(last["id"])).job == "nightly"
     assert budget.charge("search.list").admitted
-    assert run_php(php, server.port, home) == [{"outcome": "REFUSED", "id": "-", "used_units": 9_500}]
+    assert run(program, server.port, home) == [{"outcome": "REFUSED", "id": "-", "used_units": 9_500}]
 
 
-def test_php_reads_on_where_there_is_more(server: RedisServer, budget: Budget, php: str, home: Path) -> None:
+def test_they_read_on_where_there_is_more(server: RedisServer, budget: Budget, program: list[str], home: Path) -> None:
     others = Budget(credential="main", project="demo", book=BOOK, limits=(), ledger=budget.ledger)
     for _ in range(2_100):
         others.charge("videos.list")
-    (answer,) = run_php(php, server.port, home)
+    (answer,) = run(program, server.port, home)
     assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 2_200)
 
 
 @pytest.mark.parametrize("kind", ["drop-reply", "swallow-reply", "drop-request"])
-def test_php_charges_once_when_an_answer_is_lost(
-    server: RedisServer, budget: Budget, php: str, home: Path, kind: str
+def test_they_charge_once_when_an_answer_is_lost(
+    server: RedisServer, budget: Budget, program: list[str], home: Path, kind: str
 ) -> None:
     assert budget.charge("videos.list").admitted, "and the server knows the script"
     with Proxy(server.port) as proxy:
         proxy.fail(kind)  # type: ignore[arg-type]
-        (answer,) = run_php(php, proxy.port, home)
+        (answer,) = run(program, proxy.port, home)
         assert proxy.requests == 2
     assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 101)
     assert budget.usage()[0].used_units == 101
 
 
-def test_a_mistake_in_php_is_an_exception_that_names_it(server: RedisServer, php: str, home: Path) -> None:
-    mistake = (
-        "try { $ledger->charge('demo', 'search.list', -5); }\n"
-        "catch (RuntimeException $error) { echo json_encode(['error' => $error->getMessage()]), \"\\n\"; }\n"
-    )
-    said = run_php(php, server.port, home, mistake)[1]["error"]
-    assert str(said).startswith("ERR charge.lua: u is N or BUCKET=N")
+def test_what_the_server_refuses_is_an_error_that_names_it_and_is_not_asked_again(
+    server: RedisServer, budget: Budget, program: list[str], home: Path
+) -> None:
+    assert budget.charge("videos.list").admitted, "and the server knows the script"
+    with redis.Redis(port=server.port) as client:
+        client.set("quota:{demo}:log", "not a log", ex=600)
+    with Proxy(server.port) as proxy:
+        command = [*program, str(proxy.port)]
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+        assert proxy.requests == 1
+    assert done.returncode != 0
+    assert "WRONGTYPE" in done.stdout + done.stderr
 
 
 def test_every_script_is_in_the_readme() -> None:

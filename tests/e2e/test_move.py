@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 import tomllib
 from typing import TYPE_CHECKING
@@ -192,7 +191,7 @@ def test_chargers_and_a_mover_that_is_killed_lose_and_double_nothing(tmp_path: P
         client.flushdb()
     urls = [f"sqlite:///{tmp_path}/ledger.db", f"redis://127.0.0.1:{redis_server.port}/5"]
     configure(home.quota, urls[0], "p", LIMITS.format(units=units))
-    chargers = [home.spawn(sys.executable, "-c", CHARGER, str(n)) for n in range(4)]
+    chargers = [home.start(str(n), script=CHARGER) for n in range(4)]
     try:
         for old, new in (urls, urls[::-1]):
             ledgers = [open_movable(url) for url in (old, new)]

@@ -17,7 +17,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -48,7 +47,7 @@ PAGES = 2
 ITEMS = 50
 """The emulator's pages are full."""
 
-CALLS_IN_A_TICK = 1_700
+CALLS_IN_A_TICK = 7_000
 """Of functions of ours, without the store's."""
 
 LIMITS = """
@@ -91,10 +90,6 @@ pages = {PAGES}
 regions = {json.dumps(REGIONS)}
 """
         )
-
-    def script(self, script: str, *args: str, **options: Any) -> subprocess.Popen[str]:
-        """A Python process of its own that runs this script in the folder."""
-        return self.spawn(sys.executable, "-c", script, *args, **options)
 
     def tick(self) -> RunReport:
         return self.run("t", wait=wait_none())
@@ -228,7 +223,7 @@ def steps(*more: Step) -> Any:
 
 
 def killed_at(machine: Machine, step: Step) -> None:
-    with machine.script(KILLED, step.event, step.where, str(step.nth), step.then, "run", "t") as process:
+    with machine.start(step.event, step.where, str(step.nth), step.then, "run", "t", script=KILLED) as process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, (process.returncode, out, err)
 
@@ -268,7 +263,7 @@ def test_a_tick_killed_while_the_shared_ledger_answers_goes_on(machine: Machine,
 
 def test_a_tick_killed_while_upstream_works_counts_what_upstream_counts(machine: Machine) -> None:
     machine.upstream.fault("hang", after=2, ms=20_000)
-    with machine.script(KILLED, "call", "nowhere:nothing", "1", ":", "run", "t") as process:
+    with machine.start("call", "nowhere:nothing", "1", ":", "run", "t", script=KILLED) as process:
         while machine.requests < 3:
             assert process.poll() is None
             time.sleep(0.01)
@@ -345,7 +340,7 @@ SOME = CROWD - 2
 def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, str, str]]:
     """Status, output and errors of CROWD processes that leave the starting line together."""
     with ExitStack() as stack:
-        crowd = [stack.enter_context(machine.script(script, *args, stdin=subprocess.PIPE)) for _ in range(CROWD)]
+        crowd = [stack.enter_context(machine.start(*args, script=script, stdin=subprocess.PIPE)) for _ in range(CROWD)]
         for process in crowd:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -472,7 +467,7 @@ with quota.open() as session:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) -> None:
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
-    with machine.script(FORKED) as process:
+    with machine.start(script=FORKED) as process:
         out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, ""), (out, err)
     entries = machine.entries()
@@ -512,7 +507,7 @@ assert os.wait()[1] == 9
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_child_that_outlives_its_parents_session_loses_no_charge(machine: Machine) -> None:
-    with machine.script(OUTLIVED) as process:
+    with machine.start(script=OUTLIVED) as process:
         out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, ""), (out, err)
     assert machine.units() == 5
@@ -553,7 +548,7 @@ with quota.open() as session:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_fork_while_other_threads_charge_leaves_no_child_waiting(machine: Machine) -> None:
     machine.configure(units=1_000_000)
-    with machine.script(FORKED_IN_THREADS) as process:
+    with machine.start(script=FORKED_IN_THREADS) as process:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, (out, err)
     assert sum(entry.job == "child" for entry in machine.entries()) == 20

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import quota
 
-REST_S = 0.01
+REST_S = 0.03
 
 
 class _Noted(logging.Handler):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from support.forked import can_be_forked, run_forked
+from support.forked import Forked, can_be_forked, for_a_shell, run_forked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +25,8 @@ class Quota:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.forked = True
+        """False where what a command imports is the question."""
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))},
             "QUOTA_STATE_DIR": str(folder / "state"),
@@ -29,7 +35,7 @@ class Quota:
         }
 
     def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        if can_be_forked(args, {**self.env, **env}):
+        if self.forked and can_be_forked(args, {**self.env, **env}):
             return run_forked(args, self.folder, {**self.env, **env}, 300)
         return subprocess.run(
             [*QUOTA, *args],
@@ -42,9 +48,23 @@ class Quota:
             stdin=subprocess.DEVNULL,
         )
 
+    def start(
+        self, *args: str, script: str = "", env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str] | Forked:
+        """A `quota` command that goes on meanwhile, or a Python program; `options` are its streams."""
+        env = {**self.env, **(env or {})}
+        if self.forked and can_be_forked(args, env, script):
+            return Forked(args, self.folder, env, script=script, **options)
+        command = [sys.executable, "-c", script] if script else QUOTA
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        return subprocess.Popen([*command, *args], cwd=self.folder, env=env, text=True, **streams)
+
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
-        """What a shell makes of `script`, in which `quota` is the command."""
-        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota "$@"; }}; '
+        """What a shell makes of `script`, in which `quota` is the command. One that gets limits or closed streams from
+        the shell starts from nothing."""
+        anew = "ulimit" in script or "&-" in script
+        command, fds = (QUOTA, []) if anew else for_a_shell(self.env)
+        prefix = f'set -o pipefail; quota() {{ {shlex.join(command)} "$@"; }}; '
         return subprocess.run(
             ["bash", "-c", prefix + script],
             cwd=self.folder,
@@ -54,6 +74,7 @@ class Quota:
             timeout=300,
             check=False,
             stdin=subprocess.DEVNULL,
+            pass_fds=fds,
         )
 
     def json(self, *args: str, status: int = 0, **env: str) -> Any:

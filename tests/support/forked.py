@@ -1,4 +1,5 @@
-"""`quota` commands in processes that a server forks: it has imported what the interpreter and `quota` need for 0.1 s.
+"""`quota` commands in processes that a server forks: it has imported what the interpreter, `quota` and Google's client
+need for half a second.
 
 A command is a process of its own, with its own arguments, environment, folder and streams. What is different: modules
 are imported that it may not need, in the server's order. With QUOTA_TEST_EXEC=1 every command starts from nothing, as a
@@ -13,25 +14,25 @@ import gc
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 IMPORTED = (
     *("json", "random", "sqlite3", "ssl", "tomllib", "zoneinfo", "redis", "rich.console", "rich.table"),
     *("quota.cli.program", "quota.cli.render", "quota.ledger.redis_ledger", "quota.ledger.sqlite_ledger"),
-    *("quota.reports.status", "quota.session", "quota.jobs.runner", "quota.jobs.store"),
+    *("quota.reports.status", "quota.session", "quota.jobs.runner", "quota.jobs.store", "quota.clients.google"),
 )
 
 LONGEST = 60_000
@@ -40,7 +41,7 @@ LONGEST = 60_000
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_")
 
 
-def can_be_forked(args: Sequence[str], env: Mapping[str, str]) -> bool:
+def can_be_forked(args: Sequence[str], env: Mapping[str, str], script: str = "") -> bool:
     """Not where something is set that the interpreter reads as it starts."""
 
     def of_the_interpreter(names: Mapping[str, str]) -> dict[str, str]:
@@ -49,60 +50,135 @@ def can_be_forked(args: Sequence[str], env: Mapping[str, str]) -> bool:
     return (
         os.environ.get("QUOTA_TEST_EXEC") != "1"
         and of_the_interpreter(env) == of_the_interpreter(os.environ)
-        and len(_message(args, "", env)) < LONGEST
+        and len(_message(args, "", env, script)) < LONGEST
     )
+
+
+class Forked:
+    """A process that the server forks, with the words of `subprocess.Popen`: a command of `quota`, or the Python
+    program `script` with these arguments. Nobody writes to it but through `stdin=subprocess.PIPE`."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        *,
+        script: str = "",
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+    ) -> None:
+        self.args = ["-c" if script else "quota", *args]
+        self.returncode: int | None = None
+        self._answers, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as given:
+            given.enter_context(answering)
+            fds = []
+            for name, wanted, number in (("stdin", stdin, 0), ("stdout", stdout, 1), ("stderr", stderr, 2)):
+                stream = None
+                if wanted == subprocess.PIPE:
+                    read, written = os.pipe()
+                    ours, theirs = (written, read) if number == 0 else (read, written)
+                    stream = open(ours, "w" if number == 0 else "r", encoding="utf-8")  # noqa: SIM115  # as Popen
+                    given.callback(os.close, theirs)
+                elif wanted == subprocess.DEVNULL:
+                    theirs = given.enter_context(open(os.devnull, "r+b", buffering=0)).fileno()
+                else:
+                    theirs = wanted
+                setattr(self, name, stream)
+                fds.append(theirs)
+            message = _message(args, str(folder), env, script)
+            socket.send_fds(_server(), [message], [*fds, answering.fileno()])
+        self.pid = int(self._answers.recv(20))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._streams():
+            stream.close()
+        self.wait()
+
+    def _streams(self) -> list[Any]:
+        return [stream for stream in (self.stdin, self.stdout, self.stderr) if stream is not None]
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            return self._ended(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return self._ended(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+
+    def _ended(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            self.returncode = int(self._answers.recv(20))
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it writes until its end; of a stream that is no pipe, nothing."""
+        if self.stdin is not None:
+            self.stdin.close()
+        ends_s = None if timeout is None else time.monotonic() + timeout
+        read = ["", ""]
+
+        def read_all(number: int, stream: Any) -> None:
+            read[number] = stream.read()
+
+        pipes = [(n, stream) for n, stream in enumerate((self.stdout, self.stderr)) if stream and not stream.closed]
+        threads = [threading.Thread(target=read_all, args=pipe, daemon=True) for pipe in pipes]
+        for thread in threads:
+            thread.start()
+        for thread, (_, stream) in zip(threads, pipes, strict=True):
+            thread.join(None if ends_s is None else ends_s - time.monotonic())
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            stream.close()
+        self.wait(None if ends_s is None else max(0.0, ends_s - time.monotonic()))
+        return read[0], read[1]
 
 
 def run_forked(
     args: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` does it, with nothing to read, and what is written captured as text."""
-    out, out_written = os.pipe()
-    err, err_written = os.pipe()
-    answers, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with answers:
-        with answering, open(os.devnull) as nothing:
-            fds = [nothing.fileno(), out_written, err_written, answering.fileno()]
-            socket.send_fds(_server(), [_message(args, str(folder), env)], fds)
-        os.close(out_written)
-        os.close(err_written)
-        answers.settimeout(timeout_s)
-        pid = int(answers.recv(20))
-        try:
-            stdout, stderr = _read([out, err], time.monotonic() + timeout_s)
-            status = int(answers.recv(20))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(["quota", *args], timeout_s) from None
-    return subprocess.CompletedProcess(["quota", *args], status, stdout, stderr)
+    process = Forked(args, folder, env)
+    try:
+        stdout, stderr = process.communicate(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.wait(), stdout, stderr)
 
 
-def _message(args: Sequence[str], folder: str, env: Mapping[str, str]) -> bytes:
+def for_a_shell(env: Mapping[str, str]) -> tuple[list[str], list[int]]:
+    """What a shell may run as `quota`, and the descriptors that it has to inherit."""
+    if not can_be_forked([], env):
+        return [sys.executable, "-m", "quota"], []
+    server = _server().fileno()
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("asking.py")), str(server)], [server]
+
+
+def _message(args: Sequence[str], folder: str, env: Mapping[str, str], script: str = "") -> bytes:
     umask = os.umask(0)
     os.umask(umask)
-    return json.dumps([list(args), folder, dict(env), umask]).encode()
-
-
-def _read(fds: list[int], ends_s: float) -> list[str]:
-    """All that comes from these pipes."""
-    parts: dict[int, list[bytes]] = {fd: [] for fd in fds}
-    with selectors.DefaultSelector() as waiting:
-        for fd in fds:
-            waiting.register(fd, selectors.EVENT_READ)
-        try:
-            while waiting.get_map():
-                ready = waiting.select(ends_s - time.monotonic())
-                if not ready:
-                    raise TimeoutError
-                for key, _ in ready:
-                    data = os.read(key.fd, 2**16)
-                    parts[key.fd].append(data)
-                    if not data:
-                        waiting.unregister(key.fd)
-        finally:
-            for fd in fds:
-                os.close(fd)
-    return [b"".join(parts[fd]).decode().replace("\r\n", "\n") for fd in fds]
+    return json.dumps([list(args), folder, dict(env), umask, script]).encode()
 
 
 @lru_cache(maxsize=1)
@@ -162,21 +238,27 @@ def _answer(message: bytes, fds: list[int]) -> None:
     os._exit(0)
 
 
-def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int) -> NoReturn:
-    """Do what `python -m quota` does in this folder and environment, and end as it does, except that what is in memory
-    is left to the system: to take it apart takes longer than most commands."""
+def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int, script: str) -> NoReturn:
+    """Do what `python -m quota` does in this folder and environment, or `python -c`, and end as it does, except that
+    what is in memory is left to the system: to take it apart takes longer than most commands."""
     os.chdir(folder)
     os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
     sys.path[:] = [folder, *_without_tests()]
-    sys.argv = ["quota", *args]
+    sys.argv = ["-c" if script else "quota", *args]
     status: object = 0
     try:
-        runpy.run_module("quota", run_name="__main__", alter_sys=True)
+        if script:
+            exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # a test's own
+        else:
+            runpy.run_module("quota", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         status = ended.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         status = 1
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ import uvicorn
 from quota.inbound import asgi, load_rules
 from quota.web.lifecycle import address_of, listen, serve
 from support.patience import be_patient
-from support.web import Served, helped_by, shared_socket
+from support.web import Served, helped_by, served_by, shared_socket
 
 if TYPE_CHECKING:
     import socket
@@ -114,7 +114,7 @@ def serving(folder: Path, *arguments: str) -> Served:
     """This module as a program, with the quota.toml in a folder."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(folder)])}
     env |= {"QUOTA_STATE_DIR": str(folder / "state"), "QUOTA_CONFIG": str(folder / "quota.toml")}
-    return Served([sys.executable, "-m", "support.inbound_http", *arguments], cwd=folder, env=env)
+    return served_by([sys.executable, "-m", "support.inbound_http", *arguments], cwd=folder, env=env)
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:

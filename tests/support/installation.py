@@ -12,7 +12,7 @@ import quota
 from quota.common.clock import NEVER
 from quota.jobs.runner import run_job
 from quota.ledger.contract import read_entries
-from support.commands import QUOTA, Quota
+from support.commands import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quota.jobs.emulator import Emulator
     from quota.jobs.job import RunReport
     from quota.ledger.entry import Entry
+    from support.forked import Forked
 
 
 class Installation:
@@ -53,21 +54,9 @@ class Installation:
         with quota.open(self.config, clock=self.clock) as session:
             return run_job(session, job, clock=self.clock, **options)
 
-    def start(self, *args: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """A `quota` command in a process of its own."""
-        return self.spawn(*QUOTA, *args, stderr=stderr)
-
-    def spawn(self, *command: str, stderr: int = subprocess.PIPE, **options: Any) -> subprocess.Popen[str]:
-        """Any command in the folder."""
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.quota.env,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            **options,
-        )
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[str] | Forked:
+        """A `quota` command in a process of its own, or a Python program."""
+        return self.quota.start(*args, **options)
 
     def entries(self) -> list[Entry]:
         """All charges in the ledger."""

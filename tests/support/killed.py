@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ main()
 def killed_anywhere(machine: Installation, dice: random.Random, calls: int, *command: str) -> bool:
     """Run a command of `quota` that dies at one of its first `calls` of functions of ours. Whether it came to that."""
     nth = str(dice.randint(1, calls))
-    with machine.spawn(sys.executable, "-c", KILLED, "call", ":", nth, ":", *command) as process:
+    with machine.start("call", ":", nth, ":", *command, script=KILLED) as process:
         out, err = process.communicate(timeout=300)
     assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
     return process.returncode != 0

@@ -9,7 +9,7 @@ from quota.common.clock import host_clock
 from quota.jobs.runner import run_job
 from quota.ledger.contract import Exhaustion
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
-from support.commands import QUOTA, Quota
+from support.commands import Quota
 from support.web import Served
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ units = 40
 methods = ["search.list"]
 count = "calls"
 window = {{ calendar = "month", zone = "UTC" }}
+[[credentials.main.limits]]
+name = "trial"
+units = 700
+window = "24h"
+jobs = ["{LONG}"]
+shadow = true
 
 [credentials.partner]
 api = "youtube-v3"
@@ -110,4 +116,4 @@ def furnish(folder: Path, upstream: Emulator) -> Quota:
 
 def serve(house: Quota, *options: str) -> Served:
     """`quota dashboard` in a process of its own, on a free port."""
-    return Served([*QUOTA, "dashboard", "--port", "0", *options], cwd=house.folder, env=house.env)
+    return Served(house.start("dashboard", "--port", "0", *options))

@@ -10,12 +10,15 @@ A command ends with status 0, unless `echo $?` is the next one. Times, ids and p
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from support.forked import for_a_shell
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from support.commands import Quota
@@ -89,13 +92,14 @@ def try_page(text: str, quota: Quota, replace: Mapping[str, str]) -> list[tuple[
 def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]:
     programs = quota.folder / ".bin"  # no functions: what runs in the background can be killed
     programs.mkdir(exist_ok=True)
-    for name, options in (("quota", "-m quota "), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {options}"$@"\n')
+    asked, fds = for_a_shell(quota.env)
+    for name, program in (("quota", asked), ("python", [sys.executable])):
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
         (programs / name).chmod(0o755)
     lines = [f'PATH="{programs}:$PATH"', "trap 'kill $(jobs -p) 2>/dev/null' EXIT", "status=0"]
     for command in typed:
         lines += ["(exit $status)", command.line, 'status=$?; echo "@@$status"']
-    printed = _run(["bash", "-c", "\n".join(lines)], quota).split("@@")
+    printed = _run(["bash", "-c", "\n".join(lines)], quota, fds).split("@@")
     told = []
     status = 0
     for n, command in enumerate(typed):
@@ -107,7 +111,7 @@ def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]
     return told
 
 
-def _run(command: list[str], quota: Quota) -> str:
+def _run(command: list[str], quota: Quota, fds: Sequence[int] = ()) -> str:
     done = subprocess.run(
         command,
         cwd=quota.folder,
@@ -118,6 +122,7 @@ def _run(command: list[str], quota: Quota) -> str:
         text=True,
         timeout=500,
         check=False,
+        pass_fds=fds,
     )
     assert done.returncode == 0, done.stdout[-2000:]
     return done.stdout

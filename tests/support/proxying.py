@@ -222,7 +222,7 @@ class House:
         self.write(**options)
         config = self.folder / "quota.toml"
         app = make_app(quota.open_async(config), names_of("127.0.0.1"), token)
-        with quota.open(config) as self.session, served(app, dated=False) as (_, self.port):
+        with quota.open(config) as self.session, served(app, passes_on=True) as (_, self.port):
             yield self
 
     def spent(self) -> list[Entry]:

@@ -22,23 +22,16 @@ from quota.web.protection import names_of, protected
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from support.forked import Forked
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
 class Served:
     """A process that says on stdout where it listens. `address` is that."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        listens: str = "http://",
-    ) -> None:
-        self.process = subprocess.Popen(
-            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def __init__(self, process: subprocess.Popen[str] | Forked, listens: str = "http://") -> None:
+        self.process = process
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
         self.address = next((word for word in self.said.split() if word.startswith(listens)), "")
@@ -65,10 +58,16 @@ class Served:
         return self.process.returncode, stderr
 
 
+def served_by(command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Served:
+    """A program that starts from nothing."""
+    pipe = subprocess.PIPE
+    return Served(subprocess.Popen(command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True))
+
+
 def hanging(*options: str, path: Path | None = None) -> Served:
     """This module as a program. `path` has further modules."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *([path] if path else ()))))}
-    return Served([sys.executable, "-m", "support.web", *options], env=env)
+    return served_by([sys.executable, "-m", "support.web", *options], env=env)
 
 
 def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[bytes]]:

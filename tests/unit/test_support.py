@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.commands import Quota
+from support.forked import Forked, for_a_shell
 from support.processes import Children, in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -52,3 +56,31 @@ def test_who_tells_goes_on_until_killed() -> None:
     assert children.first_answers() == [1, 2]
     children.kill()
     assert [process.exitcode for process in children.processes] == [-9, -9]
+
+
+def test_a_forked_program_is_written_to_read_and_killed_as_any_other(tmp_path: Path) -> None:
+    env = Quota(tmp_path).env
+    script = "import os, sys; print(os.getcwd(), sys.argv[1:], sys.stdin.read()); sys.exit('why')"
+    with Forked(["a", "b"], tmp_path, env, script=script, stdin=subprocess.PIPE) as program:
+        program.stdin.write("c")
+        assert program.communicate(timeout=100) == (f"{tmp_path} ['a', 'b'] c\n", "why\n")
+    assert program.returncode == 1
+    with Forked([], tmp_path, env, script="print(1, flush=True); import time; time.sleep(1000)") as program:
+        assert program.stdout.readline() == "1\n"
+        assert program.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(0.01)
+        program.kill()
+    assert program.returncode == -signal.SIGKILL
+
+
+def test_a_command_for_a_shell_is_stopped_as_any_other(tmp_path: Path) -> None:
+    """Although it is no child of the shell: whoever asked for it hands the signal on, and ends as it does."""
+    quota = Quota(tmp_path)
+    command, fds = for_a_shell(quota.env)
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        options = {"cwd": tmp_path, "env": quota.env, "pass_fds": fds, "stdout": subprocess.PIPE}
+        with subprocess.Popen([*command, "emulate", "--port", "0"], **options) as emulator:
+            assert b"http://" in emulator.stdout.readline()
+            emulator.send_signal(number)
+            assert emulator.wait(100) == status

@@ -48,7 +48,7 @@ class Payer:
         self.project = project
         self.answers_429 = answers_429
         self.hosts = Hosts(hosts)
-        self._names = hosts
+        self.names = hosts
         self._upstream = upstream_of(book)
         self._open_budget = open_budget
         self._tally = tally
@@ -77,11 +77,11 @@ class Payer:
 
     @cached_property
     def _gate(self) -> HostGate:
-        return HostGate(self._open_budget(), None, self._names, tally=self._tally)
+        return HostGate(self._open_budget(), None, self.names, tally=self._tally)
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self._open_budget(), None, self._names, tally=self._tally)
+        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally)
 
     def close(self) -> None:
         with self._lock:
@@ -96,6 +96,11 @@ class Payers:
         self._payers = tuple(payers)
         self._named = named
         self._known: dict[tuple[str, int | None], bool] = {}
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that anybody pays for, as the configuration names them."""
+        return tuple(dict.fromkeys(name for one in self._payers for name in one.names))
 
     def knows(self, host: str, port: int | None) -> bool:
         """Whether anybody pays for requests to a host. Every request of the program asks that."""

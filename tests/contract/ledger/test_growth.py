@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from support.servers import RedisServer
 
-CALLS_A_DAY = int(os.environ.get("QUOTA_TEST_CALLS", "20"))
+CALLS_A_DAY = int(os.environ.get("QUOTA_TEST_CALLS", "14"))
 MONTHS = 12
 DAYS_IN_MONTH = 30
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -69,8 +69,8 @@ REFUSALS_BYTES = 100 * 700
 MACHINES = 3
 """Each keeps its journal, and the ledger keeps a number for each."""
 
-ITEMS = 25
-NEW_VIDEOS_A_DAY = 10
+ITEMS = 10
+NEW_VIDEOS_A_DAY = 4
 RETENTION_DAYS = 30
 VIDEO_BYTES = 4_000
 """A video of some 600 characters with its row, its index entries and its rankings of 30 days."""
@@ -99,7 +99,7 @@ class Year:
 
     def budget(self, month: int) -> Budget:
         pacific = View(Selector(buckets=("units",)), Calendar("day", "America/Los_Angeles"))
-        units = 10 * CALLS_A_DAY
+        units = max(10 * CALLS_A_DAY, 200)  # half of it holds a search
         renamed = limit(units // 2, name=f"job-{month}", jobs=(f"job-{month}",))
         return Budget(
             credential="main",

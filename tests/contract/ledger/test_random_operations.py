@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import Ledger
 
-OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "5000"))
+OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "3000"))
 SEEDS = 10
 
 

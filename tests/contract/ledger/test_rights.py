@@ -122,6 +122,11 @@ def refusal_of(work: Callable[[], Any]) -> Any:
         return str(error)
 
 
+FIRST = next(iter(executables()))
+"""The server on which everything is tried. What a script had done before it was refused is the same on each: on the
+others one case of each script is tried, for the words of the refusal."""
+
+
 @pytest.fixture(scope="module", params=executables())
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     own = RedisServer(executable=executables()[request.param])
@@ -199,7 +204,13 @@ SCENES: tuple[Callable[[Limited], None], ...] = (
 )
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize(
+    ("server", "scene"),
+    [(name, scene) for name in executables() for scene in SCENES if name == FIRST or scene is housekeeping],
+    indirect=["server"],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    scope="module",
+)
 @pytest.mark.parametrize("command", TRIED)
 def test_a_charge_is_made_whole_or_not_at_all(limited: Limited, command: str, scene: Callable[[Limited], None]) -> None:
     """L22."""
@@ -278,7 +289,13 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
 """What each does, and how much more is used then."""
 
 
-@pytest.mark.parametrize("lost", ["nothing", "log", "state"])
+@pytest.mark.parametrize(
+    ("server", "lost"),
+    [(FIRST, lost) for lost in ("nothing", "log", "state")]
+    + [(name, "nothing") for name in executables() if name != FIRST],
+    indirect=["server"],
+    scope="module",
+)
 @pytest.mark.parametrize(("name", "command"), [(name, command) for name in DONE for command in commands_of(name)])
 def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name: str, command: str, lost: str) -> None:
     """L22."""

@@ -408,7 +408,7 @@ class Moves:
 def test_what_was_seen_counts_once_wherever_ledgers_move(
     tmp_path: Path, redis_server: RedisServer, ledgers: str, ticks: bool
 ) -> None:
-    for seed in range(int(os.environ.get("QUOTA_TEST_EXAMPLES", "12"))):
+    for seed in range(int(os.environ.get("QUOTA_TEST_EXAMPLES", "8"))):
         folder = tmp_path / str(seed)
         folder.mkdir()
         moves = Moves(random.Random(seed), folder, redis_server if ledgers == "both" else None, ticks=ticks)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quota.terms.limits import Limit
     from support.moves import Place
 
-HISTORIES = int(os.environ.get("QUOTA_TEST_HISTORIES", "20"))
+HISTORIES = int(os.environ.get("QUOTA_TEST_HISTORIES", "12"))
 SEED = int(os.environ.get("QUOTA_TEST_SEED", "1"))
 MACHINES = ("a", "b", "c")
 CONFIGURATIONS = ("prod", "test", "named")

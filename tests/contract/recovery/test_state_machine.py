@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quota.decision import Decision
     from support.servers import RedisServer
 
-EXAMPLES = int(os.environ.get("QUOTA_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("QUOTA_TEST_EXAMPLES", "25"))
 STEPS = 40
 NAMES = ("a", "b", "c")
 METHODS = {"videos.list": 1, "search.list": 100, "captions.list": 50}

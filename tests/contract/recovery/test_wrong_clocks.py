@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quota.decision import Decision
     from support.servers import RedisServer
 
-HISTORIES = int(os.environ.get("QUOTA_TEST_EXAMPLES", "25"))
+HISTORIES = int(os.environ.get("QUOTA_TEST_EXAMPLES", "15"))
 STEPS = 40
 UNITS = 100
 DAY = limit(UNITS)

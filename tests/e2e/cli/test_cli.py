@@ -430,14 +430,12 @@ def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_ope
 
 
 def test_watching_ends_with_ctrl_c(quota: Quota) -> None:
-    watch = subprocess.Popen(
-        [*QUOTA, "status", "--watch"], cwd=quota.folder, env=quota.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    watch = quota.start("status", "--watch")
     assert watch.stdout is not None
     watch.stdout.readline()
     watch.send_signal(signal.SIGINT)
     _, stderr = watch.communicate(timeout=300)
-    assert (watch.returncode, stderr.strip()) == (130, b"")
+    assert (watch.returncode, stderr.strip()) == (130, "")
 
 
 STARTED = """
@@ -483,9 +481,7 @@ def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota
 
 
 def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
-    watch = subprocess.Popen(
-        [*QUOTA, "status", "--watch", "--json"], cwd=quota.folder, env=quota.env, stdout=subprocess.PIPE
-    )
+    watch = quota.start("status", "--watch", "--json")
     assert watch.stdout is not None
     first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
     watch.send_signal(signal.SIGINT)

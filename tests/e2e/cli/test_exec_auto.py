@@ -10,6 +10,7 @@ import pytest
 
 from support.commands import Quota
 from support.plain_http import Answer, PlainServer
+from support.servers import free_port
 
 BOOK = """\
 api = "things"
@@ -95,6 +96,40 @@ def test_a_python_that_cannot_be_instrumented_does_not_run(quota: Quota) -> None
     said = f"quota: {sys.executable} cannot be instrumented, so it does not run: nowhere.toml: "
     assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
     assert done.stderr.count("\n") == 1
+    (quota.folder / "theirs").mkdir()  # the program has a module of our name, and its own come first
+    (quota.folder / "theirs" / "quota.py").touch()
+    program = f"PYTHONPATH=$PYTHONPATH:theirs {sys.executable} -c 'import urllib3; print(1)'"
+    done = quota("exec", "--auto", "--", "sh", "-c", program)
+    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: No module named 'quota.auto'"
+    assert (done.returncode, done.stdout, done.stderr[: len(said)]) == (78, "", said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_is_killed_has_told_what_it_spent(quota: Quota, server: PlainServer) -> None:
+    killed = "import os, program; program.get('/a'); program.get('/b'); os.kill(os.getpid(), 9)"
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", killed)
+    assert (done.returncode, done.stderr) == (137, "2 calls, 2 units, 0 refused\n")
+    assert len(server.arrived) == 2
+
+
+def test_without_the_ledger_nothing_leaves_and_the_program_ends_with_69(quota: Quota, server: PlainServer) -> None:
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    done = quota("exec", "--auto", "--", sys.executable, "until_refused.py", QUOTA__LEDGER__URL=away)
+    assert (done.returncode, server.arrived) == (69, [])
+
+
+def test_a_program_that_sends_nothing_that_is_charged_is_told_what_would_be(quota: Quota, server: PlainServer) -> None:
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
+    assert done.stderr == f"0 calls, 0 units, 0 refused; charged is what goes to {server.address[7:]}\n"
+
+
+def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Quota, server: PlainServer) -> None:
+    """The program's own folder is on its path only once we are there."""
+    for name in ("quota.py", "sitecustomize.py"):
+        (quota.folder / name).write_text("print('not ours', file=__import__('sys').stderr)")
+    del quota.env["PYTHONPATH"]
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "until_refused.py", "caught")
+    assert (done.returncode, done.stderr, len(server.arrived)) == (3, "5 calls, 5 units, 1 refused\n", 5)
 
 
 def test_wrong_usage_is_one_line(quota: Quota) -> None:

@@ -118,11 +118,15 @@ def test_no_line_of_a_file_or_a_mail_ends_with_spaces(quota: Quota, command: str
     assert [line for line in lines if line.endswith(" ")] == []
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "ascii", "shift_jis"])
 @pytest.mark.parametrize(
-    "args",
-    [["status"], ["spend", "--by", "job,region"], ["charge", "videos.list"], ["check"], ["costs"]],
-    ids=lambda args: args[0],
+    ("args", "encoding"),
+    [
+        *((["status"], encoding) for encoding in ("utf-8", "latin-1", "cp1252", "ascii", "shift_jis")),
+        (["spend", "--by", "job,region"], "latin-1"),
+        *(([command], "ascii") for command in ("check", "costs")),
+        (["charge", "videos.list"], "latin-1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_json_is_json_whatever_the_encoding_of_stdout(tmp_path: Path, args: list[str], encoding: str) -> None:
     quota = Quota(tmp_path)

@@ -173,6 +173,19 @@ def test_who_names_a_file_to_look_at_it_runs_no_code_of_others(
     assert (folder / "ran").exists()
 
 
+def test_no_variable_has_a_file_or_code_of_others_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUOTA__LEDGER__URL", "sqlite:////root/ledger.db")
+    monkeypatch.setenv("QUOTA__CREDENTIALS__MAIN__API", "youtube-v3")
+    monkeypatch.setenv("QUOTA__JOBS__OWN__FETCH", "their_code:other")
+    with pytest.raises(quota.ConfigError, match=r"quota\.toml: not read, because "):
+        quota.open()
+    cli.main(["check", "--config", "quota.toml"], standalone_mode=False)
+    assert "warning: jobs.own.fetch: 'their_code:other' is not imported here, because " in capsys.readouterr().out
+    assert not (folder / "ran").exists()
+
+
 def see_forecast() -> None:
     with quota.open("quota.toml") as session:
         forecast(session)

@@ -24,6 +24,11 @@ import pytest
 import requests
 import urllib3
 from googleapiclient.discovery import build
+from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor
+from opentelemetry.instrumentation.requests import RequestsInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from requests.adapters import HTTPAdapter
 
 import quota
@@ -31,6 +36,7 @@ from quota.clients.aiohttp import aiohttp_middleware
 from quota.common.clock import NEVER
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
+from support.h2_server import H2Server
 from support.plain_http import Answer, Arrived, PlainServer
 
 BOOK = """\
@@ -447,6 +453,46 @@ def test_other_wrappers_of_the_same_methods_go_on_working_in_either_order(
     assert seen.total() == 28
 
 
+@pytest.mark.parametrize("quota_first", [True, False])
+def test_opentelemetrys_own_instrumentation_goes_on_in_either_order(
+    quota_first: bool, config: Callable[..., None], server: PlainServer
+) -> None:
+    """It wraps the methods of httpx that we patch, and one of requests that is above it."""
+    config(server.address)
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    instrumentors: list[Any] = [RequestsInstrumentor(), HTTPXClientInstrumentor()]
+
+    def instrument() -> None:
+        for one in instrumentors:
+            one.instrument(tracer_provider=provider)
+
+    def uninstrument() -> None:
+        for one in instrumentors:
+            one.uninstrument()
+
+    def seen() -> tuple[int, int, int]:
+        """After one more request of each: what arrived, what was charged, and what was traced."""
+        for client in (by_requests, by_httpx, by_httpx_awaited):
+            assert client(f"{server.address}/a")[0] == 200
+        return len(server.arrived), len(charged()), len(spans.get_finished_spans())
+
+    first, second = (quota.instrument, instrument) if quota_first else (instrument, quota.instrument)
+    try:
+        first()
+        second()
+        assert seen() == (3, 3, 3)
+        assert all("traceparent" in one.headers for one in server.arrived)
+        quota.uninstrument()
+        assert seen() == (6, 3, 6)
+    finally:
+        uninstrument()
+    assert seen() == (9, 3, 6)
+    quota.instrument()
+    assert seen() == (12, 6, 6)
+
+
 # -- wire = ledger -----------------------------------------------------------------------------------------------------
 
 BROKEN = (
@@ -528,3 +574,21 @@ def test_the_ledger_holds_what_arrived_with_connections_cut_at_random(
         quota.instrument()
         many([f"{server.address}/{number}" for number in range(40)])
     assert len(charged()) == server.arrived > 40
+
+
+def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one(config: Callable[..., None]) -> None:
+    async def main(address: str) -> list[Any]:
+        async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
+            asked = [client.get(f"{address}/{number}") for number in range(40)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    with H2Server() as server:
+        config(server.address, units=30)
+        quota.instrument()
+        with httpx.Client(trust_env=False, http1=False, http2=True) as client:
+            assert [client.get(f"{server.address}/{number}").http_version for number in range(5)] == ["HTTP/2"] * 5
+        got = asyncio.run(main(server.address))
+        answered = [one for one in got if isinstance(one, httpx.Response)]
+        refused = [one for one in got if isinstance(one, httpx.ConnectError) and isinstance(one.__cause__, Refused)]
+        assert (len(answered), len(refused), len(server.connections)) == (25, 15, 2)
+        assert len(charged()) == len(server.arrived) == 30

@@ -165,7 +165,7 @@ def test_its_numbers_are_those_of_status_spend_and_plan(browser: Browser, page: 
                 assert words in section.locator("blockquote").inner_text()
         rows = [row for card in status["credentials"] for row in card["limits"]]
         cards = visit.page.locator("article.card")
-        assert cards.count() == len(rows) == 4
+        assert cards.count() == len(rows) == 5
         for n, row in enumerate(rows):
             used = cards.nth(n).locator(".used").inner_text()
             assert [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", used)] == [

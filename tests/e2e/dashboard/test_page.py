@@ -248,10 +248,19 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
         assert (refused.exit_code, "this machine only" in refused.output) == (2, True), host
     (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
     said = one_line(house("dashboard", "--port", "0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 1)
-    assert said == "jinja2 is not installed: pip install 'quota-ledger[web]'"
+    assert (
+        said == "jinja2 is not installed: pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
+    )
     (tmp_path / "jinja2.py").unlink()
     house.configure("[credentials.main]\napi = 7\n")
     assert "quota.toml" in one_line(house("dashboard", "--port", "0"), 78)
+
+
+def test_a_shadow_is_marked_and_what_it_would_have_refused_is_told(page: Served) -> None:
+    text = get(page).text
+    assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses nobody", text)) == 1
+    assert re.search(r"\d+ calls left that a shadow limit would have refused: <bdi>\d+ by trial</bdi>\.", text)
+    assert "trial: a shadow: it counts and refuses nobody, and would refuse calls now" in text
 
 
 def test_a_refusal_that_is_asked_for_is_that_one(page: Served) -> None:

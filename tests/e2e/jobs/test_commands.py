@@ -18,19 +18,17 @@ import pytest
 from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
 from quota.terms.limits import DAY_MS
-from support.commands import QUOTA, Quota, one_line
+from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[3]
+    from support.forked import Forked
 
 
 @pytest.fixture
 def quota(tmp_path: Path) -> Quota:
-    command = Quota(tmp_path)
-    command.env["PYTHONPATH"] = str(ROOT)
-    return command
+    return Quota(tmp_path)
 
 
 @pytest.fixture
@@ -191,14 +189,7 @@ def test_what_cannot_be_right_is_one_line_that_says_why(
 def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     terminal, child_side = pty.openpty()
-    with subprocess.Popen(
-        [*QUOTA, "run", "trending"],
-        cwd=quota.folder,
-        env={**quota.env, "TERM": "xterm"},
-        stdout=subprocess.PIPE,
-        stderr=child_side,
-        text=True,
-    ) as child:
+    with quota.start("run", "trending", env={"TERM": "xterm"}, stderr=child_side) as child:
         os.close(child_side)
         shown = b""
         try:
@@ -298,15 +289,8 @@ def fetch(client, region, cursor):
 # -- emulate -----------------------------------------------------------------------------------------------------------
 
 
-def start_emulator(quota: Quota, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    child = subprocess.Popen(
-        [*QUOTA, "emulate", "--port", "0", *arguments],
-        cwd=quota.folder,
-        env=quota.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_emulator(quota: Quota, *arguments: str) -> tuple[subprocess.Popen[str] | Forked, str]:
+    child = quota.start("emulate", "--port", "0", *arguments)
     assert child.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:\d+", child.stdout.readline())
     assert found

@@ -556,7 +556,7 @@ def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: 
     site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="busy:fetch")
     with closing(sqlite3.connect(site.folder / "locked.db")) as db:
         db.execute("BEGIN IMMEDIATE")
-        child = site.spawn(sys.executable, "-c", HASTY, *command.split())
+        child = site.start(*command.split(), script=HASTY)
         until((site.folder / "in-the-call").exists)
         child.send_signal(signal.SIGTERM)
         _, err = child.communicate(timeout=300)
@@ -572,7 +572,7 @@ def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site, command: str, s
     site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="waits:fetch")
     reading, writing = os.pipe()
     try:
-        child = site.spawn(sys.executable, "-c", HASTY, *command.split(), stderr=writing)
+        child = site.start(*command.split(), script=HASTY, stderr=writing)
         until((site.folder / "in-the-call").exists)
         os.set_blocking(writing, False)
         with suppress(BlockingIOError):
@@ -606,7 +606,7 @@ def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site, comm
     """Python would wait for it for ever, and supervisors kill after 10 s."""
     (site.folder / "leaves.py").write_text(LEAVES)
     site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="leaves:fetch")
-    child = site.spawn(sys.executable, "-c", HASTY, *command.split())
+    child = site.start(*command.split(), script=HASTY)
     until((site.folder / "in-the-call").exists)
     child.send_signal(signal.SIGTERM)
     (site.folder / "go-on").touch()

@@ -26,7 +26,7 @@ from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, r
 from quota.jobs.store.store import Store
 from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS, HOUR_MS
-from support.commands import QUOTA, Quota, one_line
+from support.commands import Quota, one_line
 from support.processes import Children
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_they_are_shown_newest_first_and_by_job(command: Quota) -> None:
 
 def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) -> None:
     upstream.fault("hang", ms=20_000)
-    run = subprocess.Popen([*QUOTA, "run", "trending"], cwd=command.folder, env=command.env, stderr=subprocess.DEVNULL)
+    run = command.start("run", "trending", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 100
     while upstream.usage()["requests"] == 0:
         assert time.monotonic() < deadline

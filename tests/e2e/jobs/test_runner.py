@@ -766,13 +766,7 @@ def test_a_quiet_run_prints_what_went_wrong_or_was_refused_and_nothing_else(benc
 def test_a_quiet_run_on_a_terminal_is_quiet_too(bench: Bench) -> None:
     bench.configure(regions=["US"], pages=1)
     screen, terminal = os.openpty()
-    child = subprocess.Popen(
-        [*QUOTA, "run", "t", "--quiet"],
-        cwd=bench.folder,
-        env=bench.quota.env,
-        stdout=terminal,
-        stderr=terminal,
-    )
+    child = bench.start("run", "t", "--quiet", stdout=terminal, stderr=terminal)
     assert child.wait(300) == 0
     os.write(terminal, b"the end\n")
     assert os.read(screen, 1_000) == b"the end\r\n"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -23,7 +21,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.schedule.scheduler import run_schedule
 from quota.jobs.schedule.ticks import ticks
 from quota.settings.load import load_settings
-from support.commands import QUOTA, one_line
+from support.commands import one_line
 from support.installation import Installation, until
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer, free_port, immortal
@@ -105,13 +103,11 @@ url = "sqlite:///videos.db"
 class Scheduler:
     """One `quota schedule`, its log read as it comes."""
 
-    def __init__(self, machine: Machine, *python: str, **env: str) -> None:
+    def __init__(self, machine: Machine, script: str = "", **env: str) -> None:
         self.log = machine.folder / f"log-{time.time_ns()}"
-        command = [sys.executable, *python, "schedule"] if python else [*QUOTA, "schedule"]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, cwd=machine.folder, env={**machine.quota.env, **env}, stdout=log, stderr=log
-            )
+            streams = {"stdout": log.fileno(), "stderr": log.fileno()}
+            self.process = machine.quota.start("schedule", script=script, env=env, **streams)
 
     def lines(self, event: str = "") -> list[dict[str, str]]:
         """The log's lines of one event, as fields; each line of the log must be one of ours."""
@@ -154,8 +150,8 @@ class Scheduler:
 def start() -> Iterator[Any]:
     running: list[Scheduler] = []
 
-    def begin(machine: Machine, *python: str, **env: str) -> Scheduler:
-        running.append(Scheduler(machine, *python, **env))
+    def begin(machine: Machine, script: str = "", **env: str) -> Scheduler:
+        running.append(Scheduler(machine, script, **env))
         return running[-1]
 
     yield begin
@@ -362,7 +358,7 @@ def test_a_clock_that_is_set_back_stops_no_schedule(
     machine.configure(upstream.address, job)
     ahead = machine.folder / "ahead"
     ahead.write_text(str(2 * 86_400))
-    scheduler = start(machine, "-c", SET_CLOCK)
+    scheduler = start(machine, SET_CLOCK)
     scheduler.until("tick_ended")
     right = machine.folder / "right"
     right.write_text("0")
@@ -430,9 +426,7 @@ options = { seconds = 1.5 }
 def test_a_tick_waits_for_a_run_that_somebody_else_started(tmp_path: Path, upstream: Emulator, start: Any) -> None:
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 0.5)
-    by_hand = subprocess.Popen(
-        [*QUOTA, "run", "mine", "--json"], cwd=machine.folder, env=machine.quota.env, stdout=subprocess.PIPE
-    )
+    by_hand = machine.start("run", "mine", "--json")
     while not (machine.folder / "state-trace").exists():
         time.sleep(0.01)
     scheduler = start(machine)
@@ -483,7 +477,7 @@ def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulato
     code = (
         "from quota.cli import program; from quota.jobs import interruption as i; i.STOP_WITHIN_S = 0.5; program.main()"
     )
-    scheduler = start(machine, "-c", code)
+    scheduler = start(machine, code)
     scheduler.until("tick_started")
     while not (machine.folder / "state-trace").exists():
         time.sleep(0.01)
@@ -585,7 +579,8 @@ def test_a_refused_tick_imports_no_client(tmp_path: Path, upstream: Emulator, st
         "atexit.register(lambda: open('loaded', 'w').write(' '.join(sorted(heavy & set(sys.modules)))))\n"
         "quota.cli.program.main()"
     )
-    scheduler = start(machine, "-c", code)
+    machine.quota.forked = False
+    scheduler = start(machine, code)
     scheduler.until("tick_refused", 2)
     assert scheduler.stop()[0] == 0
     assert (machine.folder / "loaded").read_text() == ""

@@ -7,6 +7,8 @@ import signal
 import socket
 import stat
 import threading
+import time
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
@@ -14,13 +16,16 @@ import pytest
 
 from support.commands import QUOTA, Quota
 from support.proxying import SECRET, House, Reached, answer
-from support.web import Served
+from support.web import Served, served_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BODY_MB = int(os.environ.get("QUOTA_TEST_BODY_MB", "24"))
 """The size of the bodies that pass up and down."""
+
+SLOW = int(os.environ.get("QUOTA_TEST_SLOW", "200"))
+"""How many callers are slow at once."""
 
 MB = 1_000_000
 
@@ -32,7 +37,7 @@ def quota(house: House) -> Quota:
 
 
 def run(quota: Quota, *options: str) -> Served:
-    return Served([*QUOTA, "proxy", *options], cwd=quota.folder, env=quota.env)
+    return Served(quota.start("proxy", *options))
 
 
 def over(path: str, sent: bytes) -> bytes:
@@ -50,7 +55,7 @@ def test_a_socket_is_its_users_alone_and_gone_with_the_process(house: House, quo
     path = house.folder / "proxy.sock"
     asked = b"GET /main/things HTTP/1.1\r\nHost: any\r\nConnection: close\r\n\r\n"
     for ends in (signal.SIGKILL, signal.SIGTERM):  # the second finds what the first left behind
-        process = Served([*QUOTA, "proxy", "--unix", "proxy.sock"], cwd=quota.folder, env=quota.env, listens="unix:")
+        process = Served(quota.start("proxy", "--unix", "proxy.sock"), "unix:")
         with process:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert over(str(path), asked).startswith(b"HTTP/1.1 200 ")
@@ -161,3 +166,29 @@ def test_bodies_pass_in_constant_memory(house: House, quota: Quota) -> None:
         assert got == BODY_MB * MB
         assert memory_mb(served) < before_mb + 16
     assert [one.complete for one in house.upstream.reached] == [True] * 4
+
+
+def test_slow_callers_hold_little_and_nobody_else_waits(house: House, quota: Quota) -> None:
+    """Half of them take nothing of a long answer, and half send a body without an end. Each holds two of the files that
+    the process may open, and a shell allows fewer than they need."""
+    large = answer(b"x" * 8 * MB)
+    house.upstream.answer = lambda request: [large if request.target == "/large" else answer(b"{}")]
+    house.write(limit=10**6)
+    takes_nothing = b"GET /main/large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    sends_on = b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1_000
+    few = ["bash", "-c", f'ulimit -Sn {SLOW} && exec "$@"', "-"]
+    command = [*few, *QUOTA, "proxy", "--bind", "127.0.0.1:0"]
+    with served_by(command, cwd=quota.folder, env=quota.env) as served, ExitStack() as slow:
+        house.port = served.port
+        for number in range(SLOW):
+            connection = slow.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.connect(("127.0.0.1", served.port))
+            connection.sendall(takes_nothing if number % 2 else sends_on)
+        ends_s = time.monotonic() + 300
+        while len(house.upstream.reached) < SLOW:
+            assert time.monotonic() < ends_s
+            time.sleep(0.05)
+        assert [house.ask("/things").status for _ in range(20)] == [200] * 20
+        print(f"{SLOW} slow callers: {memory_mb(served):.0f} MB at most")
+        assert memory_mb(served) < 200

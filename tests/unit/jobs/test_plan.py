@@ -297,6 +297,24 @@ def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
     assert any("pacific-day (day@America/Los_Angeles, paced):" in line for line in shown(paced))
 
 
+def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
+    trial = '[[credentials.main.limits]]\nname = "trial"\nunits = 500\nwindow = "24h"\nshadow = true\n'
+    plan = make_plan(settings(folder, LIMITS + trial + KEYWORDS.replace("45m", "2h")), 0, first_day=MONDAY)
+    assert plan.fits
+    assert "trial (24h, a shadow: it refuses nothing): needs 8,400 units a day, holds 500" in shown(plan)
+    assert [row["shadow"] for row in plan.as_json()["limits"]] == [False, False, True]  # type: ignore[attr-defined]
+    assert [row.days[0].left_units for row in plan.limits] == [1_600, 1_600, None], "what refuses is what is left"
+
+
+def test_more_is_never_left_in_a_shadow(folder: Path) -> None:
+    """It refuses nobody, so to leave something in it changes nothing."""
+    shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 1\nwindow = "24h"\nshadow = true\n'
+    job = '[jobs.{}]\nfetch = "trending"\nregions = ["US", "GB"]\npages = {}\nschedule = "0 * * * *"\n'
+    text = LIMITS.replace("10_000", "1_000") + shadow + job.format("backfill", 500) + job.format("main", 10)
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
+    assert [change.job for change in plan.changes if change.setting == "leave"] == ["backfill"]
+
+
 # -- what a tick costs -------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quota.jobs.plan.simulation import Simulated
     from quota.settings.model import Settings
 
-SEEDS = int(os.environ.get("QUOTA_TEST_EXAMPLES", "12"))
+SEEDS = int(os.environ.get("QUOTA_TEST_EXAMPLES", "6"))
 
 OWN_PY = """
 from quota.jobs.job import Page, first_attempt

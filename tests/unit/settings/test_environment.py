@@ -166,6 +166,34 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
                 assert in_force(path)[0] == settings
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LEDGER__URL", "redis://u:hunter2@h/0"),
+        ("LEDGER", '{ url = "redis://h/0", password = "hunter2" }'),
+        ("LEDGER__PASSWORD", "hunter2"),
+        ("CREDENTIALS__MY_KEY__KEY", "hunter2"),
+        ("CREDENTIALS__MY_KEY", '{ api = "youtube-v3", key = "hunter2" }'),
+        ("NOTIFY__URL", "https://hooks.example.org/hunter2"),
+        ("INBOUND__URL", "redis://u:hunter2@h/0"),
+        ("JOBS__TRENDING_NOW__PAGES", "hunter2"),
+    ],
+)
+def test_a_secret_in_a_variable_is_shown_by_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """And nobody is told that it stands in the file, which every user can read."""
+    path.chmod(0o644)
+    monkeypatch.setattr(os, "environ", {**os.environ, f"QUOTA__{variable}": value, "QUOTA__INBOUND__A__LIMIT": "1",
+                                        "QUOTA__INBOUND__A__WINDOW": "1s"})  # fmt: skip
+    for option in ((), ("--show",), ("--show", "--json")):
+        said = CliRunner().invoke(check_, [*option, "--config", str(path)])
+        text = f"{said.output}{said.exception!r}"
+        assert "hunter2" not in text
+        assert "stands here" not in text
+        assert said.exception is None or isinstance(said.exception, ConfigError | SystemExit), text
+
+
 # -- what is in force --------------------------------------------------------------------------------------------------
 
 

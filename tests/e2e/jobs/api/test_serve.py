@@ -23,7 +23,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.job import Page
 from quota.jobs.store.reader import MAX_HITS
 from quota.jobs.store.store import Store
-from support.commands import QUOTA, Quota, one_line
+from support.commands import Quota, one_line
 from support.web import Served
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         quota.configure(CONFIG.format(endpoint=upstream.address))
         assert quota("run", "trending", "--region", "US", "--region", "DE").returncode == 0
         assert quota("run", "channels").returncode == 0
-        with Served([*QUOTA, "serve", "--port", "0"], cwd=quota.folder, env=quota.env) as served:
+        with Served(quota.start("serve", "--port", "0")) as served:
             api = Api(quota, upstream, served)
             yield api
             api.client.close()
@@ -339,7 +339,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
     quota.configure(CONFIG.format(endpoint=api.upstream.address))
     shutil.copy(api.store, tmp_path / "videos.db")
     with (
-        Served([*QUOTA, "serve", "--port", "0"], cwd=tmp_path, env=quota.env) as served,
+        Served(quota.start("serve", "--port", "0")) as served,
         httpx.Client(base_url=served.address, timeout=300) as client,
     ):
 
@@ -580,7 +580,7 @@ def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> 
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
     options = ["--port", "0", "--hostname", "Api.example"]
-    with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
+    with Served(quota.start("serve", *options)) as served:
         for host in ("api.example", "localhost"):
             answer = httpx.get(f"{served.address}/healthz", headers={"host": host}, timeout=100)
             assert (answer.status_code, answer.json()["checks"]["store"]["status"]) == (503, "fail")
@@ -620,7 +620,7 @@ def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
     options = ["--host", "::", "--port", "0"]
-    with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
+    with Served(quota.start("serve", *options)) as served:
         address = f"http://[::1]:{served.port}"
         answers = [
             httpx.get(f"{address}/api/v1/channels/a", headers={"host": "any.example"}, timeout=100) for _ in range(8)
@@ -636,8 +636,7 @@ def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
 def test_a_word_lets_all_in(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
-    command = [*QUOTA, "serve", "--host", "0.0.0.0", "--port", "0", "--unlimited"]  # noqa: S104
-    with Served(command, cwd=tmp_path, env=quota.env) as served:
+    with Served(quota.start("serve", "--host", "0.0.0.0", "--port", "0", "--unlimited")) as served:  # noqa: S104
         assert (
             httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
             == 200
