@@ -67,7 +67,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
 
 # The site, into build/site; a warning is an error. Sphinx is in an environment of its own.
-docs: build/docs-tools
+docs: build/docs-tools/installed
 	@build/docs-tools/bin/python docs/site/assemble.py build/site-source
 	@rm -rf build/site && build/docs-tools/bin/python -m sphinx -W --keep-going -q -c docs/site build/site-source build/site
 	@echo "wrote build/site/index.html"
@@ -76,9 +76,10 @@ docs: build/docs-tools
 pictures: .venv/installed-test
 	@$(BIN)/python docs/site/pictures.py
 
-build/docs-tools:
+build/docs-tools/installed:
 	@$(PYTHON) -m venv build/docs-tools
 	@build/docs-tools/bin/pip install --quiet --disable-pip-version-check furo myst-parser -e .
+	@touch $@
 
 # The examples in docs/examples/, and programs under `quota exec --auto`, that are too heavy for the tests: each with its real
 # package in an environment of its own.
@@ -132,29 +133,30 @@ locked: .ci/constraints.txt
 	@touch $(addprefix .venv/installed-,test lint browser bench)
 
 # The newest versions that pyproject.toml allows, with the hashes of their files for every platform. Review what changed.
-constraints: build/tools
+constraints: build/tools/installed
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >build/build.in
 	@build/tools/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" --output-file .ci/constraints.txt pyproject.toml build/build.in
 
 # What is in a release, for those who get it. It names the places that files came from, so it is never committed.
-sbom: build/tools .venv/installed
+sbom: build/tools/installed .venv/installed
 	@build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
 	@echo "wrote build/sbom.json"
 
 # What a release is, into build/release: sdist and wheel, checked, installed and tried on each Python at hand; SBOM, checksums.
-release: build/tools .venv/installed-test
+release: build/tools/installed .venv/installed-test
 	@$(BIN)/python .ci/release.py build/tools/bin build/release
 
 # Known vulnerabilities of what is installed. Where the database cannot be asked, it says so and counts as skipped.
-audit: build/tools .venv/installed
+audit: build/tools/installed .venv/installed
 	@build/tools/bin/pip-audit --progress-spinner off --format json --output build/audit.json \
 		--path "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" >build/audit.log 2>&1 || true
 	@$(BIN)/python .ci/audited.py build/audit.json
 
-build/tools:
+build/tools/installed:
 	@$(PYTHON) -m venv build/tools
 	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit twine uv
+	@touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

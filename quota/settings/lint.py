@@ -150,8 +150,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
     for key, ref in secrets:
         location = f"{place}.{key}"
         kind, _, path = ref.partition(":")
-        file = settings.path if settings.variables.keys().isdisjoint((place, location)) else None
-        if not ref and file is not None and _everybody_reads(file):
+        in_file = not ref and settings.variables.keys().isdisjoint((place, location))
+        if in_file and settings.path is not None and _everybody_reads(settings.path):
             yield Finding(
                 "warning",
                 location,
