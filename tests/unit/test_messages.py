@@ -126,7 +126,7 @@ def is_option(node: ast.AST) -> bool:
 
 def test_every_command_that_a_message_names_exists_with_its_options() -> None:
     for text in (text for path in SOURCES for text in texts(trees()[path])):
-        for words in re.findall(r"(?:`|: )quota ([a-z][^`]*)", text):
+        for words in re.findall(r"(?:`|: |#   )quota ([a-z][^`\n]*)", text):
             name, *more = words.split(" ")
             command = f"{name} {more[0]}" if isinstance(COMMANDS.get(name), click.Group) and more else name
             assert command in COMMANDS, text
@@ -152,7 +152,7 @@ def check_options(name: str, tree: ast.Module) -> None:
     for commands, part in said:
         known = {"--config"}.union(set.intersection(*map(options_of, commands)))  # `quota` itself has that one
         for text in texts(part):
-            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`quota [^`]*`|: quota .*", "", text)))
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`quota [^`]*`|(?:: |#   )quota .*", "", text)))
             assert named <= known, (commands, text)
 
 
