@@ -152,7 +152,9 @@ def check_options(name: str, tree: ast.Module) -> None:
     for commands, part in said:
         known = {"--config"}.union(set.intersection(*map(options_of, commands)))  # `quota` itself has that one
         for text in texts(part):
-            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`quota [^`]*`|(?:: |#   )quota .*", "", text)))
+            named = set(
+                re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`quota [^`]*`|(?:: |#   )quota .*|pipx .*", "", text))
+            )
             assert named <= known, (commands, text)
 
 
