@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from quota.errors import QuotaError
 from quota.web.health import Check, health
-from quota.web.lifecycle import require_web
+from quota.web.lifecycle import listen, require_web
 from quota.web.problem import Problem, send_problem
 from quota.web.protection import names_of, protected
 
@@ -165,3 +166,12 @@ def test_a_missing_package_is_one_line_that_names_the_extra(package: str, monkey
     ) as said:
         require_web()
     assert said.value.exit_status == 1
+
+
+def test_the_second_piece_of_an_answer_waits_for_nobody() -> None:
+    """Whatever loop takes the connection: with Nagle's algorithm it would wait 40 ms for the client's confirmation."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
