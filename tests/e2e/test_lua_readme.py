@@ -136,7 +136,13 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (program,) = blocks("go")
     assert program.count('"127.0.0.1:6379"') == 1
     (folder / "charge.go").write_text(program.replace('127.0.0.1:6379"', '127.0.0.1:" + os.Args[1]'), encoding="utf-8")
-    env = {**os.environ, "GO111MODULE": "off", "GOPATH": str(GO_PACKAGES), "GOCACHE": str(folder / "cache")}
+    env = {
+        **os.environ,
+        "GO111MODULE": "off",
+        "GOPATH": str(GO_PACKAGES),
+        "GOCACHE": str(folder / "cache"),
+        "CGO_ENABLED": "0",
+    }
     subprocess.run([path, "build", "charge.go"], cwd=folder, env=env, timeout=600, check=True)
     return [str(folder / "charge")]
 
