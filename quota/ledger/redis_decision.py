@@ -130,7 +130,7 @@ def _span(check: LimitCheck) -> str | int:
 
 def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
     """Raises one of UNREADABLE where the reply is none of ours."""
-    line, _, seldom = reply.partition("\n")
+    line, *seldom = reply.split("\n")
     answer, ids, now_ms, last, epoch, *words = line.split(" ")
     if answer == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
@@ -142,7 +142,7 @@ def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
     charge_id, *also = (None,) if ids == NOTHING else ids.split(",")
     if charge_id and len(also) != len(request.also):
         raise ValueError("an id for each charge")
-    exhaustion, granted, unlogged = _seldom_said(checks, seldom.split("\n")) if seldom else (None, "", ())
+    exhaustion, granted, unlogged = _seldom_said(checks, seldom) if seldom else (None, "", ())
     return ChargeResult(
         outcome,
         charge_id,
@@ -154,7 +154,7 @@ def result_of(request: ChargeRequest, reply: Any) -> ChargeResult:
         unlogged,
         0,
         granted,
-        _leaving_ms(words[limits:]) if outcome == "refused" else (),
+        _leaving_ms(words[limits:]),
         tuple(also),
     )
 
