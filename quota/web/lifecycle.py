@@ -216,9 +216,8 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = F
     config = uvicorn.Config(
         app,
         loop="asyncio" if passes_on else "auto",  # uvloop reads 256 kB at once, whatever anybody asks for
-        http=Sparing
-        if passes_on
-        else "h11",  # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn
+        # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn.
+        http=Sparing if passes_on else H11Protocol,
         ws="none",
         log_config=None,
         access_log=False,
