@@ -34,32 +34,15 @@ endpoint = "{}"
 limits = [{{ name = "day", units = 1_000_000_000, window = "24h" }}]
 [store]
 url = "sqlite:///videos.db"
-[jobs.trending]
-fetch = "trending"
-regions = ["US", "DE"]
-pages = 3
 [jobs.search]
 fetch = "search"
 regions = ["US", "DE"]
 pages = 2
 options = {{ words = "w" }}
-[jobs.channels]
-fetch = "channels"
-regions = ["US", "DE"]
-pages = 3
-[jobs.uploads]
-fetch = "uploads"
-regions = ["US", "DE"]
-pages = 3
-[jobs.videos]
-fetch = "videos"
-regions = ["US", "DE"]
-pages = 3
-[jobs.comments]
-fetch = "comments"
-regions = ["US", "DE"]
-pages = 3
-"""
+""" + "".join(
+    f'[jobs.{job}]\nfetch = "{job}"\nregions = ["US", "DE"]\npages = 3\n'
+    for job in ("trending", "channels", "uploads", "videos", "comments")
+)
 CURSORS: dict[str, list[dict[str, Any]]] = {
     "trending": [{"token": "t"}],
     "search": [
