@@ -87,8 +87,8 @@ class RefusalExplained:
     `filled` and `filled_name` are of the limit that decided, or of the bucket that upstream closed; if `log_whole`, the
     log has all that counted there at the refusal. `expiries` are of the limit `expiring`: the one that refuses now, or
     else the one that decided. `exhaustion` is the record that refused; `granted_units` is what the cost book says that
-    upstream grants of that bucket, 0 where it does not say. `admits` is empty where nothing is known that would have
-    admitted it; `admitted_today` if today's configuration would have.
+    upstream grants of that bucket, 0 where it does not say; `comparable` if upstream's count can be read. `admits` is
+    empty where nothing is known that would have admitted it; `admitted_today` if today's configuration would have.
     """
 
     kept: KeptRefusal
@@ -106,6 +106,7 @@ class RefusalExplained:
     expiries: tuple[Expiry, ...]
     exhaustion: Exhaustion | None
     granted_units: int
+    comparable: bool
     admits: tuple[Change, ...]
     admitted_today: bool
 
@@ -257,6 +258,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         expiries,
         exhaustion,
         0 if exhaustion is None or exhaustion.bucket not in buckets else buckets[exhaustion.bucket].quota_units,
+        budget.book.monitoring is not None,
         admits,
         admitted_today,
     )

@@ -69,11 +69,12 @@ class LimitRow(NamedTuple):
 
 class EarlyExhaustion(NamedTuple):
     """Upstream closed a bucket although we had charged far less than it grants: somebody else spends this project, or
-    its quota is smaller."""
+    its quota is smaller. `comparable`: upstream's own count can be read."""
 
     bucket: str
     used_units: int
     quota_units: int
+    comparable: bool
 
 
 class CredentialRow(NamedTuple):
@@ -332,7 +333,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         quota_units = min(_granted(row, bucket) for row in whole)
         dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
         if used_units + dearest <= quota_units:
-            yield EarlyExhaustion(x.bucket, used_units, quota_units)
+            yield EarlyExhaustion(x.bucket, used_units, quota_units, book.monitoring is not None)
 
 
 def _granted(row: LimitRow, bucket: Bucket) -> int:

@@ -286,7 +286,7 @@ INBOUND = Keys(
             default="x-forwarded-for",
         ),
         "key_field": Text("The header field that has the API key."),
-        "keys": Text('"file:PATH" with the valid keys, one on each line.'),
+        "keys": Text('"file:PATH" with the valid keys, one on each line.', secret=True),
         "x_fields": Flag("Answers have the X-RateLimit-* fields, too."),
     },
     _SERVER,

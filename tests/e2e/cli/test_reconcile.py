@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.jobs.emulator import Emulator
+from quota.ledger.contract import Exhaustion
+from quota.ledger.sqlite_ledger import SqliteLedger
 from support.commands import Quota, one_line
 from support.servers import free_port
 
@@ -170,6 +173,18 @@ def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Qu
     ) in status
     (row,) = quota.json("status")["credentials"]
     assert [(x["used_units"], x["early"]) for x in row["exhausted"]] == [(11, True)]
+
+
+def test_it_is_not_named_where_the_book_has_no_count_of_upstream(quota: Quota) -> None:
+    quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "github"\n')
+    with contextlib.closing(SqliteLedger(f"sqlite:///{quota.folder}/l.db")) as ledger:
+        now_ms = ledger.now_ms()
+        ledger.exhaust("main", Exhaustion("core", now_ms, now_ms + 3_600_000, "no more", "host:1"))
+    quota("charge", "read")
+    for command in ("status", "explain"):
+        said = " ".join(quota(command).stdout.split())
+        assert "its quota is smaller; the provider's own console may tell which" in said
+        assert "reconcile" not in said
 
 
 def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator) -> None:

@@ -176,6 +176,7 @@ def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: 
         ("CREDENTIALS__MY_KEY", '{ api = "youtube-v3", key = "hunter2" }'),
         ("NOTIFY__URL", "https://hooks.example.org/hunter2"),
         ("INBOUND__URL", "redis://u:hunter2@h/0"),
+        ("INBOUND__KEYS", "hunter2"),
         ("JOBS__TRENDING_NOW__PAGES", "hunter2"),
     ],
 )
