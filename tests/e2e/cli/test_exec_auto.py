@@ -135,6 +135,12 @@ def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Qu
 def test_wrong_usage_is_one_line(quota: Quota) -> None:
     for args, status, said in (
         (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND; see"),
+        (
+            ["--auto", "--", "/usr/bin/opentelemetry-instrument", "python", "etl.py"],
+            2,
+            "what opentelemetry-instrument starts would not be charged, as its sitecustomize hides others; put quota "
+            "inside: opentelemetry-instrument quota exec --auto -- python etl.py; see",
+        ),
         (["read", "--auto", "--", "true"], 2, "with --auto each request says what it is; leave METHOD, --units and"),
         (["--auto", "--region", "DE", "--", "true"], 2, "with --auto each request says what it is; leave METHOD,"),
         (["--summary", "read", "--", "true"], 2, "--summary belongs to --auto"),
