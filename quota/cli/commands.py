@@ -19,9 +19,9 @@ OURS = {
     "exec": "quota.cli.deciding:exec_",
     **{name: f"quota.cli.reports:{name}" for name in ("status", "spend", "log", "explain", "reopen")},
     "reconcile": "quota.cli.reports:reconcile_",
-    **{name: f"quota.cli.configuration:{name}" for name in ("costs", "init", "doctor")},
+    **{name: f"quota.cli.configuration:{name}" for name in ("init", "doctor")},
     **{name: f"quota.cli.configuration:{name}_" for name in ("check", "prove")},
-    **{name: f"quota.cli.{name}:{name}" for name in ("dashboard", "inbound", "ledger", "proxy")},
+    **{name: f"quota.cli.{name}:{name}" for name in ("costs", "dashboard", "inbound", "ledger", "proxy")},
     "run": "quota.jobs.tick:run",
     **{
         name: f"quota.jobs.commands:{name}"

@@ -1,4 +1,4 @@
-"""The commands about configuration and prices: costs, init, check, doctor, prove."""
+"""The commands about configuration: init, check, doctor, prove."""
 
 from __future__ import annotations
 
@@ -7,174 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import config_option, credential_option, json_option
+from quota.cli.options import config_option, json_option
 from quota.cli.output import print_json, print_rich, say
-from quota.common.text import listed, many, one_line
+from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
-    from quota.terms.costs import Part
-
-
-@click.command()
-@click.argument("method", required=False)
-@click.option("--book", metavar="NAME", help="A cost book by name, instead of a credential's.")
-@click.option("--check", metavar="FILE", type=click.Path(), help="A cost book in a file: is it one?")
-@click.option("--try", "request_", metavar="REQUEST", help='Which method "GET https://..." is, and what it costs.')
-@click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
-@click.option("--list", "listing", is_flag=True, help="The books that are shipped, and when each was read.")
-@click.option("--diff", nargs=2, metavar="OLD NEW", help="In what two books differ, by name or file.")
-@click.option("--new", metavar="NAME", help="The draft of a book, from the headers of answers (--from).")
-@click.option(
-    "--from", "from_", multiple=True, metavar="FILE", type=click.Path(), help="With --new: an answer, in JSON."
-)
-@credential_option
-@json_option
-@config_option
-def costs(
-    method: str | None,
-    book: str | None,
-    check: str | None,
-    request_: str | None,
-    answer: str | None,
-    listing: bool,
-    diff: tuple[str, str] | None,
-    new: str | None,
-    from_: tuple[str, ...],
-    credential: str | None,
-    as_json: bool,
-    config: str | None,
-) -> None:
-    """Show what each API method costs, and when its price changes. METHOD may be the name of a shipped book.
-
-    With --json, a book that is named has all that its file says as `definition`.
-
-    With --try, show what a request is by the cost book's routes. FILE of --answer has its answer,
-    {"status": 403, "headers": {}, "body": {}}. Nothing is sent or charged.
-
-    \b
-    Example:
-      quota costs search.list
-      quota costs --book youtube-v3-buckets
-      quota costs github --json
-      quota costs --list
-      quota costs --diff youtube-v3 ./youtube-v3.toml
-      quota costs --new weather --from answer.json > weather.toml
-      quota costs --check github.toml --try "GET https://api.github.com/users"
-    """
-    from quota.common.clock import NEVER, host_clock
-    from quota.settings.books import book_names, book_tables, load_book
-
-    if from_ and new is None:
-        raise click.UsageError("--from needs --new: the name of the book to draft")
-    if listing or diff or new is not None:
-        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer))) > 1:
-            raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
-        if new is not None:
-            from quota.cli.drafting import draft
-
-            click.echo(draft(new, from_), nl=False)
-        else:
-            _whole_books(diff, as_json)
-        return
-    if method in book_names() and book is None and check is None:
-        method, book = None, method
-    if check is not None and book is not None:
-        raise click.UsageError("--check and --book both name a cost book; leave one out")
-    if check is not None:
-        book = check if "/" in check or check.endswith(".toml") else f"./{check}"
-    if book is not None:
-        chosen = load_book(book)
-    else:
-        with quota.open(config) as session:
-            chosen = session.credential(credential).book
-    known, chosen = chosen, chosen.at(host_clock())
-    if request_ is not None:
-        if method is not None:
-            raise click.UsageError("--try finds the method of a request; leave METHOD out")
-        from quota.cli.tried import try_request
-
-        tried = try_request(chosen, request_, answer)
-        if as_json:
-            print_json({"book": chosen.name, **tried.as_json()})
-        else:
-            for said in tried.lines():
-                say(said)
-        return
-    if answer is not None:
-        raise click.UsageError("--answer needs --try: the request that it answers")
-    if check is not None and method is None and not as_json:
-        found = ((chosen.methods, "method"), (chosen.buckets, "bucket"), (chosen.routes, "route"))
-        say(f"{one_line(check)}: no errors; {', '.join(many(len(names), noun) for names, noun in found)}")
-        return
-    if method is not None:
-        chosen.price(method)
-    names = [chosen.canonical(method)] if method is not None else sorted(chosen.methods)
-    changes_ms = {name: known.price_at(name, host_clock())[1][1] for name in names}
-    coming = {name: known.price_at(name, at_ms)[0] for name, at_ms in changes_ms.items() if at_ms != NEVER}
-    if as_json:
-        print_json(
-            {
-                "book": chosen.name,
-                "source": chosen.source,
-                "read_on": chosen.read_on.isoformat(),
-                **({} if book is None or method is not None else {"definition": book_tables(book)}),
-                "methods": [
-                    {
-                        "method": name,
-                        "units": chosen.price(name).units,
-                        "bucket": chosen.price(name).bucket or None,
-                        "parts": [_part_json(part) for part in chosen.price(name).parts],
-                        "next": {
-                            "units": coming[name].units,
-                            "bucket": coming[name].bucket or None,
-                            "parts": [_part_json(part) for part in coming[name].parts],
-                            "since": coming[name].since.isoformat(),
-                        }
-                        if name in coming
-                        else None,
-                    }
-                    for name in names
-                ],
-            }
-        )
-        return
-    width = max(map(len, names))
-    for name in names:
-        first, *others = chosen.price(name).parts or (None,)
-        also = "".join(f", {part}" for part in others)
-        later = f"; {coming[name]} from {coming[name].since}" if name in coming else ""
-        say(
-            f"{name:<{width}}  "
-            + (f"{first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}" if first else f"{'':>6}  free{later}")
-        )
-    say(f"cost book {chosen.name}, read on {chosen.read_on} from")
-    say(chosen.source)
-
-
-def _whole_books(diff: tuple[str, str] | None, as_json: bool) -> None:
-    """The books that are shipped, or in what two differ."""
-    from quota.cli.books import difference_lines, differing, listed_books, show_books
-    from quota.common.clock import host_clock
-
-    if diff is not None:
-        rows = list(differing(*diff))
-        if as_json:
-            print_json({"old": diff[0], "new": diff[1], "differences": rows})
-        else:
-            for line in difference_lines(rows):
-                say(line)
-    elif as_json:
-        print_json({"books": listed_books(host_clock())})
-    else:
-        show_books(host_clock())
-
-
-def _part_json(part: Part) -> dict[str, object]:
-    return {"bucket": part.bucket, "units": part.units, **({"reserved": True} if part.reserve else {})}
 
 
 @click.command()

@@ -81,6 +81,7 @@ SAID_BY = {
 
 MANY_COMMANDS = {
     "quota/cli/configuration.py": "quota.cli.configuration",
+    "quota/cli/costs.py": "quota.cli.costs",
     "quota/cli/dashboard.py": "quota.cli.dashboard",
     "quota/cli/deciding.py": "quota.cli.deciding",
     "quota/cli/inbound.py": "quota.cli.inbound",

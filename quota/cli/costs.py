@@ -1,0 +1,194 @@
+"""`quota costs`: what each method costs, and what whole cost books say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+import quota
+from quota.cli.options import config_option, credential_option, json_option
+from quota.cli.output import print_json, say
+from quota.common.text import many, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.terms.costs import CostBook, Price
+
+
+@click.command()
+@click.argument("method", required=False)
+@click.option("--book", metavar="NAME", help="A cost book by name, instead of a credential's.")
+@click.option("--check", metavar="FILE", type=click.Path(), help="A cost book in a file: is it one?")
+@click.option("--try", "request_", metavar="REQUEST", help='Which method "GET https://..." is, and what it costs.')
+@click.option("--answer", metavar="FILE", type=click.Path(), help="With --try: what an answer means, in JSON.")
+@click.option("--list", "listing", is_flag=True, help="The books that are shipped, and when each was read.")
+@click.option("--diff", nargs=2, metavar="OLD NEW", help="In what two books differ, by name or file.")
+@click.option("--new", metavar="NAME", help="The draft of a book, from the headers of answers (--from).")
+@click.option(
+    "--from", "from_", multiple=True, metavar="FILE", type=click.Path(), help="With --new: an answer, in JSON."
+)
+@credential_option
+@json_option
+@config_option
+def costs(
+    method: str | None,
+    book: str | None,
+    check: str | None,
+    request_: str | None,
+    answer: str | None,
+    listing: bool,
+    diff: tuple[str, str] | None,
+    new: str | None,
+    from_: tuple[str, ...],
+    credential: str | None,
+    as_json: bool,
+    config: str | None,
+) -> None:
+    """Show what each API method costs, and when its price changes. METHOD may be the name of a shipped book.
+
+    With --json, a book that is named has all that its file says as `definition`.
+
+    With --try, show what a request is by the cost book's routes. FILE of --answer has its answer,
+    {"status": 403, "headers": {}, "body": {}}. Nothing is sent or charged.
+
+    \b
+    Example:
+      quota costs search.list
+      quota costs --book youtube-v3-buckets
+      quota costs github --json
+      quota costs --list
+      quota costs --diff youtube-v3 ./youtube-v3.toml
+      quota costs --new weather --from answer.json > weather.toml
+      quota costs --check github.toml --try "GET https://api.github.com/users"
+    """
+    from quota.common.clock import host_clock
+    from quota.settings.books import book_names, book_tables, load_book
+
+    if from_ and new is None:
+        raise click.UsageError("--from needs --new: the name of the book to draft")
+    if listing or diff or new is not None:
+        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer))) > 1:
+            raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
+        _whole_books(diff, new, from_, as_json)
+        return
+    if method in book_names() and book is None and check is None:
+        method, book = None, method
+    if check is not None and book is not None:
+        raise click.UsageError("--check and --book both name a cost book; leave one out")
+    if request_ is not None and method is not None:
+        raise click.UsageError("--try finds the method of a request; leave METHOD out")
+    if request_ is None and answer is not None:
+        raise click.UsageError("--answer needs --try: the request that it answers")
+    if check is not None:
+        book = check if "/" in check or check.endswith(".toml") else f"./{check}"
+    if book is not None:
+        known = load_book(book)
+    else:
+        with quota.open(config) as session:
+            known = session.credential(credential).book
+    now_ms = host_clock()
+    if request_ is not None:
+        _show_tried(known.at(now_ms), request_, answer, as_json)
+    elif check is not None and method is None and not as_json:
+        found = ((known.methods, "method"), (known.buckets, "bucket"), (known.routes, "route"))
+        say(f"{one_line(check)}: no errors; {', '.join(many(len(names), noun) for names, noun in found)}")
+    else:
+        rows = list(_priced(known, method, now_ms))
+        if as_json:
+            definition = {} if book is None or method is not None else {"definition": book_tables(book)}
+            print_json({**_source_json(known), **definition, "methods": [row.as_json() for row in rows]})
+        else:
+            _show_prices(known, rows)
+
+
+def _whole_books(diff: tuple[str, str] | None, new: str | None, answers: Sequence[str], as_json: bool) -> None:
+    """The draft of a book, in what two differ, or those that are shipped."""
+    from quota.cli.books import difference_lines, differing, listed_books, show_books
+    from quota.common.clock import host_clock
+
+    if new is not None:
+        from quota.cli.drafting import draft
+
+        click.echo(draft(new, answers), nl=False)
+    elif diff is not None:
+        rows = list(differing(*diff))
+        if as_json:
+            print_json({"old": diff[0], "new": diff[1], "differences": rows})
+        else:
+            for line in difference_lines(rows):
+                say(line)
+    elif as_json:
+        print_json({"books": listed_books(host_clock())})
+    else:
+        show_books(host_clock())
+
+
+def _show_tried(book: CostBook, request: str, answer: str | None, as_json: bool) -> None:
+    from quota.cli.tried import try_request
+
+    tried = try_request(book, request, answer)
+    if as_json:
+        print_json({"book": book.name, **tried.as_json()})
+    else:
+        for said in tried.lines():
+            say(said)
+
+
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+class Priced(NamedTuple):
+    """A method, its price now, and the one that follows; None where none is known."""
+
+    method: str
+    price: Price
+    coming: Price | None
+
+    def as_json(self) -> dict[str, object]:
+        """For --json."""
+        coming = self.coming
+        following = None if coming is None else {**_price_json(coming), "since": coming.since.isoformat()}
+        return {"method": self.method, **_price_json(self.price), "next": following}
+
+    def line(self, width: int) -> str:
+        """For a terminal, with the method `width` wide."""
+        later = f"; {self.coming} from {self.coming.since}" if self.coming is not None else ""
+        if not self.price.parts:
+            return f"{self.method:<{width}}  {'':>6}  free{later}"
+        first, *others = self.price.parts
+        also = "".join(f", {part}" for part in others)
+        return f"{self.method:<{width}}  {first.units:>6,}  {str(first).partition(' ')[2]}{also}{later}"
+
+
+def _priced(book: CostBook, method: str | None, now_ms: int) -> Iterator[Priced]:
+    """The methods of a book, or this one. Raises UnknownMethod."""
+    from quota.common.clock import NEVER
+
+    for name in sorted(book.methods) if method is None else [book.canonical(method)]:
+        price, (_, until_ms) = book.price_at(name, now_ms)
+        yield Priced(name, price, None if until_ms == NEVER else book.price_at(name, until_ms)[0])
+
+
+def _show_prices(book: CostBook, rows: Sequence[Priced]) -> None:
+    width = max(len(row.method) for row in rows)
+    for row in rows:
+        say(row.line(width))
+    say(f"cost book {book.name}, read on {book.read_on} from")
+    say(book.source)
+
+
+def _source_json(book: CostBook) -> dict[str, object]:
+    return {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
+
+
+def _price_json(price: Price) -> dict[str, object]:
+    return {
+        "units": price.units,
+        "bucket": price.bucket or None,
+        "parts": [
+            {"bucket": part.bucket, "units": part.units, **({"reserved": True} if part.reserve else {})}
+            for part in price.parts
+        ],
+    }
