@@ -27,7 +27,7 @@ from quota.reports.spending import KeptRefusal, read_refusals
 from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from quota.decision import LimitState
     from quota.ledger.entry import Entry
@@ -212,21 +212,6 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         return read_entries(ledger, kept.project, since_ms, until_ms)
 
     room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in occupancies.items()}
-    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
-    names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in occupancies)])
-    then = {one.name: one for one in kept.limits}
-    limits = tuple(
-        LimitThenAndNow(
-            name,
-            known[name].view.window.name if name in known else None,
-            then.get(name),
-            states.get(name),
-            kept.unlogged_units.get(name, 0),
-            room_ms.get(name),
-            known[name].view.selector.count.removesuffix("s") if name in known else "unit",
-        )
-        for name in names
-    )
     subject = _subject(budget, kept)
     filled: tuple[Filled, ...] = ()
     log_whole = False
@@ -247,7 +232,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         now_ms,
         asked,
         never,
-        limits,
+        tuple(_then_and_now(budget, kept, states, occupancies, room_ms)),
         None if subject is None else subject.name,
         filled,
         log_whole,
@@ -262,6 +247,28 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
         admits,
         admitted_today,
     )
+
+
+def _then_and_now(
+    budget: Budget,
+    kept: KeptRefusal,
+    states: Mapping[str, LimitState],
+    counting: Iterable[str],
+    room_ms: Mapping[str, int | None],
+) -> Iterator[LimitThenAndNow]:
+    """The limits that counted the call at its refusal, and those that are `counting` it now."""
+    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
+    then = {one.name: one for one in kept.limits}
+    for name in dict.fromkeys([*then, *(name for name in states if name in counting)]):
+        yield LimitThenAndNow(
+            name,
+            known[name].view.window.name if name in known else None,
+            then.get(name),
+            states.get(name),
+            kept.unlogged_units.get(name, 0),
+            room_ms.get(name),
+            known[name].view.selector.count.removesuffix("s") if name in known else "unit",
+        )
 
 
 def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:

@@ -176,36 +176,22 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
 
     whole_after_ms = ledger.whole_after_ms(credential.project)
     entries = list(read_entries(ledger, credential.project, since_ms - TOLERANCE_MS, NEVER))
-    buckets, apart = [], []
+    counts = [
+        (metric.bucket in book.buckets, count)
+        for metric in metrics
+        for count in _counts(book, metric, _theirs(figures, metric, names.method), entries, through_ms, now_ms)
+        if count.period.since_ms > whole_after_ms
+    ]
+    buckets = tuple(count for known, count in counts if known)
+    apart = tuple(count for known, count in counts if not known and count.upstream_units)
     present = [_periods(book, metric, now_ms)[0] for metric in metrics]
-    for metric in metrics:
-        pool = None if metric.bucket in book.buckets else _pool(book, metric)
-        theirs = _theirs(figures, metric, names.method)
-        ours = list(_ours(entries, metric, pool))
-        for period in _periods(book, metric, now_ms):
-            if period.since_ms <= whole_after_ms:
-                continue
-            count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
-            if period.until_ms <= now_ms and not (count.upstream_units or count.our_units):
-                continue
-            if pool is None:
-                buckets.append(count)
-            elif count.upstream_units:
-                apart.append(count)
     granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
     grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
-    before = _from_upstream(budget)
-    notes = notes_in(ledger).notes(credential.project)
+    before, notes = _from_upstream(budget), notes_in(ledger).notes(credential.project)
     known = tuple(notes.grants)
     wanted = wanted_grants(credential.limits, grants, known, now_ms, BELIEVED_MS)
     if commit:
-        lost = _lost_usages(budget)
-        reports = [
-            usage
-            for count in buckets
-            for limit in whole_limits(credential.limits, count.bucket, book)
-            if (usage := unlogged(count, limit, _lost(lost, limit, count), now_ms)) is not None
-        ]
+        reports = list(_reports(budget, credential.limits, book, buckets, now_ms))
         if reports:
             retention_ms = retention_of(limit.view.window for limit in credential.limits)
             correctable(ledger).add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
@@ -220,8 +206,8 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         zone=book.zone,
         at_ms=now_ms,
         newest_ms=figures.newest_ms,
-        buckets=tuple(buckets),
-        apart=tuple(apart),
+        buckets=buckets,
+        apart=apart,
         grants=grants,
         counted=tuple(_counted(budget, after, now_ms)),
         lowered=tuple(_lowered(credential.limits, wanted, now_ms)),
@@ -275,6 +261,22 @@ def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Perio
     return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
 
 
+def _counts(
+    book: CostBook,
+    metric: Metric,
+    theirs: Sequence[Counted],
+    entries: Sequence[Entry],
+    through_ms: int,
+    now_ms: int,
+) -> Iterator[BucketCount]:
+    """Both counts of a bucket in each period; of a period that is over, where anybody counted anything."""
+    ours = list(_ours(entries, metric, None if metric.bucket in book.buckets else _pool(book, metric)))
+    for period in _periods(book, metric, now_ms):
+        count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
+        if period.until_ms > now_ms or count.upstream_units or count.our_units:
+            yield count
+
+
 def _pool(book: CostBook, metric: Metric) -> Pool:
     return next(pool for pool in book.pools if pool.name == metric.bucket)
 
@@ -297,6 +299,18 @@ def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterat
 
 
 # -- what follows from it ----------------------------------------------------------------------------------------------
+
+
+def _reports(
+    budget: Budget, limits: Sequence[Limit], book: CostBook, buckets: Sequence[BucketCount], now_ms: int
+) -> Iterator[UnloggedUsage]:
+    """What the ledger is to count for others, in each limit that counts a whole bucket."""
+    lost = _lost_usages(budget)
+    for count in buckets:
+        for limit in whole_limits(limits, count.bucket, book):
+            usage = unlogged(count, limit, _lost(lost, limit, count), now_ms)
+            if usage is not None:
+                yield usage
 
 
 def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
