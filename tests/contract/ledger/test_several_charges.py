@@ -341,6 +341,13 @@ def test_an_answer_with_fewer_ids_than_charges_is_no_answer() -> None:
         result_of(three(), reply.format(IDS[0]))
 
 
+def test_a_line_of_an_answer_that_says_nothing_makes_it_none() -> None:
+    reply = f"ADMITTED {','.join(IDS)} {NOW_MS} {IDS[2]} e 13 2"
+    for more in ("\n", "\nsomething else", "\n\nevicts allkeys-lru"):
+        with pytest.raises(ValueError, match="says nothing"):
+            result_of(three(), reply + more)
+
+
 def test_one_call_asks_as_it_always_did(redis_server: RedisServer) -> None:
     alone = three()._replace(also=())
     assert "\n" not in "".join(arguments(alone, "0", True))
