@@ -246,8 +246,9 @@ class House:
     def raw(self, sent: bytes) -> bytes:
         """Everything that comes back for these bytes, until the proxy ends the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
-            connection.sendall(sent)
             got = b""
+            with suppress(ConnectionError):  # it may end what it refuses before all of it is sent
+                connection.sendall(sent)
             with suppress(ConnectionResetError):
                 while piece := connection.recv(1 << 16):
                     got += piece
@@ -256,8 +257,9 @@ class House:
     def raw_for(self, sent: bytes, answers: int) -> bytes:
         """What comes back for these bytes, until there are so many answers, or the proxy ends the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
-            connection.sendall(sent)
             got = b""
+            with suppress(ConnectionError):
+                connection.sendall(sent)
             with suppress(ConnectionResetError):
                 while got.count(b"HTTP/1.1 ") < answers and (piece := connection.recv(1 << 16)):
                     got += piece
