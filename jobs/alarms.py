@@ -7,6 +7,7 @@ reopened       somebody opened it again                            once for each
 stale          a region's last complete pass is too long ago       once a day
 run_failed     a run failed                                        once a day
 ledger_lost    a limit counts charges that the log lacks           once a day, on each machine
+ledger_away    a run lived on the machine's allowance              once a day, on each machine
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
+from quota.errors import Refused
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.reports.notify import Notice, notify
 from quota.terms.limits import DAY_MS, Calendar
@@ -41,11 +43,16 @@ def tell(
     settings = session.settings.notify
     if settings is None:
         return
-    project = session.credential(session.settings.jobs[job].credential).project
+    credential = session.settings.jobs[job].credential
+    project = session.credential(credential).project
     notices = [*_of_run(project, job, exit_status, report, status)]
     notices += _of_regions(project, job, settings.stale_ms, checkpoints)
     if status is not None:
         notices += _of_budget(project, status)
+    elif exit_status in (0, Refused.exit_status) and (owed_units := session.budget(credential).owed_units()):
+        owes = f"{many(owed_units, 'unit')} of this machine's allowance"
+        message = f"ledger {session.ledger.label} does not answer; job {job} goes on with {owes}"
+        notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
     notify(session, notices)
 
 

@@ -179,6 +179,18 @@ def test_what_a_ledger_lost_is_told_by_each_machine(tmp_path: Path, upstream: Em
         server.close()
 
 
+def test_a_run_that_lives_on_the_allowance_says_that_the_ledger_is_away(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream, f"redis://127.0.0.1:{(port := free_port())}/0")
+    config = command.folder / "quota.toml"
+    config.write_text(config.read_text().replace("pages = 4", "pages = 1"))
+    assert [command("run", "trending").returncode for _ in range(2)] == [0, 69]
+    away, failed = told(command)
+    assert (away["event"], away["owed_units"], failed["event"]) == ("ledger_away", 2, "run_failed")
+    assert away["message"].startswith(
+        f"ledger redis://127.0.0.1:{port}/0 does not answer; job trending goes on with 2 "
+    )
+
+
 def test_what_only_upstream_counted_is_not_told_as_lost(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream)
     assert command("charge", "videos.list").returncode == 0
