@@ -34,7 +34,8 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
 		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
-# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
+# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 50 runs of a
+# job whose machines die, 100,000 random
 # inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500
 # channels, 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what
 # was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks, moves stopped at every place and 40
@@ -45,6 +46,7 @@ bench: .venv/installed-test .venv/installed-bench
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
+	@QUOTA_TEST_RUNS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_machines_that_die.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py

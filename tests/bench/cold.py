@@ -113,7 +113,6 @@ def _installed(folder: Path) -> str:
 
 
 def lay_out(packages: Path) -> None:
-    """Copy today's packages to where a wheel would put them."""
-    skip = shutil.ignore_patterns("__pycache__")
+    """Copy today's packages to where a wheel would put them, with what is compiled of them already."""
     for name, place in {"quota": "quota", "jobs": "quota/jobs", "lua": "quota/lua", "config": "quota/config"}.items():
-        shutil.copytree(REPOSITORY / name, packages / place, ignore=skip)
+        shutil.copytree(REPOSITORY / name, packages / place)

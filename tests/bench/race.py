@@ -66,7 +66,7 @@ def uncollected() -> Iterator[None]:
 def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: Progress) -> list[Row]:
     """Run a race; its rows in the order of the contestants."""
     for contestant in contestants:
-        for _ in range(max(2, calls // 4)):
+        for _ in range(min(rounds, max(2, calls // 4))):
             contestant.call()
     typical_ns: list[list[float]] = [[] for _ in contestants]
     mean_ns: list[list[float]] = [[] for _ in contestants]

@@ -19,7 +19,7 @@ from quota.ledger import redis_tls
 from quota.ledger.factory import open_ledger
 from support.patience import WALLS
 from support.sentinels import Sentinels
-from support.servers import RedisServer, executables, free_port, has_tls, redis_executable
+from support.servers import RedisServer, executables, free_port, has_tls, redis_executable, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +96,18 @@ def said_by(way: str, url: str) -> str:
             return decision.detail
 
     return asyncio.run(awaited())
+
+
+def said_in_time(url: str) -> str:
+    """By the first decision that is not over before the fault is found out, as it may be on a busy machine."""
+    lines: list[str] = []
+
+    def is_found_out() -> bool:
+        lines.append(said_by("blocking", url))
+        return "did not answer within" not in lines[-1]
+
+    until(is_found_out, "every decision ends before it is found out")
+    return lines[-1]
 
 
 # -- faults of the other side ------------------------------------------------------------------------------------------
@@ -217,7 +229,7 @@ def test_who_of_sentinels_and_servers_speaks_tls_is_said(
     halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in WALLS:  # who is asked with TLS and speaks none is silent for half of it
-        monkeypatch.setattr(owner, name, 2.0)
+        monkeypatch.setattr(owner, name, 0.5)
     _, secure = halves
     mine, opposite = ("rediss+sentinel", "redis+sentinel") if secure else ("redis+sentinel", "rediss+sentinel")
     is_so, is_not = ("true", "false") if secure else ("false", "true")
@@ -236,7 +248,7 @@ def test_who_of_sentinels_and_servers_speaks_tls_is_said(
         ),
         (at(halves, opposite, securely=secure, option=is_so), f"{silent}; write {mine}://"),
     ):
-        line = said_by("blocking", url)
+        line = said_in_time(url)
         assert f": {said}" in f"{line}:", (url, line)
 
 

@@ -172,7 +172,7 @@ def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: P
             assert re.search(r"<title>Last known: open", text)
             since = since_when(text)
             assert before_s <= datetime.fromisoformat(since).timestamp() <= noticed_s
-            until(lambda: age_s(get(served).text) >= age_s(text) + 5)  # it was asked again, in vain
+            until(lambda: age_s(get(served).text) >= age_s(text) + 3)  # it was asked again, in vain
             assert since_when(get(served).text) == since
             assert get(served, "/healthz").json()["checks"]["ledger"]["status"] == "warn"
             assert get(served, "/healthz").status_code == 200

@@ -39,10 +39,10 @@ CHANGES = {"march": datetime(2026, 3, 8, 10, tzinfo=UTC), "november": datetime(2
 
 ALL = "QUOTA_TEST_DAYS" in os.environ
 
-# Demand is much more than the budget: the searches alone would take 16,000 units a day, in `make soak` 32,000.
+# Demand is much more than the budget: the searches alone would take 12,000 units a day, in `make soak` 32,000.
 OFTEN = {"trending": "*/30 * * * *", "searches": "every 45m", "pages": 20}
 if not ALL:
-    OFTEN = {"trending": "0 * * * *", "searches": "every 90m", "pages": 8}
+    OFTEN = {"trending": "0 */2 * * *", "searches": "every 2h", "pages": 6}
 CONFIG = """
 [ledger]
 url = "{ledger}"

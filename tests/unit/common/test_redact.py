@@ -156,8 +156,9 @@ def test_a_secret_that_was_cut_is_none_either() -> None:
     for before in range(420):
         text = f"{'-' * before}{hidden}{'-' * 420}"
         for cut in (shorten(text, 300), one_line(text), show(text), describe(ValueError(text))):
+            shown = redact(cut)
             for at in range(len(hidden) - MIN_PIECE_LENGTH + 1):
-                assert hidden[at : at + MIN_PIECE_LENGTH] not in redact(cut), (before, cut)
+                assert hidden[at : at + MIN_PIECE_LENGTH] not in shown, (before, cut)
     assert redact("this and... that") == "this and... that"
 
 
