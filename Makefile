@@ -35,14 +35,13 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 50 runs of a
-# job whose machines die, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills of each job, the uploads of 500
-# channels, 1,500 histories of losses and as many random plans, 100 histories of each refusal beside the log and of what
-# was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks, moves stopped at every place and 40
-# killed, 2,000 faults of the connections of event loops, 100 histories of cut connections under each library that is
-# instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, 20,000 charges interrupted by signals on each
-# ledger, a process that looks for losses interrupted everywhere, runs that have their whole time to stop, and every
-# command of the tests of commands in a process that starts from nothing.
+# job whose machines die, 100,000 random inputs to everything that reads what others wrote, a busy year, a hundred
+# kills of each job, the uploads of 500 channels, 1,500 histories of losses and as many random plans, 100 histories of
+# each refusal beside the log and of what was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks,
+# moves stopped at every place and 40 killed, 2,000 faults of the connections of event loops, 100 histories of cut
+# connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, 20,000
+# charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
+# have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
-from quota.errors import Refused
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.reports.notify import Notice, notify
 from quota.terms.limits import DAY_MS, Calendar
@@ -49,7 +48,7 @@ def tell(
     notices += _of_regions(project, job, settings.stale_ms, checkpoints)
     if status is not None:
         notices += _of_budget(project, status)
-    elif exit_status in (0, Refused.exit_status) and (owed_units := session.budget(credential).owed_units()):
+    elif exit_status in (0, 75) and (owed_units := session.budget(credential).owed_units()):
         owes = f"{many(owed_units, 'unit')} of this machine's allowance"
         message = f"ledger {session.ledger.label} does not answer; job {job} goes on with {owes}"
         notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))

@@ -237,9 +237,11 @@ def _auto(
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
     if os.path.basename(command[0]) == HIDES_OTHERS:
+        from shlex import join
+
         raise click.UsageError(
             f"what {HIDES_OTHERS} starts would not be charged, as its sitecustomize hides others; put quota inside: "
-            f"{HIDES_OTHERS} quota exec --auto -- {' '.join(command[1:])}"
+            f"{HIDES_OTHERS} quota exec --auto -- {join(command[1:])}"
         )
     from quota.cli.instrumented import environment_of, run_and_sum_up
 

@@ -34,7 +34,7 @@ from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.ledger.entry import Entry
     from quota.reconcile.monitoring import Figures
@@ -176,14 +176,13 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
 
     whole_after_ms = ledger.whole_after_ms(credential.project)
     entries = list(read_entries(ledger, credential.project, since_ms - TOLERANCE_MS, NEVER))
-    counts = [
-        (metric.bucket in book.buckets, count)
-        for metric in metrics
-        for count in _counts(book, metric, _theirs(figures, metric, names.method), entries, through_ms, now_ms)
-        if count.period.since_ms > whole_after_ms
-    ]
-    buckets = tuple(count for known, count in counts if known)
-    apart = tuple(count for known, count in counts if not known and count.upstream_units)
+    counts: list[BucketCount] = []
+    for metric in metrics:
+        theirs = _theirs(figures, metric, names.method)
+        whole = [period for period in _periods(book, metric, now_ms) if period.since_ms > whole_after_ms]
+        counts += _compared(book, metric, whole, theirs, entries, through_ms, now_ms)
+    buckets = tuple(count for count in counts if count.bucket in book.buckets)
+    apart = tuple(count for count in counts if count.bucket not in book.buckets and count.upstream_units)
     present = [_periods(book, metric, now_ms)[0] for metric in metrics]
     granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
     grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
@@ -261,17 +260,18 @@ def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Perio
     return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
 
 
-def _counts(
+def _compared(
     book: CostBook,
     metric: Metric,
+    periods: Iterable[Period],
     theirs: Sequence[Counted],
     entries: Sequence[Entry],
     through_ms: int,
     now_ms: int,
 ) -> Iterator[BucketCount]:
-    """Both counts of a bucket in each period; of a period that is over, where anybody counted anything."""
+    """Both counts of a bucket in each of these periods; of one that is over, where anybody counted anything."""
     ours = list(_ours(entries, metric, None if metric.bucket in book.buckets else _pool(book, metric)))
-    for period in _periods(book, metric, now_ms):
+    for period in periods:
         count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
         if period.until_ms > now_ms or count.upstream_units or count.our_units:
             yield count

@@ -9,7 +9,7 @@ from quota.common.clock import NEVER, moment, second, weekday
 from quota.common.text import many, spell
 from quota.decision import SET_THE_CLOCK
 from quota.terms.limits import SECOND_MS
-from quota.wording.of_status import not_ours
+from quota.wording.of_status import spent_elsewhere
 from quota.wording.parts import Line, Part, Table
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
         if x.upstream_units:
             yield f"{charged}; {x.upstream_units:,} only upstream counted: somebody else spends this project"
         elif ours + x.kept.cost_units <= x.granted_units:
-            yield f"{charged}: {not_ours(x.comparable)}"
+            yield f"{charged}: {spent_elsewhere(x.comparable)}"
         else:
             yield charged
 

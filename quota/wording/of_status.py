@@ -85,11 +85,11 @@ def _early(early: EarlyExhaustion) -> str:
     used = many(early.used_units, "unit")
     return (
         f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: "
-        f"{not_ours(early.comparable)}"
+        f"{spent_elsewhere(early.comparable)}"
     )
 
 
-def not_ours(comparable: bool) -> str:
+def spent_elsewhere(comparable: bool) -> str:
     """Why upstream closed a bucket that we had not spent, and who knows more. `comparable`: we can read its count."""
     tells = "`quota reconcile` tells which" if comparable else "the provider's own console may tell which"
     return f"somebody else spends this project, or its quota is smaller; {tells}"
