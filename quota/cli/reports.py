@@ -179,7 +179,8 @@ def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bo
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
-        say(f"not listed: {units} used by others, as upstream said; see `quota reconcile`")
+        see = "; see `quota reconcile`" if any(one.book.monitoring is not None for one in chosen) else ""
+        say(f"not listed: {units} used by others, as upstream said{see}")
 
 
 def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -> None:

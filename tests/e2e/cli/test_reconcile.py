@@ -15,6 +15,7 @@ import pytest
 from quota.jobs.emulator import Emulator
 from quota.ledger.contract import Exhaustion
 from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.ledger.unlogged import UnloggedUsage
 from support.commands import Quota, one_line
 from support.servers import free_port
 
@@ -179,12 +180,16 @@ def test_it_is_not_named_where_the_book_has_no_count_of_upstream(quota: Quota) -
     quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "github"\n')
     with contextlib.closing(SqliteLedger(f"sqlite:///{quota.folder}/l.db")) as ledger:
         now_ms = ledger.now_ms()
-        ledger.exhaust("main", Exhaustion("core", now_ms, now_ms + 3_600_000, "no more", "host:1"))
-    quota("charge", "read")
-    for command in ("status", "explain"):
-        said = " ".join(quota(command).stdout.split())
-        assert "its quota is smaller; the provider's own console may tell which" in said
-        assert "reconcile" not in said
+        until_ms = now_ms + 3_600_000
+        ledger.exhaust("main", Exhaustion("core", now_ms, until_ms, "no more", "host:1"))
+        quota("charge", "read")
+        for command in ("status", "explain"):
+            said = " ".join(quota(command).stdout.split())
+            assert "its quota is smaller; the provider's own console may tell which" in said
+            assert "reconcile" not in said
+        usage = UnloggedUsage("core|*|*|1h", "@upstream/core/1/*", ((7, until_ms),), (now_ms, 0))
+        ledger.add_unlogged("main", "lost", [usage])
+    assert quota("spend").stdout.endswith("not listed: 7 units used by others, as upstream said\n")
 
 
 def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator) -> None:
