@@ -55,6 +55,7 @@ class Route:
     path: str
     method: str
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _examples: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         path = re.escape(plain_path(self.path.removesuffix("**")))
@@ -62,6 +63,10 @@ class Route:
         if self.path.endswith("**"):
             pattern = f"{pattern.removesuffix('/')}(/.*)?"
         object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
+        # No route names this character, so only `{x}` and `**` take it.
+        start = re.sub(r"\{[^{}]*\}", "\0", plain_path(self.path.removesuffix("**")))
+        rests = ("", "/\0", "/\0/\0") if self.path.endswith("**") else ("",)
+        object.__setattr__(self, "_examples", tuple([f"{start.removesuffix('/')}{rest}" or "/" for rest in rests]))
 
     @property
     def said(self) -> int:
@@ -74,11 +79,7 @@ class Route:
 
     def covers(self, other: Route) -> bool:
         """Whether every request of another route is one of these."""
-        # No route names this character, so only `{x}` and `**` take it.
-        start = re.sub(r"\{[^{}]*\}", "\0", plain_path(other.path.removesuffix("**")))
-        rests = ("", "/\0", "/\0/\0") if other.path.endswith("**") else ("",)
-        paths = (f"{start.removesuffix('/')}{rest}" or "/" for rest in rests)
-        return self._takes(other.verb) and all(self._pattern.fullmatch(path) for path in paths)
+        return self._takes(other.verb) and all(map(self._pattern.fullmatch, other._examples))
 
     def _takes(self, verb: str) -> bool:
         return self.verb in ("", verb) or (self.verb, verb) == ("GET", "HEAD")
