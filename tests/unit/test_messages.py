@@ -98,19 +98,21 @@ def options_of(command: str) -> set[str]:
     return {name for param in COMMANDS[command].params for name in param.opts if name.startswith("--")} | {"--help"}
 
 
+@cache
 def texts(tree: ast.Module) -> list[str]:
     """All texts of a module but docstrings and the declarations of options, with `{}` for what an f-string computes."""
+    nodes = list(ast.walk(tree))
     docs = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    docs |= {id(part) for node in ast.walk(tree) if is_option(node) for part in ast.walk(node)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    docs |= {id(part) for node in nodes if is_option(node) for part in ast.walk(node)}
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docs | parts):
