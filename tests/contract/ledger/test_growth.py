@@ -1,8 +1,7 @@
-"""Months of use in simulated time: every file and every key of ours has a bound, and keeps to it month after month.
+"""A year of use in simulated time: every file and every key of ours has a bound, and keeps to it month after month.
 
 Sizes are taken at the end of each month. Beside the bound, no month of the second half may be above all of the first:
-what grows slowly shows so. `make soak` takes a whole year (QUOTA_TEST_MONTHS) and makes the days busier
-(QUOTA_TEST_CALLS), and the bounds with them.
+what grows slowly shows so. `make soak` makes the days busier (QUOTA_TEST_CALLS), and the bounds with them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from support.servers import RedisServer
 
 CALLS_A_DAY = int(os.environ.get("QUOTA_TEST_CALLS", "14"))
-MONTHS = int(os.environ.get("QUOTA_TEST_MONTHS", "8"))
+MONTHS = 12
 DAYS_IN_MONTH = 30
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -158,8 +157,8 @@ class Year:
         assert min(self.admitted, self.refused, self.corrected, self.drawn, self.claimed) >= 100
 
 
-def check_months(act: Callable[[int], None], measure: Callable[[], dict[str, int]], **most: int) -> None:
-    """Live through months with `act`, one day of the month given; whatever `measure` finds is bounded by `most`."""
+def check_a_year(act: Callable[[int], None], measure: Callable[[], dict[str, int]], **most: int) -> None:
+    """Live through a year with `act`, one day of the month given; whatever `measure` finds is bounded by `most`."""
     found: dict[str, list[int]] = {}
     for month in range(MONTHS):
         for _ in range(DAYS_IN_MONTH):
@@ -208,7 +207,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
         return {"file": file_bytes(path), "wal": wal_bytes(path), **counted(path)}
 
     log = LOG_DAYS * CALLS_A_DAY
-    check_months(
+    check_a_year(
         year.day,
         measure,
         file=200 * KB + log * CHARGE_BYTES_SQLITE + HISTORY_ROWS * ROW_BYTES_SQLITE + REFUSALS_BYTES,
@@ -252,7 +251,7 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
             }
 
         log = LOG_DAYS * CALLS_A_DAY
-        check_months(
+        check_a_year(
             year.day,
             measure,
             memory=11 * KB + log * CHARGE_BYTES_REDIS,
@@ -285,7 +284,7 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
         if dice.random() < 0.5:
             allowance.repay(Identity("", "p"), ledger, MIN_RETENTION_MS)
 
-    check_months(
+    check_a_year(
         day,
         lambda: {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, "draws", "machine")},
         file=60 * KB,
@@ -340,7 +339,7 @@ def test_the_store(tmp_path: Path) -> None:
 
     videos = (RETENTION_DAYS + 14) * NEW_VIDEOS_A_DAY
     rankings = (RETENTION_DAYS + 1) * 2 * ITEMS
-    check_months(
+    check_a_year(
         day,
         measure,
         file=100 * KB + videos * VIDEO_BYTES + rankings * READING_BYTES,
