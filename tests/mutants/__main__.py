@@ -37,7 +37,10 @@ CORE = (
 )
 
 _DECISIONS = (
-    *(f"unit/test_{name}.py" for name in ("answer", "checklist", "retry_at", "pacing", "limits", "spending")),
+    *(
+        f"unit/test_{name}.py"
+        for name in ("answer", "checklist", "retry_at", "unlogged", "pacing", "limits", "spending")
+    ),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
 )
 _LEDGERS = tuple(

@@ -1,10 +1,11 @@
-"""How two reports of one loss are merged, row by row (L17)."""
+"""How two reports of one loss are merged, row by row (L17), and which texts are none."""
 
 from __future__ import annotations
 
 import pytest
 
-from quota.ledger.unlogged import Expiries, UnloggedUsage
+from quota.common.clock import LATEST_MS, NEVER
+from quota.ledger.unlogged import Expiries, UnloggedUsage, read_expiries
 
 UNTIL_MS = 10_000
 NOW_MS = 500
@@ -55,3 +56,13 @@ def test_two_reports_of_one_loss(first: UnloggedUsage, second: UnloggedUsage, ex
     """In either order."""
     assert first.with_report(second, NOW_MS).expiries == expiries
     assert second.with_report(first, NOW_MS).expiries == expiries
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-1:5", "-1:5,2:6", f"{NEVER}:5,1:6", "1:6,1:5", "1:-1", f"1:{LATEST_MS}", "", "1", "1:5:6", "one:5", "1:5,"],
+)
+def test_a_text_with_one_thing_wrong_in_it_is_no_unlogged_usage(text: str) -> None:
+    assert read_expiries(f"0:5,{NEVER}:{LATEST_MS - 1}") == ((0, 5), (NEVER, LATEST_MS - 1))
+    with pytest.raises(ValueError, match=r"is no unlogged usage|unpack|invalid literal"):
+        read_expiries(text)
