@@ -39,7 +39,7 @@ CORE = (
 _DECISIONS = (
     *(
         f"unit/test_{name}.py"
-        for name in ("answer", "checklist", "retry_at", "unlogged", "pacing", "limits", "spending")
+        for name in ("answer", "checklist", "retry_at", "unlogged", "state_fields", "pacing", "limits", "spending")
     ),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
 )

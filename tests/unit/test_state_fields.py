@@ -1,0 +1,90 @@
+"""Each reader of a text of the state, at its bounds: what is one, and what is none for one reason alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.common.clock import LATEST_MS, NEVER
+from quota.ledger.contract import Exhaustion
+from quota.ledger.grants import Grant, read_grants
+from quota.ledger.state_fields import checked_count, exhaustion_text, read_epoch, read_exhaustion, read_id, read_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOLD = json.dumps({"bucket": "units", "evidence": "403", "reported_by": "a"})
+LAST_MS = LATEST_MS - 1
+
+
+def told(**changed: object) -> str:
+    return json.dumps(json.loads(TOLD) | changed)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (read_id, f"{LAST_MS}-{NEVER}", (LAST_MS, NEVER)),
+        (read_id, "0-0", (0, 0)),
+        (read_ms, "0", 0),
+        (read_ms, str(LAST_MS), LAST_MS),
+        (read_epoch, "e" * 200, "e" * 200),
+        (
+            read_grants,
+            f"units=5:0:1;{'b' * 64}=0:{LAST_MS - 1}:{LAST_MS}",
+            (Grant("units", 5, 0, 1), Grant("b" * 64, 0, LAST_MS - 1, LAST_MS)),
+        ),
+        (read_grants, "", ()),
+        (read_exhaustion, f"0 0 {TOLD}", Exhaustion("units", 0, 0, "403", "a")),
+        (read_exhaustion, f"{NEVER} {LAST_MS} {TOLD}", Exhaustion("units", LAST_MS, NEVER, "403", "a")),
+        (read_exhaustion, f'{LAST_MS} "why"\n2 1 {TOLD}', Exhaustion("units", 1, 2, "403", "a", LAST_MS, "why")),
+    ],
+)
+def test_what_stands_at_a_bound_is_read(read: Callable[[str], object], text: str, value: object) -> None:
+    found = read(text)
+    assert found == value
+    if isinstance(found, Exhaustion):
+        assert read_exhaustion(exhaustion_text(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        *(
+            (read_id, text)
+            for text in (f"{LATEST_MS}-0", f"0-{NEVER + 1}", "00-0", "0-00", "+1-0", "-1-0", "1", "1-2-3")
+        ),
+        *((read_ms, text) for text in ("-1", str(LATEST_MS), "", "1.0")),
+        *((read_epoch, text) for text in ("e" * 201, "two words", "a\nb", "a\tb")),
+        *(
+            (read_grants, text)
+            for text in ("units=5:1:1", "units=5:2:1", f"units=5:1:{LATEST_MS}", "=5:1:2", "a=5:1:2;")
+        ),
+        *(
+            (read_exhaustion, text)
+            for text in (
+                f"-1 0 {TOLD}",
+                f"0 -1 {TOLD}",
+                f"{LATEST_MS} 0 {TOLD}",
+                f"0 {LATEST_MS} {TOLD}",
+                f"{NEVER + 1} 0 {TOLD}",
+                *(f"2 1 {told(**{name: 1})}" for name in ("bucket", "evidence", "reported_by")),
+                f'-1 "why"\n2 1 {TOLD}',
+                f'{LATEST_MS} "why"\n2 1 {TOLD}',
+                f"3 1\n2 1 {TOLD}",
+            )
+        ),
+    ],
+)
+def test_what_is_wrong_in_one_thing_is_refused(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        read(text)
+
+
+def test_a_count_is_from_nothing_to_what_can_be_counted() -> None:
+    assert (checked_count(0), checked_count(NEVER)) == (0, NEVER)
+    for units in (-1, NEVER + 1):
+        with pytest.raises(ValueError, match="counted"):
+            checked_count(units)
