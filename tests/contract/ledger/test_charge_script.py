@@ -259,6 +259,16 @@ def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
     assert reply[1] == f"{NOW}-3", "ids go on from the log's last"
 
 
+def test_a_repayment_after_the_state_was_evicted_stands_behind_the_log(scripts: Scripts) -> None:
+    """L14. Also in the millisecond of the newest charge."""
+    day = (ALL, 10, 1, DAY_MS)
+    scripts.charge(day)
+    scripts.client.delete(STATE)
+    assert scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, 1, 2, "videos.list", "", "", "m1") == 1
+    assert [entry_id for entry_id, _ in scripts.client.xrange(LOG)] == [f"{NOW}-0", f"{NOW}-1"]
+    assert scripts.charge(day)[7] == "4"
+
+
 def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
     """L14. Each refund would be taken off twice: once when it was made, and again when its charge leaves the window."""
     day = (ALL, 10, 1, DAY_MS)
