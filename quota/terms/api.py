@@ -58,15 +58,15 @@ class Route:
     _examples: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        path = re.escape(plain_path(self.path.removesuffix("**")))
-        pattern = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", path)
+        path = plain_path(self.path.removesuffix("**"))
+        pattern = re.sub(r"\\\{[^{}]*\\\}", "[^/]+", re.escape(path))
         if self.path.endswith("**"):
             pattern = f"{pattern.removesuffix('/')}(/.*)?"
         object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
         # No route names this character, so only `{x}` and `**` take it.
-        start = re.sub(r"\{[^{}]*\}", "\0", plain_path(self.path.removesuffix("**")))
+        start = re.sub(r"\{[^{}]*\}", "\0", path).removesuffix("/")
         rests = ("", "/\0", "/\0/\0") if self.path.endswith("**") else ("",)
-        object.__setattr__(self, "_examples", tuple([f"{start.removesuffix('/')}{rest}" or "/" for rest in rests]))
+        object.__setattr__(self, "_examples", tuple([f"{start}{rest}" or "/" for rest in rests]))
 
     @property
     def said(self) -> int:
