@@ -63,6 +63,9 @@ def test_two_reports_of_one_loss(first: UnloggedUsage, second: UnloggedUsage, ex
     ["-1:5", "-1:5,2:6", f"{NEVER}:5,1:6", "1:6,1:5", "1:-1", f"1:{LATEST_MS}", "", "1", "1:5:6", "one:5", "1:5,"],
 )
 def test_a_text_with_one_thing_wrong_in_it_is_no_unlogged_usage(text: str) -> None:
-    assert read_expiries(f"0:5,{NEVER}:{LATEST_MS - 1}") == ((0, 5), (NEVER, LATEST_MS - 1))
     with pytest.raises(ValueError, match=r"is no unlogged usage|unpack|invalid literal"):
         read_expiries(text)
+
+
+def test_unlogged_usage_at_its_bounds_is_read() -> None:
+    assert read_expiries(f"0:5,{NEVER}:{LATEST_MS - 1}") == ((0, 5), (NEVER, LATEST_MS - 1))

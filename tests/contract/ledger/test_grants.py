@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.common.clock import LATEST_MS
 from quota.deciding.checklist import granted_units
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text, read_compared
@@ -175,11 +176,23 @@ def test_a_grant_that_cannot_be_stored_is_refused(setup: Setup, grant: Grant) ->
 
 
 @pytest.mark.parametrize(
-    "text", [";", "units", "units=1", "units=1:2", "units=1:2:1", "units=1:1:2;", "=1:1:2", "u=x:1:2"]
+    "text",
+    [
+        *(";", "units", "units=1", "units=1:2", "units=1:2:1", "units=1:1:2;", "=1:1:2", "u=x:1:2"),
+        *("units=1:1:1", f"units=1:1:{LATEST_MS}"),
+    ],
 )
 def test_a_text_that_is_no_grant_is_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="no grant"):
         read_grants(text)
+
+
+def test_grants_at_their_bounds_are_read() -> None:
+    longest = Grant("b" * 64, 0, LATEST_MS - 2, LATEST_MS - 1)
+    assert read_grants(f"units=5:0:1;{longest.bucket}=0:{LATEST_MS - 2}:{LATEST_MS - 1}") == (
+        Grant("units", 5, 0, 1),
+        longest,
+    )
 
 
 def test_random_grants_and_charges_admit_what_the_arithmetic_says(setup: Setup) -> None:
