@@ -17,9 +17,6 @@ from quota.cli.output import fail, print_json, say, say_built_in, unprinted
 from quota.common.text import many
 from quota.errors import UnknownMethod, decision_status
 
-HIDES_OTHERS = "opentelemetry-instrument"
-"""It starts a Python whose sitecustomize is its own and goes on with no other one."""
-
 
 @click.command()
 @click.option("--file", metavar="CALLS", help="Charge the calls in this file together; `-` is stdin.")
@@ -236,13 +233,6 @@ def _auto(
         raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
-    if os.path.basename(command[0]) == HIDES_OTHERS:
-        from shlex import join
-
-        raise click.UsageError(
-            f"what {HIDES_OTHERS} starts would not be charged, as its sitecustomize hides others; put quota inside: "
-            f"{HIDES_OTHERS} quota exec --auto -- {join(command[1:])}"
-        )
     from quota.cli.instrumented import environment_of, run_and_sum_up
 
     try:

@@ -2,10 +2,20 @@
 
 It is read by whatever Python the program needs, so it is written for old ones, too. A Python that it cannot instrument
 does not go on: what it sends would not be charged.
+
+Others put their folder before ours, and not all of them go on with what they hide: OpenTelemetry's does not. So ours
+comes first again in the PYTHONPATH of what this process starts, and of what takes its place.
 """
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _instrument() -> None:
@@ -28,13 +38,37 @@ def _go_on() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     hidden = PathFinder.find_spec("sitecustomize")
     if hidden is not None and hidden.loader is not None:
         module = sys.modules["sitecustomize"] = module_from_spec(hidden)
         hidden.loader.exec_module(module)
 
 
+def _come_first(environment: "MutableMapping[str, str]") -> None:
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if _HERE in folders[1:]:
+        environment["PYTHONPATH"] = os.pathsep.join([_HERE] + [one for one in folders if one != _HERE])
+
+
+def _come_first_in_what_takes_our_place() -> None:
+    execv, execve = os.execv, os.execve
+
+    def ours(path: "Any", argv: "Any") -> None:
+        _come_first(os.environ)
+        execv(path, argv)
+
+    def ours_with(path: "Any", argv: "Any", env: "Any") -> None:
+        env = dict(env)
+        _come_first(env)
+        execve(path, argv, env)
+
+    os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of this kind end in these
+
+
 _instrument()
-_go_on()
+_come_first_in_what_takes_our_place()
+try:
+    _go_on()
+finally:
+    _come_first(os.environ)
