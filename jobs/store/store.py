@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile
+from quota.common.text import show
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.bought import entries, note_page, note_units, read_bought
 from quota.jobs.store.checkpoints import (
@@ -471,7 +472,11 @@ class Store:
         return self._clock()
 
     def select(self, sql: str, **values: object) -> list[Any]:
-        """The rows of a query, for a fetch function. `docs/data.md` has the tables."""
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for a number that
+        SQLite cannot hold."""
+        for name, value in values.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} = {show(value)} has more than 64 bits")
         return self._read(lambda db: db.execute(sql, values).fetchall())
 
     @property
