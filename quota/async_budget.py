@@ -10,7 +10,6 @@ All rules stand in `quota.budget` and in the ledgers; here is only how they are 
 from __future__ import annotations
 
 from asyncio import CancelledError, current_task, get_running_loop, wrap_future
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from concurrent.futures import Future as Submitted
+    from concurrent.futures import ThreadPoolExecutor
 
     from quota.budget import Call
     from quota.deciding.outlook import Outlook
@@ -313,6 +313,8 @@ class Awaiter:
 
     def start_over_in_child(self) -> None:
         """A forked child lacks its parent's threads."""
+        from concurrent.futures import ThreadPoolExecutor  # late: it cannot be imported once a process ends
+
         self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="quota-other")
 

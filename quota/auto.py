@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import cache
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 # Every Python under `quota exec --auto` imports this file. What it needs to charge comes with the first library.
 
 LIBRARIES = ("aiohttp", "httplib2", "httpx", "requests", "urllib3")
+
+_TALLY = "QUOTA_AUTO_TALLY"
+"""Names the folder for what the processes of `quota exec --auto` spend."""
 
 
 class _Instrumented:
@@ -50,12 +54,13 @@ class _Instrumented:
 
     def begin(self) -> None:
         self._patches.put_on()
-        atexit.register(self._session.close)
 
     def end(self) -> None:
         self._patches.take_off()
         self._payers.close()
-        atexit.unregister(self._session.close)
+        self.close()
+
+    def close(self) -> None:
         self._session.close()
 
 
@@ -87,15 +92,23 @@ def uninstrument() -> None:
             label_process("")
 
 
-def _instrument(config: str | Path | None, credential: str | None, job: str, tally: Tally | None = None) -> None:
+@cache
+def _close_at_exit() -> None:
+    """Have it closed when the process ends, after whatever is registered from now on."""
+    atexit.register(lambda: None if _now is None else _now.close())
+
+
+def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
+    from quota.clients.instrument.tally import FileTally
     from quota.session import open_session
     from quota.terms.attribution import label_process
 
     global _now
+    _close_at_exit()
     with _lock:
         if _now is None:
-            session = open_session(config)
-            payers = payers_of(session, credential, tally)
+            session, tally = open_session(config), os.environ.get(_TALLY)
+            payers = payers_of(session, credential, FileTally(tally) if tally else None)
             label_process(job)
             _now = _Instrumented(session, payers)
             _now.begin()
@@ -149,7 +162,7 @@ def environment(
         "PYTHONPATH": os.pathsep.join(filter(None, (site, before.get("PYTHONPATH")))),
         "QUOTA_AUTO_HOME": os.path.dirname(here),
         "QUOTA_AUTO_CREDENTIAL": credential or "",
-        "QUOTA_AUTO_TALLY": tally or "",
+        _TALLY: tally or "",
     }
     if config is not None:
         given["QUOTA_CONFIG"] = os.path.abspath(config)  # wherever the program goes
@@ -161,17 +174,21 @@ def environment(
 def instrument_by_environment() -> None:
     """Instrument a Python that `quota exec --auto` started, as the environment says, with the first library that it
     imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
+    given = {name: text for name, text in os.environ.items() if name.startswith("QUOTA_")}
 
     def begin() -> None:
-        from quota.clients.instrument.tally import FileTally
-
-        tally, credential = os.environ.get("QUOTA_AUTO_TALLY"), os.environ.get("QUOTA_AUTO_CREDENTIAL")
+        for name, text in given.items():  # the program may have made an environment of its own
+            os.environ.setdefault(name, text)
         try:
-            _instrument(None, credential or None, os.environ.get("QUOTA_JOB", ""), FileTally(tally) if tally else None)
+            _instrument(None, os.environ.get("QUOTA_AUTO_CREDENTIAL") or None, os.environ.get("QUOTA_JOB", ""))
         except Exception as error:
             give_up(error)
 
-    sys.meta_path.insert(0, Waiting(LIBRARIES, begin))
+    _close_at_exit()
+    if any(name in sys.modules for name in LIBRARIES):  # a .pth file came first
+        begin()
+    else:
+        sys.meta_path.insert(0, Waiting(LIBRARIES, begin))
     before = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, paid
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
@@ -95,18 +95,20 @@ def sender() -> Callable[
     async def send(
         gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
     ) -> aiohttp.ClientResponse:
-        attempt = await gate.charge(request.method, str(request.url), await _body_of(aiohttp, request))
+        asked = await _body_of(aiohttp, request)
+        attempt = await gate.charge(request.method, str(request.url), asked)
         if attempt is None:
             return await handler(request)
         try:
-            with paid():
+            with gate.sending():
                 response = await handler(request)
         except (
             aiohttp.ClientConnectorError,
             aiohttp.ClientHttpProxyError,  # a proxy refused to connect
             aiohttp.ConnectionTimeoutError,
         ):  # before the first byte
-            await gate.never_left(attempt)
+            if asked.makes_no_requests:
+                await gate.never_left(attempt)
             raise
         try:
             status, headers = response.status, response.headers

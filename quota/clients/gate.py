@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
@@ -72,7 +72,8 @@ def paid() -> Iterator[None]:
     try:
         yield
     finally:
-        _paid.reset(reset)
+        with suppress(ValueError):  # of a loop that was closed, what it was doing ends in another context
+            _paid.reset(reset)
 
 
 def take_paid() -> bool:
@@ -88,7 +89,9 @@ def take_paid() -> bool:
 
 
 class HostGate:
-    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`."""
+    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`. `lowest`: what is below
+    sends the bytes. Then nobody there is told of a charge, or a request that is made meanwhile would take it for its
+    own, as one that the body of the first makes."""
 
     def __init__(
         self,
@@ -97,7 +100,11 @@ class HostGate:
         hosts: HostNames | None,
         max_units: int | None = None,
         tally: Tally | None = None,
+        *,
+        lowest: bool = False,
     ) -> None:
+        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if lowest else paid
+        """Is entered while a charged attempt is being sent."""
         self.meter = Meter(budget, max_units, tally)
         book = budget.book
         self._upstream = upstream_of(book)
@@ -131,9 +138,12 @@ class AsyncHostGate:
         method: MethodOf | None,
         hosts: HostNames | None,
         tally: Tally | None = None,
+        *,
+        lowest: bool = False,
     ) -> None:
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
-        self._gate = HostGate(blocking, method, hosts, tally=tally)
+        self._gate = HostGate(blocking, method, hosts, tally=tally, lowest=lowest)
+        self.sending = self._gate.sending
         self._own: Awaiter | None = None
         if not isinstance(budget, AsyncBudget):
             self._own = Awaiter(budget.ledger)
@@ -165,19 +175,21 @@ class AsyncHostGate:
         return self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     async def never_left(self, attempt: Attempt) -> None:
-        await self._budget._awaiter.in_thread(attempt.never_left)
+        await self._corrected(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers) -> None:
         """Note the answer; in a thread where the ledger is told of it."""
         reading = attempt.read(status, body, headers)
         if reading.changes_something:
-            await self._budget._awaiter.in_thread(partial(attempt.follow, reading))
+            await self._corrected(partial(attempt.follow, reading))
         else:
             attempt.follow(reading)
 
     async def settle(self, attempt: Attempt, used_units: int | None) -> None:
         """Settle what was reserved, where it is known what the call used; in a thread. Its reader goes on then."""
-        if used_units is None:
-            return
-        with suppress(QuotaError):  # its session was closed meanwhile: the bound stands
-            await self._budget._awaiter.in_thread(partial(attempt.settle, used_units))
+        if used_units is not None:
+            await self._corrected(partial(attempt.settle, used_units))
+
+    async def _corrected(self, work: Callable[[], None]) -> None:
+        with suppress(QuotaError):  # its session was closed meanwhile: what was charged stands
+            await self._budget._awaiter.in_thread(work)

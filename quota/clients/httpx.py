@@ -14,7 +14,6 @@ from quota.clients.gate import (
     HostGate,
     HostNames,
     MethodOf,
-    paid,
     unpacked,
 )
 from quota.common.clock import elapsed_s
@@ -161,14 +160,16 @@ def sender() -> Callable[[HostGate, Below, httpx.Request], httpx.Response]:
             self.attempt.settle(self.usage.take())
 
     def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
-        attempt = gate.charge(request.method, str(request.url), _body_of(httpx, request))
+        body = _body_of(httpx, request)
+        attempt = gate.charge(request.method, str(request.url), body)
         if attempt is None:
             return below(request)
         try:
-            with paid():
+            with gate.sending():
                 response = below(request)
         except _unsent(httpx):
-            attempt.never_left()
+            if body.makes_no_requests:
+                attempt.never_left()
             raise
         status, headers = response.status_code, response.headers
         if not attempt.reads_body(status, headers):
@@ -236,14 +237,16 @@ def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Await
             await self.gate.settle(self.attempt, self.usage.take())
 
     async def send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
-        attempt = await gate.charge(request.method, str(request.url), _body_of(httpx, request))
+        body = _body_of(httpx, request)
+        attempt = await gate.charge(request.method, str(request.url), body)
         if attempt is None:
             return await below(request)
         try:
-            with paid():
+            with gate.sending():
                 response = await below(request)
         except _unsent(httpx):
-            await gate.never_left(attempt)
+            if body.makes_no_requests:
+                await gate.never_left(attempt)
             raise
         status, headers = response.status_code, response.headers
         if not attempt.reads_body(status, headers):
@@ -291,10 +294,9 @@ def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:
 
 
 def _body_of(library: Any, request: httpx.Request) -> RequestBody:
-    try:
-        return RequestBody.of(request.content)
-    except library.RequestNotRead:
-        return RequestBody.of(request.stream, request.headers.get("content-length"))
+    if isinstance(request.stream, library.ByteStream):
+        return RequestBody.of(request.read())
+    return RequestBody.of(request.stream, request.headers.get("content-length"))
 
 
 def _watched(

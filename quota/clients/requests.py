@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.caller import Caller
-from quota.clients.gate import HostGate, HostNames, MethodOf, paid
+from quota.clients.gate import HostGate, HostNames, MethodOf
 from quota.clients.urllib3 import never_left, noted
 from quota.common.redact import redact
 from quota.terms.reserve import RequestBody
@@ -100,10 +100,10 @@ def requests_adapter(
             if attempt is None:
                 return super().send(request, *args, **kwargs)
             try:
-                with paid():
+                with gate.sending():
                     response = super().send(request, *args, **kwargs)
             except Exception as error:
-                if _never_left(error):
+                if body.makes_no_requests and _never_left(error):
                     attempt.never_left()
                 raise
             try:

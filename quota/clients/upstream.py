@@ -83,7 +83,8 @@ class Access(NamedTuple):
 
     `root` is its address without a slash at the end, `place` where its key goes, `scopes` what a login asks for.
     `method` names a request by its verb and URL; None: the routes of the book do. `is_batch` says of one whether
-    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`.
+    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`. `overrides`:
+    X-HTTP-Method-Override of a POST is the verb, as of a GET whose address would be too long.
     """
 
     root: str
@@ -92,6 +93,7 @@ class Access(NamedTuple):
     method: Callable[[str, str], str] | None = None
     is_batch: Callable[[str, str], bool] = lambda verb, url: False
     secret_fields: tuple[str, ...] = ()
+    overrides: bool = False
 
 
 class Upstream(Protocol):
@@ -200,6 +202,7 @@ class Google:
             method,
             lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
             ("key", "access_token"),
+            overrides=True,
         )
 
 

@@ -38,7 +38,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
         attempt.answered(status, said, headers)
         attempt.settle_by(status, headers, raw.data)
         return raw
-    if not attempt.reads_body(status, headers):
+    if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # of a HEAD, nothing comes
         attempt.answered(status, b"", headers)
         return _watched(attempt, raw)
     from urllib3 import HTTPResponse

@@ -20,7 +20,7 @@ from google.auth.exceptions import GoogleAuthError
 from yarl import URL
 
 from quota.clients.aiohttp import peek
-from quota.clients.gate import unpacked
+from quota.clients.gate import paid, unpacked
 from quota.clients.login import refused
 from quota.common.log import line, warn
 from quota.common.text import describe
@@ -111,6 +111,7 @@ class Passage:
     ) -> None:
         self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
         self._url = target.url(asked)
+        self._verb = target.verb(asked)
         self._left = False
 
     def leaves(self) -> None:
@@ -120,11 +121,11 @@ class Passage:
     async def make(self) -> None:
         """Raises UnfitError before anything was charged, and CallerGoneError."""
         asked, gate = self._asked, self._target.gate
-        if self._target.is_batch(asked.verb, self._url):
+        if self._target.is_batch(self._verb, self._url):
             raise UnfitError(501, "Several calls travel in a batch, and each has its own price: send them one by one.")
         body = NO_BODY
         if asked.has_body:
-            reserves = gate.reserves(asked.verb, self._url)
+            reserves = gate.reserves(self._verb, self._url)
             body = await self._caller.beginning() if reserves else RequestBody.of(None, asked.length)
         if asked.only_peek:
             await self._tell(await self._decided(gate.peek, body))
@@ -153,7 +154,7 @@ class Passage:
         asked = self._asked
         try:
             with labels(job=asked.job, region=asked.region):
-                return await decide(asked.verb, self._url, body)
+                return await decide(self._verb, self._url, body)
         except Refused as error:
             self._say_refused(error.decision.reason, error.decision.sentence())
             raise UnfitError.of(refusal(error.decision)) from None
@@ -210,13 +211,14 @@ class Passage:
         # With a body the head waits for its first piece, and leaves with it.
         _leaves.set((lambda: None) if asked.has_body else self.leaves)
         try:
-            return await self._http.request(
-                asked.verb,
-                URL(url, encoded=True),
-                headers=fields,
-                data=self._caller.pieces(self.leaves) if asked.has_body else None,
-                allow_redirects=False,
-            )
+            with paid():  # under `quota exec --auto` aiohttp is metered itself
+                return await self._http.request(
+                    asked.verb,
+                    URL(url, encoded=True),
+                    headers=fields,
+                    data=self._caller.pieces(self.leaves) if asked.has_body else None,
+                    allow_redirects=False,
+                )
         except aiohttp.ClientConnectorError as error:
             why = error.os_error.strerror or type(error.os_error).__name__
             raise UnfitError(502, f"{host} cannot be reached: {why}. Nothing was charged.") from None

@@ -9,6 +9,7 @@ from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate
 from quota.clients.upstream import upstream_of
 from quota.errors import QuotaError
+from quota.proxy.asked import UnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ class Target:
         self.root = access.root
         self.host = host
         self.is_batch = access.is_batch
+        self._overrides = access.overrides
         self.gate = AsyncHostGate(session.budget(credential), access.method, host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self._caller = inner._signing(chosen, (host,), access.place, access.scopes)
@@ -52,6 +54,15 @@ class Target:
         if not (self._caller.signs and self._secret_fields and "?" in url):
             return url
         return with_query(url, without=self._secret_fields)
+
+    def verb(self, asked: Asked) -> str:
+        """By which verb the API reads a request. Raises UnfitError where that is not clear."""
+        said = [value for name, value in asked.fields if name == "x-http-method-override"]
+        if not (self._overrides and asked.verb == "POST" and said):
+            return asked.verb
+        if len(said) > 1 or not said[0].isalpha():
+            raise UnfitError(400, "X-HTTP-Method-Override does not name one method.")
+        return said[0].upper()
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields]:
         """The URL and the header fields as they leave. May wait for a token, where `signing_waits`."""

@@ -35,6 +35,12 @@ class RequestBody(NamedTuple):
         digits = str(content_length or "")
         return cls(None, int(digits) if re.fullmatch("[0-9]{1,15}", digits, re.ASCII) else 0)
 
+    @property
+    def makes_no_requests(self) -> bool:
+        """Whether all of it is here. Else what makes it may send requests of its own while it is read, and an error
+        that says that nothing left may be about one of them."""
+        return self.content is not None
+
 
 NO_BODY = RequestBody()
 

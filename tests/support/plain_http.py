@@ -57,6 +57,10 @@ class PlainServer:
 
             def serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                while self.headers.get("Transfer-Encoding") == "chunked" and (size := self.rfile.readline().strip()):
+                    body += self.rfile.read(int(size, 16) + 2)[:-2]
+                    if size == b"0":
+                        break
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Arrived(self.command, self.path, headers, body)
                 outer.arrived.append(request)
@@ -68,12 +72,13 @@ class PlainServer:
                 for name, value in (usual | dict(reply.headers)).items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(reply.body)
+                if self.command != "HEAD":
+                    self.wfile.write(reply.body)
                 self.wfile.flush()
                 outer._stopping.wait(reply.stall_s)
                 self.close_connection = self.close_connection or reply.hang_up
 
-            do_GET = do_POST = do_PUT = serve  # noqa: N815
+            do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815
 
             def do_CONNECT(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quota.common.log import warn
@@ -44,8 +45,8 @@ class Patches:
     def put_on(self) -> None:
         sys.meta_path.insert(0, self._finder)
         for name in self._seams:
-            if (module := sys.modules.get(name)) is not None:
-                self._patch(module)
+            if name in sys.modules:
+                self._patch(import_module(name))  # waits for a thread that is in the middle of it
 
     def take_off(self) -> None:
         if self._finder in sys.meta_path:
@@ -93,11 +94,12 @@ class Waiting:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in self._names and self in sys.meta_path:
+        if fullname not in self._names:
+            return None
+        if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._begin()
-            return _found(self, fullname, path, target)  # by what `begin` has put there
-        return None
+        return _found(self, fullname, path, target)  # by what `begin` has put there
 
 
 def _found(by: object, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:

@@ -77,11 +77,11 @@ class Payer:
 
     @cached_property
     def _gate(self) -> HostGate:
-        return HostGate(self._open_budget(), None, self.names, tally=self._tally)
+        return HostGate(self._open_budget(), None, self.names, tally=self._tally, lowest=True)
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally)
+        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally, lowest=True)
 
     def close(self) -> None:
         with self._lock:

@@ -6,7 +6,6 @@ import io
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from quota.clients.gate import paid
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import answer_to
 from quota.clients.urllib3 import never_left, noted
@@ -47,14 +46,14 @@ def seams(payers: Payers) -> Iterator[Seam]:
             payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
         ) -> Any:
             length = (options.get("headers") or {}).get("content-length")
-            attempt = payer.gate.charge(method, address, RequestBody.of(options.get("body"), length))
+            body = RequestBody.of(options.get("body"), length)
+            attempt = payer.gate.charge(method, address, body)
             if attempt is None:
                 return make_request(pool, conn, method, url, **options)
             try:
-                with paid():
-                    raw = make_request(pool, conn, method, url, **options)
+                raw = make_request(pool, conn, method, url, **options)
             except Exception as error:
-                if never_left(error):
+                if body.makes_no_requests and never_left(error):
                     attempt.never_left()
                 raise
             try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from support.commands import Quota
 from support.plain_http import Answer, PlainServer
@@ -113,6 +115,56 @@ def test_a_sitecustomize_that_goes_on_with_no_other_hides_nothing(
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "4 calls, 4 units, 0 refused"), done.stderr
     assert len(server.arrived) == 4
+
+
+ASKS = "import os, urllib3; urllib3.request('GET', os.environ['ADDRESS'], retries=False)"
+ADDRESS = "{'ADDRESS': os.environ['ADDRESS']}"
+ASKING = f"[sys.executable, '-c', {ASKS!r}]"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"import os, subprocess, sys; subprocess.run({ASKING}, env={{**os.environ, 'PYTHONPATH': 'src'}})",
+        f"import os, subprocess, sys; subprocess.run({ASKING}, env={ADDRESS}, cwd='/')",
+        f"import os, sys; os.waitpid(os.posix_spawn(sys.executable, {ASKING}, {ADDRESS}), 0)",
+        f"import os, sys; os.execve(sys.executable, {ASKING}, {ADDRESS})",
+        f"import os, sys; os.environ['PYTHONPATH'] = 'src'; os.execv(sys.executable, {ASKING})",
+        f"import os, sys; a = {ADDRESS}; os.environ.clear(); os.environ.update(a); os.chdir('/'); {ASKS}",
+        f"import atexit; atexit.register(lambda: exec({ASKS!r}))",
+        f"import atexit; atexit.register(lambda: exec({ASKS!r})); import urllib3",
+        f"import quota; quota.instrument(); {ASKS}",
+    ],
+)
+def test_a_program_that_goes_its_own_way_is_charged(quota: Quota, server: PlainServer, program: str) -> None:
+    """It makes the environment of its children, empties its own, asks at its very end, or instruments itself."""
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", program)
+    assert (done.returncode, done.stderr, len(server.arrived)) == (0, "1 call, 1 unit, 0 refused\n", 1)
+
+
+def test_a_library_that_is_imported_before_ours_is_charged(quota: Quota, server: PlainServer) -> None:
+    """As by a .pth file of an editable installation."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", quota.folder / "theirs"], check=True)
+    (packages,) = (quota.folder / "theirs").glob("lib/python*/site-packages")
+    (packages / "a.pth").write_text(str(Path(urllib3.__file__).parents[1]))
+    (packages / "b.pth").write_text("import urllib3")
+    done = quota("exec", "--auto", "--summary", "--", "theirs/bin/python", "-c", ASKS)
+    assert (done.returncode, done.stderr, len(server.arrived)) == (0, "1 call, 1 unit, 0 refused\n", 1)
+
+
+def test_our_own_proxy_charges_once_under_it(quota: Quota, server: PlainServer) -> None:
+    command = [sys.executable, "-m", "quota", "proxy", "--bind", "127.0.0.1:0"]
+    running = quota.start("exec", "--auto", "--", *command)
+    assert running.stdout is not None
+    with running:
+        try:
+            port = re.search(r":(\d+)", running.stdout.readline())
+            assert port
+            assert urllib3.request("GET", f"http://127.0.0.1:{port[1]}/main/a").status == 200
+        finally:
+            running.terminate()
+    assert len(server.arrived) == 1
+    assert quota("spend", "--by", "method").stdout.splitlines()[2].split() == ["read", "1", "1"]
 
 
 def test_a_refusal_that_ends_the_program_ends_it_with_75(quota: Quota, server: PlainServer) -> None:

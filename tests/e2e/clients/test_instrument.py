@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
 from support.h2_server import H2Server
 from support.plain_http import Answer, Arrived, PlainServer
+from support.servers import free_port
 
 BOOK = """\
 api = "things"
@@ -165,10 +166,14 @@ def answer(request: Arrived) -> Answer:
     match request.target.partition("?")[0]:
         case "/moved":
             return Answer(302, b"", {"Location": "/search"})
+        case "/late":
+            return Answer(429, b'{"error": {"message": "Slow down."}}', wait_s=0.3)
         case "/busy":
             return Answer(429, b'{"error": {"message": "Slow down."}}')
         case "/chat":
             return Answer(200, json.dumps({"said": "x" * 500, "usage": 7}).encode())
+        case "/nowhere":
+            return Answer(404, b'{"error": {"message": "Not here."}}')
     return Answer(200, b'{"items": []}')
 
 
@@ -287,6 +292,100 @@ def test_what_never_left_is_given_back(client: Callable[..., Got], config: Calla
     assert charged() == []
 
 
+def test_the_answer_to_a_head_has_no_body_whatever_its_length_says(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+    assert client(f"{server.address}/nowhere", "HEAD") == (404, b"")
+    assert charged() == [("read", 1)]
+
+
+# -- a body that sends requests of its own while it is read ------------------------------------------------------------
+
+
+def relayed_by_requests(url: str, part: str) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"first"
+        yield requests.get(part, timeout=100).content
+
+    requests.post(url, data=parts(), timeout=100)
+
+
+def relayed_by_urllib3(url: str, part: str) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"first"
+        yield urllib3.request("GET", part, retries=False).data
+
+    urllib3.request("POST", url, body=parts(), retries=False)
+
+
+def relayed_by_httpx(url: str, part: str) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"first"
+        yield httpx.get(part).content
+
+    httpx.post(url, content=parts())
+
+
+def relayed_by_httpx_awaited(url: str, part: str) -> None:
+    async def main() -> None:
+        async with httpx.AsyncClient() as client:
+
+            async def parts() -> AsyncIterator[bytes]:
+                yield b"first"
+                yield (await client.get(part)).content
+
+            await client.post(url, content=parts())
+
+    asyncio.run(main())
+
+
+def relayed_by_aiohttp(url: str, part: str) -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as client:
+
+            async def parts() -> AsyncIterator[bytes]:
+                yield b"first"
+                async with client.get(part) as answer:
+                    yield await answer.read()
+
+            async with client.post(url, data=parts()):
+                pass
+
+    asyncio.run(main())
+
+
+RELAYED = [
+    relayed_by_requests,
+    relayed_by_urllib3,
+    relayed_by_httpx,
+    relayed_by_httpx_awaited,
+    relayed_by_aiohttp,
+]
+
+
+@pytest.mark.parametrize("relayed", RELAYED)
+def test_a_request_that_is_made_while_another_is_sent_is_charged_too(
+    relayed: Callable[[str, str], None], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+    relayed(f"{server.address}/whole", f"{server.address}/part")
+    assert sorted(charged()) == [("POST **", 5), ("read", 1)]
+
+
+@pytest.mark.parametrize("relayed", RELAYED)
+def test_what_left_is_not_given_back_where_its_body_could_not_reach_another_host(
+    relayed: Callable[[str, str], None], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+    with pytest.raises((OSError, httpx.HTTPError, urllib3.exceptions.HTTPError)):
+        relayed(f"{server.address}/whole", f"http://127.0.0.1:{free_port()}/part")
+    assert charged() == [("POST **", 5)]
+
+
 # -- who pays ----------------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +494,25 @@ PLACES = (
     (aiohttp.ClientSession, "_request"),
     (httplib2.Http, "_conn_request"),
 )
+
+
+def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(
+    config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+
+    async def main() -> list[int]:
+        async with aiohttp.ClientSession() as one, httpx.AsyncClient() as other:
+            asked = [asyncio.ensure_future(one.get(f"{server.address}/late"))]
+            asked += [asyncio.ensure_future(other.get(f"{server.address}/late"))]
+            while len(server.arrived) < 2:
+                await asyncio.sleep(0.01)
+            quota.uninstrument()
+            answers = [await each for each in asked]
+            return [answers[0].status, answers[1].status_code]
+
+    assert asyncio.run(main()) == [429, 429]
 
 
 def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:

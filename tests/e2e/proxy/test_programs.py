@@ -91,11 +91,12 @@ def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(ho
             ) as youtube:
                 youtube.videos().list(part="snippet", chart="mostPopular", regionCode="DE").execute()
                 youtube.search().list(part="snippet", q="x").execute()
+                youtube.search().list(part="snippet", q="x" * 3_000).execute()  # it leaves as a POST
             got = house.ask("/batch/youtube/v3", "POST", b"x", credential="yt")
             assert (got.status, "batch" in got.problem["detail"]) == (501, True)
             spent = [(one.method, one.units) for one in read_entries(house.session.ledger, "yt", 0, NEVER)]
-        assert spent == [("videos.list", 1), ("search.list", 100)]
-        assert upstream.usage()["requests"] == 2
+        assert spent == [("videos.list", 1), ("search.list", 100), ("search.list", 100)]
+        assert upstream.usage()["requests"] == 3
 
 
 def test_pygithub_pages_through_the_proxy(house: House) -> None:

@@ -3,8 +3,9 @@
 It is read by whatever Python the program needs, so it is written for old ones, too. A Python that it cannot instrument
 does not go on: what it sends would not be charged.
 
-Others put their folder before ours, and not all of them go on with what they hide: OpenTelemetry's does not. So ours
-comes first again in the PYTHONPATH of what this process starts, and of what takes its place.
+A program may start another Python with an environment that it has made itself, and others put their folder before ours:
+OpenTelemetry does, and its sitecustomize goes on with no other. So what this process starts, and what takes its place,
+gets ours first again.
 """
 
 import os
@@ -12,10 +13,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_GIVEN = {name: text for name, text in os.environ.items() if name.startswith("QUOTA_")}
 
 
 def _instrument() -> None:
@@ -45,30 +47,56 @@ def _go_on() -> None:
         hidden.loader.exec_module(module)
 
 
-def _come_first(environment: "MutableMapping[str, str]") -> None:
-    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
-    if _HERE in folders[1:]:
-        environment["PYTHONPATH"] = os.pathsep.join([_HERE] + [one for one in folders if one != _HERE])
+def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
+    """The environment of a Python that is to be instrumented, too."""
+    known = dict(_GIVEN)
+    known.update((os.fsdecode(name), os.fsdecode(text)) for name, text in environment.items())
+    folders = known.get("PYTHONPATH")
+    others = [one for one in folders.split(os.pathsep) if one != _HERE] if folders else []
+    known["PYTHONPATH"] = os.pathsep.join([_HERE, *others])
+    return known
 
 
-def _come_first_in_what_takes_our_place() -> None:
-    execv, execve = os.execv, os.execve
+def _keep_our_environment() -> None:
+    os.environ.update(_instrumented(os.environ))
+
+
+def _instrument_what_is_started() -> None:
+    import _posixsubprocess  # subprocess and multiprocessing start programs by it
+
+    execv, execve, fork_exec = os.execv, os.execve, _posixsubprocess.fork_exec
 
     def ours(path: "Any", argv: "Any") -> None:
-        _come_first(os.environ)
+        _keep_our_environment()
         execv(path, argv)
 
     def ours_with(path: "Any", argv: "Any", env: "Any") -> None:
-        env = dict(env)
-        _come_first(env)
-        execve(path, argv, env)
+        execve(path, argv, _instrumented(env))
+
+    def forked(args: "Any", programs: "Any", closes: "Any", passed: "Any", cwd: "Any", env: "Any", *more: "Any") -> int:
+        if env is None:
+            _keep_our_environment()
+        else:
+            given = _instrumented(dict(one.split(b"=", 1) for one in env))
+            env = [os.fsencode(name) + b"=" + os.fsencode(text) for name, text in given.items()]
+        return fork_exec(args, programs, closes, passed, cwd, env, *more)
+
+    def spawning(spawn: "Any") -> "Any":
+        def spawned(path: "Any", argv: "Any", env: "Any", **options: "Any") -> "Any":
+            return spawn(path, argv, _instrumented(os.environ if env is None else env), **options)
+
+        return spawned
 
     os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of this kind end in these
+    os.posix_spawn, os.posix_spawnp = spawning(os.posix_spawn), spawning(os.posix_spawnp)
+    _posixsubprocess.fork_exec = forked
+    if "subprocess" in sys.modules:
+        sys.modules["subprocess"]._fork_exec = forked  # type: ignore[attr-defined]
 
 
 _instrument()
-_come_first_in_what_takes_our_place()
+_instrument_what_is_started()
 try:
     _go_on()
 finally:
-    _come_first(os.environ)
+    _keep_our_environment()
