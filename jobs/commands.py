@@ -381,7 +381,7 @@ url = "sqlite:///videos.db"
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
     import quota
-    from quota.common.folders import make_folder, private, readable
+    from quota.common.folders import make_folder, open_alone, readable
 
     config = folder / "quota.toml"
     try:
@@ -390,7 +390,7 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
             raise quota.UsageError(f"--keep {folder}: it has a quota.toml that is not the demo's; name another folder")
         with open(config, "w", encoding="utf-8", opener=readable) as file:
             file.write(_DEMO_CONFIG.format(address=address, units=units))
-        with open(folder / "demo.key", "w", encoding="utf-8", opener=private) as file:
+        with open(folder / "demo.key", "w", encoding="utf-8", opener=open_alone) as file:
             file.write("demo-key\n")
     except (OSError, UnicodeDecodeError) as error:
         raise quota.UsageError(f"--keep {folder}: {getattr(error, 'strerror', None) or error}") from error

@@ -36,20 +36,14 @@ redis.call('HDEL', state, '')
 redis.call('HSET', state, 'fence', known[2])
 redis.call('DEL', log)
 local what, at = string.match(cursor, '^(%a+) (%d+)$')
-if what ~= 'state' and what ~= 'history' then
-  local piece = redis.call('HSCAN', corrections, what == 'corrections' and at or '0', 'COUNT', PIECE)
-  for field = 1, #piece[2], 2 do redis.call('HDEL', corrections, piece[2][field]) end
-  if piece[1] ~= '0' then return 'corrections ' .. piece[1] end
+local hashes = { { 'corrections', corrections }, { 'history', history }, { 'state', state } }
+for place = what == 'state' and 3 or what == 'history' and 2 or 1, 3 do
+  local name, key = unpack(hashes[place])
+  local piece = redis.call('HSCAN', key, what == name and at or '0', 'COUNT', PIECE)
+  for field = 1, #piece[2], 2 do
+    if key ~= state or not KEPT[piece[2][field]] then redis.call('HDEL', key, piece[2][field]) end
+  end
+  if piece[1] ~= '0' then return name .. ' ' .. piece[1] end
 end
-if what ~= 'state' then
-  local piece = redis.call('HSCAN', history, what == 'history' and at or '0', 'COUNT', PIECE)
-  for field = 1, #piece[2], 2 do redis.call('HDEL', history, piece[2][field]) end
-  if piece[1] ~= '0' then return 'history ' .. piece[1] end
-end
-local piece = redis.call('HSCAN', state, what == 'state' and at or '0', 'COUNT', PIECE)
-for field = 1, #piece[2], 2 do
-  if not KEPT[piece[2][field]] then redis.call('HDEL', state, piece[2][field]) end
-end
-if piece[1] ~= '0' then return 'state ' .. piece[1] end
 redis.call('HSET', state, 'filled', '0-0')
 return '0-0'

@@ -28,6 +28,7 @@ local RETENTION_SLACK_MS = 90000000
 -- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/format.lua
+-- @include parts/live_on.lua
 
 local function standing()
   local known = redis.call('HMGET', state, 'epoch', 'fenced_epoch', 'fence', 'move', 'filled', 'last')
@@ -57,9 +58,7 @@ local live_ms = math.max(MIN_RETENTION_MS, tonumber(known[1] or 0),
 local state_live_ms = (role == 'open' or role == 'filling') and live_ms or math.max(live_ms, FENCE_KEPT_MS)
 local function keep_alive()
   redis.call('PEXPIRE', state, int(state_live_ms))
-  for _, key in ipairs({ log, corrections }) do
-    if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
-  end
+  live_on(live_ms)
 end
 keep_alive()
 redis.call('HDEL', state, '')

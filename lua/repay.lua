@@ -22,6 +22,7 @@ local HISTORY_MS = 3024000000 -- 35 days (L29)
 -- @include parts/clocks_agree.lua
 -- @include parts/ids.lua
 -- @include parts/format.lua
+-- @include parts/live_on.lua
 
 -- Looked through before anything is written: half of a journal could not be sent again.
 if not (clock_ms and caller_ms and retention_ms and retention_ms >= 1) then
@@ -55,15 +56,10 @@ local lost_ms = last_ms
 -- L22. What may fail is tried where it does no harm.
 local stored_retention_ms = int(math.max(retention_ms, tonumber(known[3] or 0)))
 local live_ms = math.max(tonumber(stored_retention_ms), HISTORY_MS) -- L12
-local function set_lifetimes()
-  for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
-  end
-end
 redis.call('PEXPIRE', corrections, int(math.max(live_ms, redis.call('PTTL', corrections))))
 redis.call('XADD', log .. ':none', 'NOMKSTREAM', '*', 'u', '0')
 redis.call('HSET', state, 'format', FORMAT, 'retention_ms', stored_retention_ms)
-set_lifetimes()
+live_on(live_ms)
 
 local appended = 0
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
@@ -83,6 +79,6 @@ if appended > 0 then
     redis.call('HSET', state, 'trimmed_through_ms', int(lost_ms))
     if type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
   end
-  set_lifetimes()
+  live_on(live_ms)
 end
 return appended

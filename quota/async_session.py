@@ -41,13 +41,14 @@ class AsyncSession(OfOneProcess):
 
     def budget(self, credential: str | None = None) -> AsyncBudget:
         """The budget of a credential (None: of the only one). Returns the same object each time."""
-        blocking = self._session.budget(credential)
-        budget = self._budgets.get(blocking.credential)
-        if budget is None:
-            if self._awaiter is None:
-                self._awaiter = Awaiter(self._session.ledger)
-            budget = self._budgets[blocking.credential] = AsyncBudget(blocking, self._awaiter)
-        return budget
+        with self._session._closing.lock:  # of threads that ask at once, one makes it
+            blocking = self._session.budget(credential)
+            budget = self._budgets.get(blocking.credential)
+            if budget is None:
+                if self._awaiter is None:
+                    self._awaiter = Awaiter(self._session.ledger)
+                budget = self._budgets[blocking.credential] = AsyncBudget(blocking, self._awaiter)
+            return budget
 
     async def aclose(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice."""

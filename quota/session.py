@@ -161,7 +161,7 @@ class Session(OfOneProcess):
 
             opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
             self._high_water_marks[identity] = opened
-            if not (self._has_told or opened.path is None or os.path.isdir(os.path.dirname(opened.path))):
+            if not (self._has_told or os.path.isdir(os.path.dirname(opened.path))):
                 self._tell_of_left_behind()
         return self._high_water_marks[identity]
 

@@ -144,11 +144,6 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
             os.close(fd)
 
 
-def private(path: str, flags: int) -> int:
-    """Opens a file that only this user may read and write: an `opener` for `open`."""
-    return open_alone(path, flags, 0o600)
-
-
 def readable(path: str, flags: int) -> int:
     """Opens a file that others may read, as the umask allows: an `opener` for `open`."""
     return open_alone(path, flags, 0o644)

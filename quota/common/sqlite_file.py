@@ -323,11 +323,13 @@ class SqliteFile:
             return self.error(wording.cannot_open)
         if code == sqlite3.SQLITE_FULL:
             return self.error(wording.disk_full)
-        if code == sqlite3.SQLITE_CORRUPT or _is_undecodable(error) or _lacks_its_tables(error):
+        said = str(error)
+        # Or a text is none, or somebody removed a table or column that the format has.
+        if code == sqlite3.SQLITE_CORRUPT or said.startswith(("Could not decode", "no such table", "no such column")):
             return self._useless(wording.damaged)
         if code == sqlite3.SQLITE_IOERR:
             return self.error(wording.disk_fails)
-        return self.error(wording.other.replace("{reason}", str(error)))
+        return self.error(wording.other.replace("{reason}", said))
 
 
 def statements(script: str) -> list[str]:
@@ -345,15 +347,6 @@ def _code(error: sqlite3.Error) -> int:
     """SQLite's primary result code. The higher bits of an extended code carry detail."""
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF
-
-
-def _is_undecodable(error: sqlite3.Error) -> bool:
-    return "Could not decode" in str(error)
-
-
-def _lacks_its_tables(error: sqlite3.Error) -> bool:
-    """Whether a table or column that the format has is not there: somebody removed it."""
-    return str(error).startswith(("no such table", "no such column"))
 
 
 def _inode(path: str) -> int:

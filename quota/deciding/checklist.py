@@ -208,19 +208,11 @@ class Together(NamedTuple):
     closed: str | None
 
 
-class _Look(NamedTuple):
-    """The checklist for looking at a budget, with today's prices of its book, and its limits."""
-
-    book: CostBook
-    limits: tuple[Limit, ...]
-    checklist: Checklist
-
-
 MAX_LOOKS = 100
 """The most looks that are remembered."""
 
-_looks: dict[tuple[int, int], _Look] = {}
-"""By the addresses of book and limits: many credentials have the same."""
+_looks: dict[tuple[int, int], tuple[CostBook, Checklist]] = {}
+"""By the addresses of book and limits, which live as long: many credentials have the same."""
 
 
 class Checklists(dict[Key, Checklist]):
@@ -303,7 +295,7 @@ class Checklists(dict[Key, Checklist]):
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
         book, limits = self._book.at(self._clock()), self.shown
         known = _looks.get((id(book), id(limits)))
-        if known is None or known.book is not book or known.limits is not limits:
+        if known is None:
             main = book.main_bucket.name
             # `quota check` reports a limit below that as an error; here it is full when used up.
             costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
@@ -311,8 +303,8 @@ class Checklists(dict[Key, Checklist]):
             checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
             if len(_looks) >= MAX_LOOKS:
                 _looks.clear()
-            known = _looks[id(book), id(limits)] = _Look(book, limits, checklist)
-        return known.checklist
+            known = _looks[id(book), id(limits)] = book, checklist
+        return known[1]
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of

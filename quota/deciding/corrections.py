@@ -77,15 +77,14 @@ def _settle(account: Account, charge_id: str, units: int, also: Sequence[str] = 
 
 def _settle_drawn(account: Account, charge_id: str, units: int) -> Charge | Entry | None:
     """Correct a charge that the allowance admitted: in its journal, or in the ledger once it was repaid there."""
-    number = _number_of(account, charge_id)
-    if account.allowance is None or number is None:
+    draw = draw_of(account, charge_id)
+    if account.allowance is None or draw is None:
         return None
-    before: Charge | Entry | None = account.allowance.settle(account.identity, number, units)
+    before: Charge | Entry | None = account.allowance.settle(account.identity, draw.number, units)
     if before is None:
-        draw = account.allowance.find(account.identity, number)
-        before = None if draw is None else _settle_repaid(account, draw, units)
+        before = _settle_repaid(account, draw, units)
         if before is not None:
-            account.allowance.correct_repaid(account.identity, number, units)
+            account.allowance.correct_repaid(account.identity, draw.number, units)
     return before
 
 
@@ -110,6 +109,7 @@ def repay(account: Account) -> None:
         repaid = allowance.repay(account.identity, account.ledger, account.retention_ms, account.clock())
         for corrected in repaid:
             _settle_repaid(account, corrected, corrected.charge.units)
+            allowance.told(account.identity, corrected)
 
 
 # -- what a call really cost -------------------------------------------------------------------------------------------
@@ -173,10 +173,9 @@ def _say_more(decision: Decision, reserved_units: int, used_units: int) -> None:
 
 def draw_of(account: Account, charge_id: str) -> Draw | None:
     """What this machine's journal has of a charge that the allowance admitted. Raises LedgerError."""
-    number = _number_of(account, charge_id)
-    if account.allowance is None or number is None:
-        return None
-    return account.allowance.find(account.identity, number)
+    allowance, name = account.allowance, charge_id.removeprefix(ALLOWANCE_ID)
+    number = None if allowance is None or name == charge_id else allowance.number(name)
+    return None if allowance is None or number is None else allowance.find(account.identity, number)
 
 
 def drawn_by(account: Account, run: str) -> list[Charge]:
@@ -189,12 +188,6 @@ def drawn_units(account: Account, at_ms: int) -> int:
     if account.allowance is None:
         return 0
     return account.allowance.drawn_units(account.identity, at_ms, account.longest_ms)
-
-
-def _number_of(account: Account, charge_id: str) -> int | None:
-    """The number of a draw in this machine's journal, from the id of its charge."""
-    name = charge_id.removeprefix(ALLOWANCE_ID)
-    return None if account.allowance is None or name == charge_id else account.allowance.number(name)
 
 
 def _is_id(text: str) -> bool:

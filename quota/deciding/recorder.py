@@ -132,7 +132,7 @@ class Recorder:
             return
         ends_s = time.monotonic() + within_s
         try:
-            self._hand_over(within_s)
+            self._hand_over(ends_s)
             while self._roll_up_due and pieces and (left_s := ends_s - time.monotonic()) > 0:
                 pieces -= 1
                 self._roll_up_due = self.ledger.roll_up(self.project, self._clock(), left_s)
@@ -145,7 +145,7 @@ class Recorder:
         finally:
             self._lock.release()
 
-    def _hand_over(self, within_s: float) -> None:
+    def _hand_over(self, ends_s: float) -> None:
         """Send counts and refusals. They are forgotten first: what may have arrived is not sent again."""
         self._count()
         if not self._counts:
@@ -157,7 +157,9 @@ class Recorder:
         rows = [RefusalCount(*key, calls) for key, calls in counts.items()]
         texts = [refusal_text(*one) for one in newest]
         for first in range(0, len(rows), MAX_COUNTS):
-            self.ledger.add_refusals(self.project, rows[first : first + MAX_COUNTS], texts, within_s)
+            if (left_s := ends_s - time.monotonic()) <= 0:
+                return
+            self.ledger.add_refusals(self.project, rows[first : first + MAX_COUNTS], texts, left_s)
             texts = []
 
     def _count(self) -> None:

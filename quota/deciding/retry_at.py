@@ -76,9 +76,8 @@ def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: in
         return NEVER
     if occupancy.leaving_ms is not None and isinstance(occupancy.limit.view.window, Sliding):
         return max(from_ms, occupancy.leaving_ms + occupancy.limit.view.window.window_ms)
-    now_ms, expiring = clocks.now_ms, []
-    if occupancy.unlogged:
-        expiring = sorted((until, n) for usage in occupancy.unlogged for n, until in usage.expiries if until > now_ms)
+    now_ms = clocks.now_ms
+    expiring = sorted((until, n) for usage in occupancy.unlogged for n, until in usage.expiries if until > now_ms)
     window = occupancy.limit.view.window
     if isinstance(window, Calendar):
         return _calendar_room_at(occupancy, window, expiring, clocks, read, from_ms)
@@ -86,7 +85,7 @@ def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: in
     freed_units = 0
     entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
     leaving = ((entry.ms + window.window_ms, counted(occupancy.limit.view, entry)) for entry in entries)
-    for at_ms, units in _merged(leaving, expiring):
+    for at_ms, units in merge(leaving, expiring):
         freed_units += units
         if occupancy.used_units - freed_units <= occupancy.cap_units - occupancy.cost_units:
             return max(from_ms, at_ms)
@@ -129,13 +128,6 @@ def _calendar_room_at(
             if paced_ms < next_ms:
                 return paced_ms
         at_ms = next_ms
-
-
-def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Both in time order. Few calls have anything that expires beside the log, and only those import what sorts it."""
-    if not expiring:
-        return leaving
-    return merge(leaving, expiring)
 
 
 def counted(view: View, entry: Entry) -> int:

@@ -99,7 +99,7 @@ class MovableRedisLedger(RedisLedger):
         for name, value in fields:
             if name == REFUSALS:
                 texts = json.loads(value)
-                words += [f"{REFUSALS}", str(len(texts))]
+                words += [REFUSALS, str(len(texts))]
                 words += [word for n, text in enumerate(texts) for word in (f"history:refusal:{n}", text)]
             else:
                 words += [name, value]
@@ -110,20 +110,13 @@ class MovableRedisLedger(RedisLedger):
         keys = keys_of(project)
         lost = self._lost_field(project)
         yield lost
-        cursor = "0"
-        while True:
-            cursor, piece = self._query("HSCAN", keys.state, cursor, "COUNT", SCAN_PIECE)
-            pairs = zip(piece[::2], piece[1::2], strict=True)
-            known = {name for name, _ in lost} | NOT_MOVED
-            yield [(str(name), str(value)) for name, value in pairs if name not in known]
-            if str(cursor) == "0":
-                break
-        while True:
-            cursor, piece = self._query("HSCAN", history_key(project), cursor, "COUNT", SCAN_PIECE)
-            pairs = zip(piece[::2], piece[1::2], strict=True)
-            yield [(f"history:{name}", str(value)) for name, value in pairs if not str(name).startswith("refusal")]
-            if str(cursor) == "0":
-                break
+        known = {name for name, _ in lost} | NOT_MOVED
+        for key, begins in ((keys.state, ""), (history_key(project), "history:")):
+            cursor = ""
+            while cursor != "0":
+                cursor, piece = self._query("HSCAN", key, cursor or "0", "COUNT", SCAN_PIECE)
+                fields = [(f"{begins}{name}", value) for name, value in zip(piece[::2], piece[1::2], strict=True)]
+                yield [one for one in fields if one[0] not in known and not one[0].startswith("history:refusal")]
         yield [(REFUSALS, json.dumps(self._refusals(project)))]
 
     def _lost_field(self, project: str) -> list[Field]:

@@ -24,7 +24,7 @@ from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.fence import OvertakenError
-from quota.ledger.state_fields import read_id, read_usages, usages_text
+from quota.ledger.state_fields import checked_count, read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import calendar_of, parse_duration, selector_of
 
@@ -173,7 +173,7 @@ def _check_new(old: Movable, new: Movable, project: str, theirs: Standing, same_
 
 def _is_trimmed(old: Movable, project: str, ms: int) -> bool:
     fields = {name: value for piece in old.state(project) for name, value in piece if name == "trimmed_through_ms"}
-    return ms <= int(fields.get("trimmed_through_ms", 0))
+    return ms <= _number(old, fields.get("trimmed_through_ms", "0"))
 
 
 def _of(ledger: Movable, project: str) -> str:
@@ -354,12 +354,9 @@ def _survey(old: Movable, new: Movable, project: str, ours: Standing) -> _Survey
 def _number(old: Movable, value: str) -> int:
     """A number of a state."""
     try:
-        number = int(value)
-        if not 0 <= number <= NEVER:
-            raise ValueError
+        return checked_count(int(value))
     except ValueError:
         raise LedgerError(f"ledger {old.label} holds what no quota program writes: {value!r:.200}") from None
-    return number
 
 
 def _lost_units(

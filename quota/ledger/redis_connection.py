@@ -15,7 +15,6 @@ failed, and the interpreter crashes if a signal handler raises just there.
 
 from __future__ import annotations
 
-import select
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
+from quota.common.sockets import has_hung_up
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NoAnswer, NotRedis, error_of
 from quota.ledger.redis_tls import behind_plain, behind_secured
 
@@ -228,11 +228,8 @@ def _is_quiet(line: redis.Connection) -> bool:
     that alone a decision takes an eighth longer.
     """
     hiredis_reader, sock = getattr(line._parser, "_reader", None), line._sock
-    if hiredis_reader is not None and sock is not None and not hiredis_reader.has_data():
-        ready = select.poll()
-        ready.register(sock, select.POLLIN)
-        if not ready.poll(0):
-            return True
+    if hiredis_reader is not None and sock is not None and not hiredis_reader.has_data() and not has_hung_up(sock):
+        return True
     try:
         if not line.can_read(0):
             return True

@@ -31,10 +31,6 @@ def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
     return [begin, str(until_ms), str(count)]
 
 
-def leading_ms(text: str) -> int:
-    return int(text.partition(" ")[0])
-
-
 def read_entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, idempotency_key, corrected = row
     ms, seq = read_id(charge_id)

@@ -59,7 +59,6 @@ from quota.ledger.redis_errors import (
 )
 from quota.ledger.redis_fields import (
     UNREADABLE,
-    leading_ms,
     range_arguments,
     read_entry,
     units_text,
@@ -71,6 +70,7 @@ from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
     history_of,
+    leading_ms,
     read_epoch,
     read_exhaustion,
     read_id,
@@ -272,10 +272,7 @@ class RedisLedger(StateChanges, OfOneProcess):
             after = found[-1].ms, found[-1].seq
 
     def whole_after_ms(self, project: str) -> int:
-        fields = ("format", "epoch", "last", "trimmed_through_ms")
-        found, epoch, last, trimmed_through_ms = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None)
-        return self._read(read_ms, trimmed_through_ms or "0")
+        return self._read(read_ms, self._field(project, "trimmed_through_ms") or "0")
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
@@ -289,6 +286,12 @@ class RedisLedger(StateChanges, OfOneProcess):
         closed = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("closed:")]
         known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
         return [known[bucket] for bucket in sorted(known)]
+
+    def _field(self, project: str, name: str) -> str | None:
+        """A field of a ledger that is ours, and open (L24, L27)."""
+        words: list[str | None] = self._query("HMGET", keys_of(project).state, "format", "epoch", "last", name)
+        self._check_format(words[0], words[1], is_new=words[2] is None)
+        return words[3]
 
     def _state(self, project: str) -> dict[str, str]:
         reply = self._query("HGETALL", keys_of(project).state)
@@ -380,10 +383,8 @@ class RedisLedger(StateChanges, OfOneProcess):
                 return
 
     def repairs(self, project: str) -> Sequence[Repair]:
-        fields = ("format", "epoch", "last", "repaired")
-        found, epoch, last, repaired = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None)
-        return [self._read(read_repair, line) for line in reversed((repaired or "").splitlines())]
+        lines = (self._field(project, "repaired") or "").splitlines()
+        return [self._read(read_repair, line) for line in reversed(lines)]
 
     # -- the history -------------------------------------------------------------------------------------------------
 
@@ -399,9 +400,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         return bool(int(more))
 
     def history(self, project: str, since_ms: int, now_ms: int) -> History:
-        fields = ("format", "epoch", "last", "rolled_up")
-        found, epoch, last, formerly = self._query("HMGET", keys_of(project).state, *fields)
-        self._check_format(found, epoch, is_new=last is None)
+        formerly = self._field(project, "rolled_up")
         rolled = self._query("HMGET", history_key(project), "rolled_up")[0] or formerly
         # The clock may have gone back since hours were rolled up that are over by the other time only.
         ahead_ms = self._read(read_id, rolled)[0] if rolled else 0
@@ -426,8 +425,7 @@ class RedisLedger(StateChanges, OfOneProcess):
             raise self._error(error, project) from error
 
     def refusals(self, project: str) -> Sequence[str]:
-        found, epoch, last = self._query("HMGET", keys_of(project).state, "format", "epoch", "last")
-        self._check_format(found, epoch, is_new=last is None)
+        self._field(project, "last")
         return self._refusals(project)
 
     def _refusals(self, project: str) -> list[str]:

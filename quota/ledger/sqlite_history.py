@@ -7,7 +7,7 @@ works in a transaction of `quota.ledger.sqlite_ledger`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
 from quota.ledger.entry import is_first
@@ -24,7 +24,7 @@ from quota.ledger.history import (
     read_cells,
 )
 from quota.ledger.sqlite_fields import drop_fields, fields_of, put_fields, read_fields
-from quota.ledger.state_fields import HISTORY_FIELDS, history_of, id_text, read_id, read_ms
+from quota.ledger.state_fields import HISTORY_FIELDS, history_of, id_text, read_id
 from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
@@ -39,23 +39,6 @@ REFUSALS = "history:refusals"
 _OF_CHARGES, _OF_REFUSALS = (4, 2), (3, 1)
 """How many names, and how many numbers, a row of an hour has."""
 _SUMS, _REFUSED_SUMS = (2, 3), (3, 1)
-
-
-class _Head(NamedTuple):
-    rolled_up: Id
-    whole_after_ms: int
-    gap: tuple[int, int]
-    sums_after: Id
-
-    def fields(self) -> list[tuple[str, str]]:
-        fields = [
-            (ROLLED_UP, id_text(self.rolled_up)),
-            ("history:whole_after_ms", str(self.whole_after_ms)),
-            ("history:sums_after", id_text(self.sums_after)),
-        ]
-        if self.gap[1]:
-            fields.append(("history:gap", f"{self.gap[0]} {self.gap[1]}"))
-        return fields
 
 
 class _Cells:
@@ -89,15 +72,16 @@ class _Cells:
 def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, trimmed_through_ms: int) -> bool:
     """Add at most ROLL_UP_AT_ONCE charges of one hour, up to `through_ms`; whether there is more to do."""
     stored = _head(db, project)
-    head = stored or _Head((0, 0), trimmed_through_ms, (0, 0), (0, 0))
+    head = stored or History(whole_after_ms=trimmed_through_ms)
     oldest = db.execute("SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms, seq LIMIT 1", (project,)).fetchone()
     if oldest is None and stored is None:
         return False
     rolled = head.rolled_up
     seen_ms = max(head.whole_after_ms, rolled[0])
     if trimmed_through_ms > seen_ms and (oldest is None or oldest > rolled):
-        old = head.gap[1] < now_ms - HISTORY_MS
-        head = head._replace(gap=(seen_ms if old else min(head.gap[0], seen_ms), max(head.gap[1], trimmed_through_ms)))
+        from_ms, to_ms = head.gap or (0, 0)
+        from_ms = seen_ms if to_ms < now_ms - HISTORY_MS else min(from_ms, seen_ms)
+        head = head._replace(gap=(from_ms, max(to_ms, trimmed_through_ms)))
     rows = db.execute(
         "SELECT ms, seq, method, job, region, bucket, units, charged_units, idempotency_key FROM charges"
         " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
@@ -109,7 +93,7 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
         sums = _Cells(db, project, "history:sums", _SUMS)
         for ms, seq, method, job, region, bucket, units, charged_units, key in of_hour:
             cells.add((method, job, region, bucket), 1, units)
-            if (ms, seq) > head.sums_after:
+            if (ms, seq) > head.summed_after:
                 sums.add((method, job), is_first(key), charged_units, 0)
         cells.save()
         sums.save()
@@ -123,7 +107,10 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
         db, project, [f"history:refused:{hour}" for hour in _hours(db, project, "refused") if hour < oldest_hour]
     )
     if head != stored:
-        put_fields(db, project, head.fields())
+        put_fields(db, project, [(ROLLED_UP, id_text(head.rolled_up)), ("history:whole_after_ms", head.whole_after_ms)])
+        sums_have(db, project, head.summed_after)
+        if head.gap is not None:
+            put_fields(db, project, [("history:gap", f"{head.gap[0]} {head.gap[1]}")])
     return len(of_hour) < len(rows) or len(rows) == ROLL_UP_AT_ONCE
 
 
@@ -224,18 +211,11 @@ def sums_have(db: sqlite3.Connection, project: str, through: Id) -> None:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _head(db: sqlite3.Connection, project: str) -> _Head | None:
+def _head(db: sqlite3.Connection, project: str) -> History | None:
+    """The history without its hours and its sums; None where nobody keeps one."""
     names = [f"history:{name}" for name in HISTORY_FIELDS[:4]]
-    rolled, whole_after_ms, gap, sums_after = map(read_fields(db, project, names).get, names)
-    if rolled is None:
-        return None
-    gap_from, gap_to = (gap or "0 0").split(" ")
-    return _Head(
-        read_id(rolled),
-        read_ms(whole_after_ms or "0"),
-        (read_ms(gap_from), read_ms(gap_to)),
-        read_id(sums_after or "0-0"),
-    )
+    found = [*map(read_fields(db, project, names).get, names)]
+    return None if found[0] is None else history_of((), [*found, None, None], None)
 
 
 def _hour(db: sqlite3.Connection, project: str, ms: int) -> _Cells:

@@ -62,6 +62,7 @@ from quota.ledger.sqlite_views import ViewState
 from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
+    leading_ms,
     read_ms,
     read_repair,
     repair_text,
@@ -403,20 +404,14 @@ class SqliteLedger(StateChanges, OfOneProcess):
         self._file.close()
 
 
-def _claims_of(db: sqlite3.Connection, project: str) -> dict[str, tuple[int, str]]:
-    """By job, until when any of its claims holds, and their record."""
-    texts = fields_of(db, project, "claim").items()
-    return {name: (int(until_ms), record) for name, text in texts for until_ms, _, record in (text.partition(" "),)}
-
-
 def _of_the_future(db: sqlite3.Connection, project: str, now_ms: int) -> tuple[list[str], list[str]]:
     """The fields of exhaustions, and of claims, that were made later than now (L26)."""
-    exhaustions, claims = exhaustions_of(db, project).values(), _claims_of(db, project).items()
+    exhaustions, claims = exhaustions_of(db, project).values(), fields_of(db, project, "claim").items()
     return (
         [
             f"{'reopened' if one.reopened_ms else 'closed'}:{one.bucket}"
             for one in exhaustions
             if one.since_ms > now_ms or one.reopened_ms > now_ms
         ],
-        [f"claim:{name}" for name, (until_ms, _) in claims if until_ms > now_ms + LONGEST_CLAIM_MS],
+        [f"claim:{name}" for name, text in claims if leading_ms(text) > now_ms + LONGEST_CLAIM_MS],
     )

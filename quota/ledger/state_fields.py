@@ -49,6 +49,11 @@ def read_ms(text: str) -> int:
     return ms
 
 
+def leading_ms(text: str) -> int:
+    """The time with which a text begins, as that of a claim does. Raises ValueError."""
+    return int(text.partition(" ")[0])
+
+
 def checked_count(units: int) -> int:
     """A number of units or calls. Raises ValueError for what none of our programs counts to."""
     if not 0 <= units <= NEVER:

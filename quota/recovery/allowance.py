@@ -334,14 +334,24 @@ class Allowance:
         return corrected
 
     def _mark_repaid(self, identity: Identity, last: int) -> list[Draw]:
-        """Mark the draws up to this number. Returns those that were corrected while they were owed."""
+        """Mark the draws up to this number, but those that were corrected while they were owed: it returns these."""
 
         def work(db: sqlite3.Connection) -> list[Draw]:
             corrected = _draws(db, identity, "number <= ? AND NOT repaid AND corrected", last)
-            db.execute("UPDATE draws SET repaid = 1 WHERE identity = ? AND number <= ?", (identity.hash, last))
+            sql = "UPDATE draws SET repaid = 1 WHERE identity = ? AND number <= ? AND NOT corrected"
+            db.execute(sql, (identity.hash, last))
             return corrected
 
         return self._file.transact(work, write=True)
+
+    def told(self, identity: Identity, draw: Draw) -> None:
+        """The ledger counts what a draw was corrected to: it is repaid, unless it was corrected again meanwhile."""
+        sql = "UPDATE draws SET repaid = 1 WHERE identity = ? AND number = ? AND units = ?"
+        try:
+            values = identity.hash, draw.number, draw.charge.units
+            self._transact(lambda db: db.execute(sql, values), None, write=True)
+        except LedgerError as error:  # it is told again later, which changes nothing
+            self._warn(error)
 
     def _log_end_of_outage(self, identity: Identity) -> None:
         """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""

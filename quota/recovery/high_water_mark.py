@@ -93,8 +93,8 @@ CARRY_EVERY_S = 60.0
 class HighWaterMark:
     """What one process knows of one project's ledger. Safe to share between threads and after a fork.
 
-    A session takes it from `quota.recovery.registry`, one for each file in a process. Without a path it is kept in
-    memory only. `label` says where the ledger is, and `configuration` whose it is, for people and for other processes.
+    A session takes it from `quota.recovery.registry`, one for each file in a process. `label` says where the ledger
+    is, and `configuration` whose it is, for people and for other processes.
     `opened` is called with it whenever it has opened its file.
 
     `_known` is all that it knows, None before it has read its file. It is only ever replaced as a whole, by a statement
@@ -103,7 +103,7 @@ class HighWaterMark:
 
     def __init__(
         self,
-        path: str | None,
+        path: str,
         project: str,
         *,
         label: str = "",
@@ -124,7 +124,7 @@ class HighWaterMark:
         """Begin as a new process."""
         self._lock = threading.RLock()
         self._known: Knowledge | None = None
-        self._is_usable = self.path is not None
+        self._is_usable = True
         self._slots_read: Sequence[SlotContent] = ()  # all that is in these is known
         # What the slot of this process holds: what was known then, and the text of which `rest`.
         self._saved: Knowledge | None = None
@@ -160,7 +160,7 @@ class HighWaterMark:
         with self._lock:
             if self._file is not None:
                 self._save()
-            self._known, self._is_usable, self._next_look_s = None, self.path is not None, 0.0
+            self._known, self._is_usable, self._next_look_s = None, True, 0.0
             self._close_file()
 
     def _close_file(self) -> None:
@@ -440,12 +440,11 @@ class HighWaterMark:
 
     def _claimed(self) -> WatermarkFile:
         """The file, made if it is not there, with a slot for this process if one is free. Raises OSError."""
-        path = self.path or ""  # one that is usable has a path
         try:
-            file = WatermarkFile(path, known=self._slots_read)
+            file = WatermarkFile(self.path, known=self._slots_read)
         except FileNotFoundError:
-            make_room(path)
-            file = WatermarkFile(path, make=True, known=self._slots_read)
+            make_room(self.path)
+            file = WatermarkFile(self.path, make=True, known=self._slots_read)
         self._file, self._written = file, None
         if self._opened is not None:
             self._opened(self)
@@ -455,7 +454,7 @@ class HighWaterMark:
 
     def _read_slots(self) -> list[SlotContent]:
         """What the processes of this machine have written."""
-        if self.path is None or not self._is_usable:
+        if not self._is_usable:
             return []
         try:
             return slots_of(self.path)
@@ -468,14 +467,13 @@ class HighWaterMark:
     def _read_siblings(self) -> None:
         """Read what other configurations of this machine saw of the same upstream project. Where it is of the same log,
         it is as good as our own."""
-        if self.path is not None:
-            self._siblings = tuple(_watermarks(slot for path in siblings_of(self.path) for slot in read_slots(path)))
+        self._siblings = tuple(_watermarks(slot for path in siblings_of(self.path) for slot in read_slots(path)))
         self._next_siblings_s = time.monotonic() + CARRY_EVERY_S
 
     def _say_two_ledgers(self, known: Knowledge) -> None:
         """Where another configuration saw another log that still counts, say so: nothing is joined then."""
         apart = [one for one in self._siblings if one.label != self._label and _counts_apart(one, known)]
-        if apart and known.epoch and self.path is not None and first_today(self.path):
+        if apart and known.epoch and first_today(self.path):
             other = max(apart, key=lambda watermark: watermark.at_ms)
             warn(
                 "two_ledgers",

@@ -50,17 +50,19 @@ def open_high_water_mark(folder: Path, identity: Identity, label: str) -> HighWa
 
 def close_high_water_mark(mark: HighWaterMark) -> None:
     """Give back what `open_high_water_mark` gave; the last one to do so frees its slot."""
-    path = mark.path or ""
+    path = mark.path
     with _lock:
         if path not in _in_use:
             return
         _, users = _in_use[path]
+        _in_use[path] = mark, users - 1
         if users > 1:
-            _in_use[path] = mark, users - 1
             return
-        del _in_use[path]
-        _with_file.pop(mark, None)
-    mark.close()
+    mark.close()  # while others still find it here: two descriptors of one file have one lock between them
+    with _lock:
+        if _in_use.get(path) == (mark, 0):
+            del _in_use[path]
+            _with_file.pop(mark, None)
 
 
 def end_all(marks: Iterable[HighWaterMark], ledger: Ledger) -> None:

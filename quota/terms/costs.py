@@ -246,7 +246,7 @@ class CostBook(NamedTuple):
     def at(self, at_ms: int) -> CostBook:
         """This book with only the prices valid at `at_ms`, without past and future ones."""
         valid = _valid.get(id(self))
-        if valid is None or valid.of is not self or not valid.since_ms <= at_ms < valid.until_ms:
+        if valid is None or not valid.since_ms <= at_ms < valid.until_ms:
             prices = {method: self.price_at(method, at_ms) for method in self.methods}
             since_ms = max((since for _, (since, _) in prices.values()), default=0)
             until_ms = min((until for _, (_, until) in prices.values()), default=NEVER)
@@ -277,16 +277,8 @@ class CostBook(NamedTuple):
 
     def cheapest_units(self, bucket: str) -> int:
         """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
-        known = _cheapest.get(id(self))
-        if known is None or known.of is not self:
-            prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
-            units: dict[str, int] = {}
-            for part in (part for price in prices for part in price.parts):
-                units[part.bucket] = min(part.units, units.get(part.bucket, part.units))
-            if len(_cheapest) >= MAX_VALID:
-                _cheapest.clear()
-            known = _cheapest[id(self)] = _Cheapest(self, units)
-        return known.units.get(bucket, 1)
+        prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
+        return min((part.units for price in prices for part in price.parts if part.bucket == bucket), default=1)
 
     def least_units(self, selector: Selector) -> int:
         """The least that a call counted by a selector adds to its limit, once it adds anything; 1 where none does."""
@@ -306,7 +298,7 @@ class CostBook(NamedTuple):
 
 
 class _Valid(NamedTuple):
-    """A book with the prices that are valid between two times."""
+    """A book with the prices that are valid between two times. `of` lives as long, so no other book has its address."""
 
     of: CostBook
     since_ms: int
@@ -314,18 +306,8 @@ class _Valid(NamedTuple):
     book: CostBook
 
 
-class _Cheapest(NamedTuple):
-    """The units of the cheapest call of each bucket, by the newest prices of a book."""
-
-    of: CostBook
-    units: Mapping[str, int]
-
-
 MAX_VALID = 100
 """The most books that are remembered."""
 
 _valid: dict[int, _Valid] = {}
 """What `CostBook.at` made last, by the book's address: many credentials have one book."""
-
-_cheapest: dict[int, _Cheapest] = {}
-"""The same for `CostBook.cheapest_units`."""

@@ -602,6 +602,29 @@ def test_one_session_serves_loops_after_each_other_and_in_threads(
     assert len(charged(config)) == 120
 
 
+def test_threads_that_ask_at_once_get_the_same_budget(ledger_url: str, configure: Configure, run: Run) -> None:
+    config, interval = configure(ledger_url), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            q, budgets = quota.open_async(config), []
+            began = threading.Barrier(4)
+
+            def ask(q: Any = q, budgets: list[Any] = budgets, began: threading.Barrier = began) -> None:
+                began.wait()
+                budgets.append(q.budget())
+
+            threads = [threading.Thread(target=ask) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            run(q.aclose())
+            assert len(set(map(id, budgets))) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
 def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -138,6 +139,31 @@ def test_a_ledger_that_does_not_answer_is_told_when_it_does(redis_server: RedisS
         reasons = {reason: calls for _, _, reason, calls in counted(there)}
         assert reasons == {"ledger-unavailable": 1, "limit": 2}
         there.ledger.close()
+
+
+def test_all_counts_together_take_no_longer_than_they_may(setup: Setup) -> None:
+    """A ledger that takes its time for each hundred."""
+    budget, recorder = recorded(setup, *(limit(1, name=f"limit-{n}", jobs=(f"job-{n}",)) for n in range(300)))
+    for n in range(300):
+        for _ in "12":
+            budget.charge("videos.list", job=f"job-{n}")
+    given: list[float] = []
+
+    class Slow:
+        def add_refusals(self, *args: object) -> None:
+            within_s = args[-1]
+            assert isinstance(within_s, float)
+            given.append(within_s)
+            time.sleep(0.01)
+
+        def roll_up(self, *args: object) -> bool:
+            return False
+
+    recorder.ledger = Slow()  # type: ignore[assignment]
+    recorder.close(0.5)
+    assert len(given) == 3
+    assert given[1] <= given[0] - 0.01
+    assert given[2] <= given[1] - 0.01
 
 
 def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None:

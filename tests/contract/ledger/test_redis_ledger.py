@@ -1029,7 +1029,7 @@ def test_a_server_that_keeps_everything_is_no_event(own_server: RedisServer, cap
     assert caplog.messages == []
 
 
-def test_what_is_evicted_under_memory_pressure_is_not_granted_again(own_server: RedisServer) -> None:
+def test_what_is_evicted_under_memory_pressure_is_not_granted_again(own_server: RedisServer, tmp_path: Path) -> None:
     """A machine that remembers, and a server that drops whatever has a lifetime."""
     with redis.Redis(port=own_server.port) as client, opened(own_server.url) as (budget, ledger):
         budget = Budget(
@@ -1038,7 +1038,7 @@ def test_what_is_evicted_under_memory_pressure_is_not_granted_again(own_server: 
             book=BOOK,
             limits=(limit(500),),
             ledger=ledger,
-            high_water_mark=HighWaterMark(None, "p"),
+            high_water_mark=HighWaterMark(str(tmp_path / "marks" / "1"), "p"),
         )
         admitted = 0
         for _ in range(12):

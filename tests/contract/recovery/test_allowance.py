@@ -367,6 +367,29 @@ def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine) -
     assert used_units(budget, charge=True) == 1
 
 
+def test_a_correction_that_meets_an_outage_is_made_later(machine: Machine) -> None:
+    """The ledger has the draw as it was, because the answer to the first repayment was lost."""
+
+    def fails(*_: Any) -> Any:
+        raise LedgerError("no answer")
+
+    budget = machine.budget()
+    with machine.cut_off():
+        drawn = str(budget.charge("videos.list", units=10).id)
+    for name, meanwhile in (("repay", fails), ("settle", lambda: None)):
+        budget._account.ledger = failing = slow(machine.ledger, meanwhile)
+        setattr(failing, name, fails if name == "settle" else failing.repay)
+        machine.now_ms += LOOK_AGAIN_MS
+        assert budget.charge("videos.list").source == "allowance"
+        if name == "repay":
+            assert budget.settle(drawn, 7).units == 10
+    budget._account.ledger = machine.ledger
+    for _ in "12":
+        machine.now_ms += LOOK_AGAIN_MS
+        assert used_units(budget, charge=True) in (10, 11)
+    assert [entry.units for entry in read_entries(machine.ledger, "p", 0, NEVER)] == [7, 1, 1, 1, 1]
+
+
 def test_the_charge_whose_answer_was_lost_is_given_back_with_its_draw(machine: Machine) -> None:
     """It is the same call. Until somebody says that it never left, both count."""
     budget = machine.budget()

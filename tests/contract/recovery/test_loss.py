@@ -880,6 +880,21 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
     assert all(path.startswith(f"{tmp_path}/high-water-marks/p") or "_" in path for path in paths)
 
 
+def test_a_mark_that_is_being_closed_is_found_by_a_session_that_begins(tmp_path: Path) -> None:
+    """Two descriptors of one file would have one lock between them, and the first to be closed would end it."""
+    identity = Identity("/etc/quota.toml", "p")
+    ended = open_high_water_mark(tmp_path, identity, "redis://a")
+    with ended._lock:  # another thread is in the middle of using it
+        closing = threading.Thread(target=close_high_water_mark, args=(ended,))
+        closing.start()
+        closing.join(0.1)
+        begun = open_high_water_mark(tmp_path, identity, "redis://a")
+    closing.join()
+    assert begun is ended
+    close_high_water_mark(begun)
+    assert open_high_water_mark(tmp_path, identity, "redis://a") is not ended
+
+
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
     identity = Identity("/etc/quota.toml", "p")
     path = watermark_path(tmp_path, identity)
