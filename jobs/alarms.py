@@ -1,7 +1,7 @@
 """What a run gives reason to tell somebody: `quota.reports.notify` delivers it, once for each thing.
 
 near_limit     80% of a limit is used                              once in its window
-refused        the budget stopped a run                            once in the limit's window
+refused        the budget stopped a run, not its own `max_units`   once in the limit's window
 exhausted      upstream has closed a bucket                        once for each time
 reopened       somebody opened it again                            once for each time
 stale          a region's last complete pass is too long ago       once a day
@@ -59,7 +59,7 @@ def _of_run(project: str, job: str, exit_status: int, report: RunReport, status:
     if report.outcome == "failed" or exit_status not in (0, 75, 130, 143):
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
         yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
-    elif report.refused and not _counting(report):
+    elif report.refused and not _expected(report):
         named = report.refused_by or ""
         said = (_in_window(row, status.at_ms) for row in _rows(status) if row.limit.name == named) if status else ()
         by, once_ms = next(iter(said), (named, DAY_MS))
@@ -69,9 +69,10 @@ def _of_run(project: str, job: str, exit_status: int, report: RunReport, status:
         yield Notice("refused", project, f"{job} {by}".rstrip(), message, once_ms, facts)
 
 
-def _counting(report: RunReport) -> bool:
-    """Whether it was refused only because the ledger counts first: the next run goes on with that."""
-    return report.refusal is not None and report.refusal["reason"] == "counting"
+def _expected(report: RunReport) -> bool:
+    """Whether it was refused only because the ledger counts first, or because it had spent what one run of it may: the
+    next run goes on with that."""
+    return report.refusal is not None and report.refusal["reason"] in ("counting", "run")
 
 
 def _rows(status: Status | None) -> Iterator[LimitRow]:

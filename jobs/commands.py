@@ -28,7 +28,7 @@ from quota.cli.options import (
     textfile_option,
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
-from quota.common.text import many, nearest, printable, show
+from quota.common.text import many, nearest, printable, show, spell
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
@@ -57,14 +57,13 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
       quota runs
       quota runs --job trending --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
     """
-    from quota.common.clock import host_clock
     from quota.jobs.history import render_runs
     from quota.jobs.store.runs import run_json
     from quota.jobs.store.store import Store
 
-    since_ms = duration_ms("--since", since)
+    since_ms = since_ms_of("--since", since)
     with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
+        found = store.runs.read(job, since_ms, limit)
     if as_json:
         print_json({"runs": [run_json(one) for one in found]})
     elif found:
@@ -209,7 +208,6 @@ def search(
 
 def _elsewhere_line(job: Elsewhere) -> str:
     from quota.common.clock import host_clock, moment
-    from quota.common.text import spell
 
     now_ms = host_clock()
     age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"

@@ -36,29 +36,23 @@ BOUGHT_SINCE_MS = 7 * DAY_MS
 def jobs(session: Session) -> Contribution:
     """Where each job stands and its last runs. Does not create the store. Raises StoreError and LedgerError."""
     settings, now_ms = session.settings, host_clock()
-    checkpoints: dict[str, list[Checkpoint]] = {}
+    stale_ms = None if settings.notify is None else settings.notify.stale_ms
+    regions: list[Region] = []
+    samples: list[Sample] = []
     runs: list[Run] = []
-    last: dict[str, Run] = {}
     elsewhere: list[Elsewhere] = []
     brought: list[Bought] = []
     made = is_made(settings.store.url)
     with Store.existing(settings.store) if made else nullcontext() as store:
         for job in settings.jobs.values():
-            checkpoints[job.name] = checkpoints_of(session, job, store)
-            if store is not None and (ended := store.runs.last_ended(job.name)):
-                last[job.name] = ended
+            here = {one.region: one for one in checkpoints_of(session, job, store)}
+            project = session.credential(job.credential).project
+            regions += _regions(job, project, here, now_ms, stale_ms)
+            samples += _samples(job.name, project, here, None if store is None else store.runs.last_ended(job.name))
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
             brought = store.bought(max(0, now_ms - BOUGHT_SINCE_MS))
             elsewhere = store.elsewhere()
-    stale_ms = None if settings.notify is None else settings.notify.stale_ms
-    regions: list[Region] = []
-    samples: list[Sample] = []
-    for job in settings.jobs.values():
-        here = {one.region: one for one in checkpoints.get(job.name, ())}
-        project = session.credential(job.credential).project
-        regions += _regions(job, project, here, now_ms, stale_ms)
-        samples += _samples(job.name, project, here, last.get(job.name))
     notes = tuple(
         f"{one.job} runs on {one.runs_on}; what is shown of it here is as of "
         + ("never" if one.fetched_ms is None else f"{spell(now_ms - one.fetched_ms)} ago")
@@ -127,7 +121,7 @@ def forecast(session: Session) -> Contribution:
         dry_ms = next((day.dry_ms for day in row.days if day.dry_ms is not None), None)
         limits[row.project, row.limit.name] = LimitAhead(row.days[0].used_units, row.zone, refused_ticks, dry_ms)
     scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
-    return Contribution(forecast=Forecast(plan.start_ms, plan.until_ms, tuple(expected), limits, scheduled))
+    return Contribution(forecast=Forecast(plan.until_ms, tuple(expected), limits, scheduled))
 
 
 def _at(slot: int, plan: Plan) -> int:

@@ -58,7 +58,7 @@ def _regions(run: Run) -> str:
 
 def _why(run: Run) -> str:
     """What refused a run, or the beginning of the error of the first region that failed, or of its reason."""
-    if run.refused_by is not None:
+    if run.refused_by is not None and (run.refusal is None or run.refusal["reason"] != "run"):
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
     errors = [one.error for one in run.regions if one.error]

@@ -26,7 +26,7 @@ from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgenera
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
-from quota.common.clock import rfc3339, utc
+from quota.common.clock import moment, rfc3339, utc
 from quota.common.members import members
 from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.reports.runs import Run
@@ -144,8 +144,6 @@ class Away:
     new_store: bool = False
 
     def __str__(self) -> str:
-        from quota.common.clock import moment
-
         last = utc(self.heard_ms).astimezone().strftime("%H:%M:%S")
         if self.heard_ms + DAY_MS <= self.now_ms:
             last = moment(self.heard_ms, self.now_ms)

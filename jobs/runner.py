@@ -91,6 +91,7 @@ def run_job(
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
     for a fetch function that cannot be used. Later errors are in the report.
     """
+    clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session, name)
     chosen = _regions(job, texts(regions, "region"))
     max_regions = len(chosen)
@@ -105,7 +106,7 @@ def run_job(
         store_settings = session.settings.store
         try:
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                hold = _hold(session, job, store, lock, (clock or host_clock)(), tick, tick_ms)
+                hold = _hold(session, job, store, lock, clock(), tick, tick_ms)
                 with _ending(hold) as endings:
                     hold.begin(chosen, here=here)
                     mine = [region for region in chosen if region not in hold.away]
@@ -118,12 +119,8 @@ def run_job(
                         report = _refused(session, job, refused)
                         _keep(store, row, report)
                         return report
-                    attempts = Attempts(
-                        session, job, fetch, store, stop, watcher or Watcher(), wait, clock or host_clock
-                    )
-                    run = _Run(
-                        session, job, store, hold, attempts, sink, stop, watcher or Watcher(), clock or host_clock
-                    )
+                    attempts = Attempts(session, job, fetch, store, stop, watcher, wait, clock)
+                    run = _Run(session, job, store, hold, attempts, sink, stop, watcher, clock)
                     try:
                         report = run.cover(mine, max_regions)
                     except BaseException as error:
@@ -380,25 +377,15 @@ class _Run:
             case "config":
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
-            case "answer":
-                self.here = self.store.fail(checkpoint, keep_cursor=True)
-                self.hold.keep(self.here)
-                return self._outcome("failed", failure.message)
-            case "transient":
-                # The next pass continues from here.
-                self.here = self.store.fail(checkpoint, keep_cursor=True)
-                self.hold.keep(self.here)
-                advice = (
-                    ""
-                    if failure.answered
-                    else f" to reach {self.attempts.address()}; check network and endpoint, then run again"
-                )
-                return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
-            case _:
-                # The cursor itself may be the cause, so the next pass begins with the first page.
-                self.here = self.store.fail(checkpoint, keep_cursor=False)
-                self.hold.keep(self.here)
-                return self._outcome("failed", failure.message)
+        # The next pass continues from here, unless the cursor itself may be the cause.
+        self.here = self.store.fail(checkpoint, keep_cursor=failure.kind in ("answer", "transient"))
+        self.hold.keep(self.here)
+        message = failure.message
+        if failure.kind == "transient":
+            message += f", in {ATTEMPTS} attempts"
+            if not failure.answered:
+                message += f" to reach {self.attempts.address()}; check network and endpoint, then run again"
+        return self._outcome("failed", message)
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:
         """Upstream says that its quota is spent. The metering has closed the bucket; the budget knows until when."""

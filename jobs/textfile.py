@@ -27,8 +27,8 @@ def write_metrics(
 ) -> None:
     """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
 
-    Without a status the job was on another machine, and the file says nothing of a last run: an old one would hide that
-    the runs there fail.
+    Without an exit status the job was on another machine, and the file says nothing of a last run: an old one would
+    hide that the runs there fail.
     `status` is that of the job's credential; None: the ledger did not answer. `checkpoints` say where the job stands in
     each region. Raises nothing: what prevents it is one line of the log.
     """

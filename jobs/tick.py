@@ -16,7 +16,7 @@ import click
 from quota.cli.options import config_option, json_option, textfile_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
 from quota.common.text import printable
-from quota.errors import QuotaError
+from quota.errors import LedgerError, QuotaError
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import named, watching
 
@@ -140,7 +140,6 @@ def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     """Print how a run ended. With `quiet` nothing if it is done or elsewhere, its errors if it failed, and otherwise
     why it stopped."""
     from quota.common.clock import host_clock
-    from quota.errors import LedgerError
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:

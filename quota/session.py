@@ -411,6 +411,15 @@ def open_session(
     return Session(checked, clock=clock)
 
 
+def projects_of(session: Session, credential: str | None = None) -> dict[str, CredentialSettings]:
+    """The first credential of each project, in the configuration's order; with a name, that one's alone."""
+    chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+    found: dict[str, CredentialSettings] = {}
+    for each in chosen:
+        found.setdefault(each.project, each)
+    return found
+
+
 def projects_left(session: Session) -> list[tuple[str, int]]:
     """The projects that this configuration charged on this machine and that no credential has any more, each with the
     time in ms until which that counts. One of them may be another name of one that begins now."""

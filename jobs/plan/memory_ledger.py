@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion
-from quota.ledger.entry import Charge, Entry, Id
+from quota.ledger.entry import Charge, Entry, Id, counted
 from quota.ledger.grants import Grant, grants_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import Sliding, View
@@ -129,7 +129,7 @@ class MemoryLedger:
             usages = (usage for (name, _), usage in self._unlogged.items() if name == view.name)
             total = self._views[view] = _Total(view, usages)
             for entry in self._log:
-                total.add(entry.ms, _counted(view, entry))
+                total.add(entry.ms, counted(view.selector, entry))
         return total
 
     def read(self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None) -> list[Entry]:
@@ -141,9 +141,3 @@ class MemoryLedger:
 
     def close(self) -> None:
         pass
-
-
-def _counted(view: View, entry: Entry) -> int:
-    """What a view counts of one charge (L2)."""
-    selector = view.selector
-    return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

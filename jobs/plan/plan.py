@@ -14,10 +14,10 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from quota.cli.tables import Column, FirstThatFits, tables
+from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc
 from quota.common.members import members
-from quota.common.text import many
+from quota.common.text import many, nearest, show
 from quota.errors import UsageError
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
@@ -151,8 +151,6 @@ def make_plan(
     may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
     if unknown:
-        from quota.common.text import nearest, show
-
         raise UsageError(f"{settings.source} has no job {show(unknown[0])}; {nearest(unknown[0], settings.jobs)}")
     zone = _zone(next(iter(settings.credentials.values())), None)
     calendar = Calendar("day", zone)
@@ -314,21 +312,18 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def render_plan(plan: Plan) -> RenderableType:
     """The plan for people: a chart for each group of limits that count the same, then the refusals and the changes
     that would make it fit."""
-    from rich.console import Group
-    from rich.text import Text
-
     refused = sum(job.refused_ticks for job in plan.jobs)
     total = sum(job.ticks for job in plan.jobs)
     span = f"{_when(plan.start_ms, plan.zone)} to {_when(plan.until_ms, plan.zone)} {plan.zone}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if not total:
-        verdict = Text(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
+        verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
     elif plan.fits:
-        verdict = Text(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
+        verdict = line(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
     else:
         left = f"{many(regions, 'region')} left for later ones"
-        verdict = Text(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", style="bold red")
-    parts: list[RenderableType] = [Text(span), verdict]
+        verdict = line(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", style="bold red")
+    parts: list[RenderableType] = [line(span), verdict]
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
     for row in plan.limits:
         groups.setdefault((row.project, row.limit.view.selector, row.zone), []).append(row)
@@ -336,26 +331,24 @@ def render_plan(plan: Plan) -> RenderableType:
     unused = []
     for rows in groups.values():
         if any(row.needs_units or any(day.used_units for day in row.days) for row in rows):
-            parts += [Text(), *_chart(rows, several=several)]
+            parts += [line(""), *_chart(rows, several=several)]
         else:
             unused += [_name(row, several=several) for row in rows]
     if unused:
-        parts += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
+        parts += [line(""), line(f"not used: {', '.join(unused)}")]
     if refused:
-        parts += [Text(), _refused_jobs(plan)]
+        parts += [line(""), _refused_jobs(plan)]
     if plan.changes:
-        parts += [Text(), Text("any one of these makes it fit:", style="bold")]
-        parts += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
+        parts += [line(""), line("any one of these makes it fit:", style="bold")]
+        parts += [line(f"  {change.sentence()}") for change in plan.changes]
     if plan.notes:
-        parts.append(Text())
-    parts += [Text(note, overflow="fold", style="dim") for note in plan.notes]
-    return Group(*parts)
+        parts.append(line(""))
+    parts += [line(note, style="dim") for note in plan.notes]
+    return stacked(parts)
 
 
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
     """One line a day, one bar an hour, scaled to the busiest hour."""
-    from rich.text import Text
-
     for row in rows:
         what = "calls" if row.limit.view.selector.count == "calls" else "units"
         name = _name(row, several=several)
@@ -363,7 +356,7 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
         needs = f"needs {row.needs_units:,} {what} a day, holds {row.limit.limit_units:,}"
         enforced = not row.limit.shadow and row.limit.view.window.longest_ms >= DAY_MS
         style = "red" if enforced and row.needs_units > row.limit.limit_units else "bold"
-        yield Text(f"{name} ({row.limit.view.window.name}{kind}): {needs}", style=style, overflow="fold")
+        yield line(f"{name} ({row.limit.view.window.name}{kind}): {needs}", style=style)
     numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
     tight = 1 + max(map(len, ["used", *numbers]))
     yield FirstThatFits(

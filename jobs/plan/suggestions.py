@@ -234,7 +234,7 @@ def slower(job: JobSettings) -> list[str]:
     schedule = parse_schedule(job.schedule, job.timezone)
     if isinstance(schedule, Every):
         first = schedule.interval_ms // MINUTE_MS + 1
-        return [f"every {_short(minutes * MINUTE_MS)}" for minutes in range(first, DAY_MS // MINUTE_MS + 1)]
+        return [f"every {format_duration(minutes * MINUTE_MS)}" for minutes in range(first, DAY_MS // MINUTE_MS + 1)]
     return [text for text, _ in _slower_crons(job.schedule, schedule)]
 
 
@@ -268,7 +268,7 @@ def _slowed(job: JobSettings, percent: int) -> JobSettings:
     schedule = parse_schedule(job.schedule, job.timezone)
     if isinstance(schedule, Every):
         minutes = -(-schedule.interval_ms * percent // 100 // MINUTE_MS)
-        return replace(job, schedule=f"every {_short(max(1, minutes) * MINUTE_MS)}")
+        return replace(job, schedule=f"every {format_duration(max(1, minutes) * MINUTE_MS)}")
     now = len(schedule.minutes) * len(schedule.hours)
     lines = _slower_crons(job.schedule, schedule)
     return (
@@ -276,10 +276,6 @@ def _slowed(job: JobSettings, percent: int) -> JobSettings:
         if lines
         else job
     )
-
-
-def _short(duration_ms: int) -> str:
-    return format_duration(duration_ms)
 
 
 def _fewer(regions: Sequence[str]) -> list[tuple[str, ...]]:

@@ -287,7 +287,7 @@ class _JobQueue:
         def refusal() -> Decision | None:
             nonlocal started_s
             ping.start()
-            refused = self._refusal(session, tick)
+            refused = self._refusal(session)
             if refused is not None:
                 self._say_refused(tick, refused)
                 return refused
@@ -311,7 +311,7 @@ class _JobQueue:
     def _late(self, tick: Tick) -> bool:
         return host_clock() - tick.at_ms > self.job.misfire_grace_ms
 
-    def _refusal(self, session: Session, tick: Tick) -> Decision | None:
+    def _refusal(self, session: Session) -> Decision | None:
         """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
         if getattr(self.fetch, "first_attempt", None) is None:
             return None

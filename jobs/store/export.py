@@ -41,11 +41,11 @@ BUILT_IN = {
     "channels": (
         "channel_id, title, description, custom_url, country, published_at, thumbnail_url, view_count,"
         " subscriber_count, video_count, first_seen_ms, refreshed_ms",
-        "refreshed_ms >= :since_ms AND :region IS NULL ORDER BY channel_id",
+        "refreshed_ms >= :since_ms ORDER BY channel_id",
     ),
     "history": (
         "name, key, taken_at_ms, data",
-        "taken_at_ms >= :since_ms AND :region IS NULL ORDER BY name, key, taken_at_ms",
+        "taken_at_ms >= :since_ms ORDER BY name, key, taken_at_ms",
     ),
 }
 """The store's own tables: their columns, and which rows in which order."""

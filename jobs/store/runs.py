@@ -10,7 +10,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quota.common.clock import LATEST_MS, host_clock, rfc3339
+from quota.common.clock import LATEST_MS, host_clock
+from quota.common.members import members
 from quota.common.text import shorten
 from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS
@@ -51,30 +52,12 @@ _OF_REGION = ("region", "outcome", "pages", "items", "units", "error")
 
 def run_json(run: Run) -> dict[str, object]:
     """A run as `quota runs --json` prints it: its regions without cursors."""
-    return {
-        "run": run.run,
-        "project": run.project,
-        "job": run.job,
-        "outcome": run.outcome,
-        "reason": run.why,
-        "refused_by": run.refused_by,
-        "retry_at": _time(run.retry_at_ms),
-        "units": run.units,
-        "attempts": run.attempts,
-        "exit_status": run.exit_status,
-        "begin": _time(run.began_ms),
-        "end": _time(run.ended_ms),
-        "regions": [_region_json(one) for one in run.regions],
-        "refusal": run.refusal,
-    }
+    names = "run project job outcome why refused_by retry_at units attempts exit_status began_at ended_at"
+    return {**members(run, names), "regions": [_region_json(one) for one in run.regions], "refusal": run.refusal}
 
 
 def _region_json(one: RegionOfRun) -> dict[str, object]:
     return {name: getattr(one, name) for name in _OF_REGION}
-
-
-def _time(at_ms: int | None) -> str | None:
-    return None if at_ms is None else rfc3339(at_ms)
 
 
 class RunHistory:

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import host_clock
+from quota.common.members import members
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import show
 from quota.jobs.rotation import by_rotation
@@ -111,14 +112,7 @@ class Elsewhere:
     fetched_ms: int | None
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "job": self.job,
-            "runs_on": self.runs_on,
-            "heard_at": rfc3339(self.heard_ms),
-            "until": rfc3339(self.until_ms),
-            "asked_at": rfc3339(self.asked_ms),
-            "fetched_at": None if self.fetched_ms is None else rfc3339(self.fetched_ms),
-        }
+        return members(self, "job runs_on heard_at until asked_at fetched_at")
 
 
 @dataclass(frozen=True)
@@ -143,17 +137,8 @@ class Found:
     rankings: tuple[Ranking, ...]
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "video_id": self.video_id,
-            "title": self.title,
-            "channel_title": self.channel_title,
-            "published_at": self.published_at,
-            "view_count": self.view_count,
-            "rankings": [
-                {"job": r.job, "region": r.region, "rank": r.rank, "taken_at": rfc3339(r.taken_at_ms)}
-                for r in self.rankings
-            ],
-        }
+        rankings = [members(one, "job region rank taken_at") for one in self.rankings]
+        return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
 
 
 FOUND_COLUMNS = tuple(field.name for field in fields(Found))
@@ -543,9 +528,9 @@ class Store:
 
         return self._read(work)
 
-    def write_views(self) -> dict[str, list[str]]:
-        """Make a view of each table of rows anew, with a column for each of its fields. Returns the fields by table."""
-        return self._write(write_views)
+    def write_views(self) -> None:
+        """Make a view of each table of rows anew, with a column for each of its fields."""
+        self._write(write_views)
 
     # -- retention ---------------------------------------------------------------------------------------------------
 

@@ -157,14 +157,12 @@ def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
     yield from db.execute(sql)
 
 
-def write_views(db: sqlite3.Connection) -> dict[str, list[str]]:
-    """Make the view of each table anew, with a column for each of its fields. Returns the fields by table."""
-    written: dict[str, list[str]] = {}
+def write_views(db: sqlite3.Connection) -> None:
+    """Make the view of each table anew, with a column for each of its fields."""
     for table, *_ in list(tables_of(db)):
-        written[table] = fields_of(db, table, MAX_COLUMNS)
         taken = {"key", "job", "region", "first_seen_ms", "refreshed_ms"}
         columns = ["key", "job", "region"]
-        for field in written[table]:
+        for field in fields_of(db, table, MAX_COLUMNS):
             column = field if field.lower() not in taken else f"{field}_"
             while column.lower() in taken:  # SQLite's names of columns do not know case
                 column += "_"
@@ -175,7 +173,6 @@ def write_views(db: sqlite3.Connection) -> dict[str, list[str]]:
         db.execute(
             f"CREATE VIEW {quoted(table)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
         )
-    return written
 
 
 def _value_of(field: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -42,9 +43,12 @@ def init(path: str, force: bool, api: str | None) -> None:
         text = read_text("quota.config", "quota.toml")
     else:
         from quota.cli.starting import configuration_for
-        from quota.settings.books import load_book
+        from quota.settings.books import book_names, load_book
 
-        text = configuration_for(api, load_book(api))
+        book = load_book(api)
+        if os.path.dirname(path) and api not in book_names():
+            api = os.path.abspath(api)  # a configuration names it from where it lies itself
+        text = configuration_for(api, book)
     try:
         _write_whole(path, f"#:schema {path_of('quota.config', 'quota.schema.json').as_uri()}\n{text}", replace=force)
     except FileExistsError:

@@ -11,7 +11,7 @@ import click
 
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import print_json, say
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.members import members
 from quota.common.text import listed, many
 from quota.decision import SET_THE_CLOCK
@@ -159,7 +159,6 @@ def _label(url: str) -> str:
 
 
 def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[Moved]:
-    from quota.common.clock import elapsed_s
     from quota.ledger.fence import OvertakenError
     from quota.ledger.move import carry_out
 
@@ -229,9 +228,10 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     import quota
     from quota.ledger.contract import clocks_are_one
     from quota.ledger.parts import repairable
+    from quota.session import projects_of
 
     with quota.open(config) as session:
-        projects = list(dict.fromkeys(x.project for x in session.settings.credentials.values()))
+        projects = list(projects_of(session))
         label, ahead_in = session.ledger.label, repairable(session.ledger).ahead
         found = {project: ahead_in(project) for project in projects}
         here_ms, there_ms = host_clock(), session.ledger.now_ms()
@@ -295,8 +295,6 @@ def scripts(folder: str) -> None:
     Example:
       quota ledger scripts lua
     """
-    from pathlib import Path
-
     from quota.ledger.redis_scripts import script, script_names
 
     names = script_names()

@@ -117,7 +117,7 @@ def spending_notes(spending: Spending) -> list[str]:
     if spending.refused:
         calls = sum(one.calls for one in spending.refused)
         named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.refused).items())
-        notes.append(f"{calls:,} call{'' if calls == 1 else 's'} refused: {named}; see `quota log --refused`")
+        notes.append(f"{many(calls, 'call')} refused: {named}; see `quota log --refused`")
     if spending.would_refuse:
         calls = sum(one.calls for one in spending.would_refuse)
         named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.would_refuse).items())

@@ -19,8 +19,9 @@ from quota.cli.options import (
     since_option,
 )
 from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
-from quota.common.text import many, show
-from quota.errors import QuotaError
+from quota.common.text import many, one_line, show
+from quota.errors import BadAnswer, QuotaError
+from quota.session import projects_of
 
 WATCH_S = 2
 
@@ -150,10 +151,9 @@ def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bo
         return
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
-        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        projects = {c.project: session.budget(c.name) for c in chosen}
-        usage = [sorted(budget.usage(), key=lambda one: one.unlogged_units) for budget in projects.values()]
+        usage = [sorted(session.budget(c.name).usage(), key=lambda one: one.unlogged_units) for c in projects.values()]
         fullest = [state for states in usage for state in states[-1:]]
         spending = replace(
             read_spending(session.ledger, projects, fields, start_ms),
@@ -179,7 +179,7 @@ def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bo
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
-        see = "; see `quota reconcile`" if any(one.book.monitoring is not None for one in chosen) else ""
+        see = "; see `quota reconcile`" if any(one.book.monitoring is not None for one in projects.values()) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
 
 
@@ -237,8 +237,7 @@ def log(
     since_ms = duration_ms("--since", since)
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
-        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
-        books = {one.project: one.book for one in chosen}
+        books = {project: one.book for project, one in projects_of(session, credential).items()}
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         wanted = Wanted(books, since, start_ms, job, method)
         (print_refusals if refused else print_charges)(session.ledger, wanted, as_json=as_json)
@@ -315,7 +314,6 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 
     from quota.common.log import line
     from quota.common.redact import redact
-    from quota.common.text import one_line
     from quota.ledger.parts import notes_in
 
     reason = one_line(redact(because)).strip()
@@ -356,7 +354,6 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
       quota reconcile --check || echo "somebody else spends this project"
       quota reconcile > /dev/null     # from cron, every hour
     """
-    from quota.errors import BadAnswer
     from quota.reconcile.reconcile import chosen_credentials, reconcile
 
     results, failed = [], False

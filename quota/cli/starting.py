@@ -8,11 +8,11 @@ import re
 from quota.common.resources import read_text
 from quota.settings.books import book_names
 from quota.settings.limits import default_limits
-from quota.settings.lint import EXAMPLE_PROJECT
+from quota.settings.lint import EXAMPLE_PROJECT, as_written
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.terms.api import KeyPlace
 from quota.terms.costs import CostBook
-from quota.terms.limits import Calendar, Limit, Window
+from quota.terms.limits import Limit
 
 ELSEWHERE = "https://api.example.com"
 """For an API whose host is another one for each customer."""
@@ -65,17 +65,9 @@ def _limit(credential: str, limit: Limit) -> str:
         "bucket": json.dumps(limit.view.selector.buckets[0]),
         "quota": f"{limit.quota_units:_}",
         "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
-        "window": _window(limit.view.window),
+        "window": as_written(limit.view.window),
     }
     return f"[[credentials.{credential}.limits]]\n" + "".join(f"{key} = {value}\n" for key, value in lines.items())
-
-
-def _window(window: Window) -> str:
-    if not isinstance(window, Calendar):
-        return json.dumps(window.name)
-    more = {"day": window.day} if window.day != 1 else {"starts": window.starts} if window.starts != "monday" else {}
-    keys = {"calendar": window.period, "zone": window.zone, **more}
-    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + " }"
 
 
 def _first_call(name: str, book: CostBook) -> str:

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.upstream import upstream_of
-from quota.common.clock import NEVER, host_clock, moment, rfc3339
+from quota.common.clock import NEVER, host_clock, moment
+from quota.common.members import members
 from quota.common.named import read_named
 from quota.common.text import many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
@@ -47,14 +48,9 @@ class Tried(NamedTuple):
             else {
                 "kind": None if said.error is None else said.error.kind,
                 "message": None if said.error is None else said.error.message,
-                "closes": [{"bucket": one.bucket, "until": _iso(one.until_ms)} for one in said.closes],
+                "closes": [members(one, "bucket until") for one in said.closes],
                 "remaining": [
-                    {
-                        "bucket": one.bucket,
-                        "remaining_units": one.remaining_units,
-                        "limit_units": one.limit_units,
-                        "resets_at": _iso(one.reset_ms),
-                    }
+                    {**members(one, "bucket remaining_units limit_units"), "resets_at": members(one, "reset")["reset"]}
                     for one in said.levels
                 ],
                 "units": said.used_units,
@@ -95,10 +91,6 @@ class Tried(NamedTuple):
 
     def _at(self, at_ms: int) -> str:
         return "it is reopened" if at_ms == NEVER else moment(at_ms, self.at_ms)
-
-
-def _iso(at_ms: int | None) -> str | None:
-    return None if at_ms is None or at_ms == NEVER else rfc3339(at_ms)
 
 
 def try_request(book: CostBook, request: str, answer: str | None) -> Tried:

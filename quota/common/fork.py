@@ -11,13 +11,7 @@ answers, and write under its parent's name. Threads do not survive a fork, but t
 This module keeps only weak references. An exception cannot stop a fork, and a signal handler may raise one anywhere.
 If one object fails, the others still have their turn. If a hook fails before its first line, it is called again.
 
-SQLite files are held (`quota.common.sqlite_file`). These objects start over in the child:
-
-    attempt keys                     get a run of their own (`quota.terms.attribution`)
-    Redis ledgers                    open new connections (`quota.ledger.redis_ledger`)
-    high-water marks                 claim a watermark of their own (`quota.recovery.high_water_mark`)
-    an allowance                     forgets its parent's outage
-    the Google client                closes its copies of its parent's sockets (`quota.clients.google`)
+SQLite files are held, and whatever has a lock, a thread, a socket or a name of its process starts over.
 """
 
 from __future__ import annotations

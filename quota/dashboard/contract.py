@@ -58,9 +58,8 @@ class LimitAhead(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What the schedule will charge from `from_ms` to `until_ms`; `limits` by project and name."""
+    """What the schedule will charge from now to `until_ms`; `limits` by project and name."""
 
-    from_ms: int
     until_ms: int
     expected: tuple[Expected, ...]
     limits: Mapping[tuple[str, str], LimitAhead]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -104,13 +105,8 @@ class Site:
         }
 
     def _render(self, template: str, now_ms: int, **context: object) -> str:
-        def when(at_ms: int) -> words.When:
-            return words.when(at_ms, now_ms)
-
-        zone = time.localtime(now_ms / 1000).tm_zone
-        return self._jinja.get_template(template).render(
-            context, now=words.when(now_ms, now_ms), when=when, zone=zone, duration=words.duration
-        )
+        when, zone = partial(words.when, now_ms=now_ms), time.localtime(now_ms / 1000).tm_zone
+        return self._jinja.get_template(template).render(context, when=when, zone=zone)
 
     # -- the page of now -----------------------------------------------------------------------------------------------
 
@@ -335,16 +331,7 @@ def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[Region]] = {}
     for one in regions:
         found.setdefault((one.project, one.job), []).append(one)
-    return [
-        {
-            "job": job,
-            "project": project,
-            "rows": _folded(rows, ROWS),
-            "next_ms": min((one.next_ms for one in rows if one.next_ms is not None), default=None),
-            "staggered": len({one.next_ms for one in rows}) > 1,
-        }
-        for (project, job), rows in found.items()
-    ]
+    return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in found.items()]
 
 
 def _refused(kept: KeptRefusal) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from quota.ledger.contract import read_entries
 from quota.reports.metrics import Sample, of_silence, of_status, of_sums
 from quota.reports.spending import KeptRefusal, Refusals, read_refusals, read_spending, read_sums
 from quota.reports.status import Status, read_status
+from quota.session import Session, projects_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from quota.dashboard.contract import Forecast
-    from quota.session import Session
 
 SEARCH = "search.list"
 """What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""
@@ -55,13 +55,12 @@ Curves = dict[tuple[str, str], "Curve"]
 
 
 class SpentRow(NamedTuple):
-    """Units of one job, method and region in each of SPANS_MS, and all charges of the longest."""
+    """Units of one job, method and region in each of SPANS_MS."""
 
     job: str
     method: str
     region: str
     units: tuple[int, ...]
-    charges: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +78,6 @@ class Spent:
     would_refuse: tuple[Refusals, ...]
 
 
-def projects_of(session: Session) -> dict[str, str]:
-    """The first credential of each project, in the configuration's order."""
-    found: dict[str, str] = {}
-    for one in session.settings.credentials.values():
-        found.setdefault(one.project, one.name)
-    return found
-
-
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session)
@@ -101,8 +92,8 @@ def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
     status = read_status(session)
     known_ms = forecast.until_ms if forecast is not None and forecast.scheduled else None
     curves: Curves = {}
-    for project, name in projects_of(session).items():
-        budget = session.budget(name)
+    for project, credential in projects_of(session).items():
+        budget = session.budget(credential.name)
         row = next(one for one in status.credentials if one.project == project)
         events = _events(session, budget, status.at_ms)
         coming = _expected(budget, forecast)
@@ -169,7 +160,7 @@ def _lost(budget: Budget) -> dict[str, list[tuple[int, int]]]:
 
 
 def _calls(session: Session, credential: str) -> Searches | None:
-    """How many searches a credential has left; of an API without any, calls of its jobs' dearest method."""
+    """How many searches a credential has left; None of an API that has none, or where they are free."""
     budget = session.budget(credential)
     book = session.settings.credentials[credential].book.at(session.ledger.now_ms())
     if SEARCH not in book.methods:
@@ -198,11 +189,8 @@ def _spent(session: Session, project: str) -> Spent:
     by, at_ms = ("job", "method", "region"), session.ledger.now_ms()
     spans = [read_spending(session.ledger, project, by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
     sums = [{values: units for values, _, units in one.rows} for one in spans]
-    charges = {values: count for values, count, _ in spans[-1].rows}
     keys = dict.fromkeys(values for one in spans for values, _, _ in one.rows)
-    rows = [
-        SpentRow(key[0], key[1], key[2], tuple(one.get(key, 0) for one in sums), charges.get(key, 0)) for key in keys
-    ]
+    rows = [SpentRow(key[0], key[1], key[2], tuple(one.get(key, 0) for one in sums)) for key in keys]
     rows.sort(key=lambda row: (*(-units for units in row.units), row[:3]))
     longest = spans[-1]
     return Spent(
@@ -228,8 +216,8 @@ def read_samples(session: Session, status: Status) -> list[Sample]:
 def samples_of_silence(session: Session) -> list[Sample]:
     """What `/metrics` exports while the ledger does not answer."""
     found: list[Sample] = []
-    for project, name in projects_of(session).items():
-        found += of_silence(project, session.budget(name).owed_units())
+    for project, credential in projects_of(session).items():
+        found += of_silence(project, session.budget(credential.name).owed_units())
     return found
 
 

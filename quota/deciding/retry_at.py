@@ -16,6 +16,7 @@ from heapq import merge
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
+from quota.ledger.entry import counted
 from quota.terms.limits import Calendar, Sliding, paced_until
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import Limit, View
+    from quota.terms.limits import Limit
 
     ReadEntries = Callable[[int, int], Iterable[Entry]]
     """The log's entries from one time in ms to another, both included, in order."""
@@ -84,7 +85,7 @@ def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: in
     # A sliding window frees its charges one by one, oldest first: walk the log until enough is free.
     freed_units = 0
     entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
-    leaving = ((entry.ms + window.window_ms, counted(occupancy.limit.view, entry)) for entry in entries)
+    leaving = ((entry.ms + window.window_ms, counted(occupancy.limit.view.selector, entry)) for entry in entries)
     for at_ms, units in merge(leaving, expiring):
         freed_units += units
         if occupancy.used_units - freed_units <= occupancy.cap_units - occupancy.cost_units:
@@ -113,7 +114,7 @@ def _calendar_room_at(
         if edges[0] <= clocks.now_ms:
             used = logged_units
         elif edges[0] <= clocks.newest_ms:
-            used = sum(counted(limit.view, entry) for entry in read(edges[0], clocks.newest_ms))
+            used = sum(counted(limit.view.selector, entry) for entry in read(edges[0], clocks.newest_ms))
         else:
             used = 0
         later = [(until_ms, n) for until_ms, n in expiring if until_ms > at_ms]
@@ -128,9 +129,3 @@ def _calendar_room_at(
             if paced_ms < next_ms:
                 return paced_ms
         at_ms = next_ms
-
-
-def counted(view: View, entry: Entry) -> int:
-    """What a view counts of one entry (L2)."""
-    selector = view.selector
-    return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

@@ -11,11 +11,12 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.common.text import one_line
 from quota.deciding.corrections import charges_in, draw_of
-from quota.deciding.retry_at import counted
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import RETENTION_SLACK_MS, entries_between, just_before, read_entries
+from quota.ledger.entry import counted
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
+from quota.session import Session, projects_of
 from quota.terms.limits import Calendar, Limit, cutoff
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Charge, Entry, Id
     from quota.recovery.allowance import Draw
-    from quota.session import Session
 
 
 class LimitAroundCharge(NamedTuple):
@@ -116,16 +116,15 @@ def explain_charge(session: Session, charge_id: str, credential: str | None = No
 
 
 def _explained(session: Session, charge_id: str, credential: str | None) -> ChargeExplained:
-    credentials = session.settings.credentials.values() if credential is None else [session.credential(credential)]
-    names = {one.project: one.name for one in reversed(list(credentials))}
-    found = [one for name in names.values() if (one := _find(session, session.budget(name), charge_id)) is not None]
+    names = [one.name for one in projects_of(session, credential).values()]
+    found = [one for name in names if (one := _find(session, session.budget(name), charge_id)) is not None]
     if len(found) > 1:
         raise UsageError(
             f"several projects have a charge {charge_id}; name the credential, for example {found[0].credential!r}"
         )
     if found:
         return found[0]
-    raise UnknownCharge(_why_unknown(session, list(names), charge_id))
+    raise UnknownCharge(_why_unknown(session, list(projects_of(session, credential)), charge_id))
 
 
 def _why_unknown(session: Session, projects: Sequence[str], charge_id: str) -> str:
@@ -186,7 +185,7 @@ def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[Limit
         for earlier in entries_between(session.ledger, budget.project, begin, through):
             for n, limit in enumerate(counting):
                 if just_before(cutoffs_ms[n] + 1) <= begin:
-                    before_units[n] += counted(limit.view, earlier)
+                    before_units[n] += counted(limit.view.selector, earlier)
     whole_after_ms = session.ledger.whole_after_ms(budget.project)
     rows = []
     for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):

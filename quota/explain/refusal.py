@@ -17,13 +17,15 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import Clocks, Occupancy, counted, room_at
+from quota.deciding.retry_at import Clocks, Occupancy, room_at
 from quota.errors import UsageError
 from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, Ledger, read_entries
+from quota.ledger.entry import counted
 from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
+from quota.session import Session, projects_of
 from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
     from quota.decision import LimitState
     from quota.ledger.entry import Entry
-    from quota.session import Session
 
 EXPIRIES = 10
 """How many of the next expiries are shown."""
@@ -176,9 +177,8 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
 
     Raises LedgerError.
     """
-    credentials = session.settings.credentials.values() if credential is None else [session.credential(credential)]
-    names = {one.project: one.name for one in reversed(list(credentials))}
-    found = [one for project in names for one in read_refusals(session.ledger, project) if job in (None, one.job)]
+    projects = projects_of(session, credential)
+    found = [one for project in projects for one in read_refusals(session.ledger, project) if job in (None, one.job)]
     if not found:
         return None
     now_ms = session.ledger.now_ms()
@@ -331,7 +331,7 @@ def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_m
         if not (then or now):
             continue
         for entry in read_entries(ledger, project, after_ms + 1, through_ms):
-            if units := counted(view, entry):
+            if units := counted(view.selector, entry):
                 key = entry.job, entry.method, entry.region
                 then_units, now_units = sums.get(key, (0, 0))
                 sums[key] = then_units + units * then, now_units + units * now
@@ -366,7 +366,7 @@ def _expiries(
 
         def leaving(since_ms: int) -> Iterator[Expiry]:
             for e in read(since_ms, clocks.newest_ms):
-                if units := counted(view, e):
+                if units := counted(view.selector, e):
                     yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
 
         found = merge(leaving(now_ms - window_ms + 1), lost, key=lambda one: one.at_ms)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.terms.attribution import is_reservation
+
+if TYPE_CHECKING:
+    from quota.terms.limits import Selector
 
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""
@@ -59,3 +62,8 @@ class Entry(NamedTuple):
     def reserved_units(self) -> int:
         """What it counts as the upper bound of a cost that nobody has told yet; 0 for any other charge."""
         return self.units if is_reservation(self.idempotency_key) and not self.settled else 0
+
+
+def counted(selector: Selector, entry: Entry) -> int:
+    """What a limit with this selector counts of one entry (L2)."""
+    return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

@@ -23,6 +23,7 @@ from quota.common.clock import NEVER
 from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
+from quota.ledger.entry import counted
 from quota.ledger.fence import OvertakenError
 from quota.ledger.state_fields import checked_count, read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
@@ -374,10 +375,7 @@ def _lost_units(
             continue
         entries = read_entries(old, project, tail_ms, head_id[0])
         logged = sum(
-            selector.cost(entry.units)
-            for entry in entries
-            if (tail_ms, tail_seq) <= (entry.ms, entry.seq) <= head_id
-            and selector.counts(entry.bucket, entry.method, entry.job)
+            counted(selector, entry) for entry in entries if (tail_ms, tail_seq) <= (entry.ms, entry.seq) <= head_id
         )
         if logged < total <= NEVER:
             yield view, UnloggedUsage(view, ours.epoch, ((total - logged, until_ms),), ours.last)

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger.unlogged import UPSTREAM, Expiries, UnloggedUsage, upstream_epoch
+from quota.recovery.slices import slice_end_ms, slice_ms_of
 from quota.terms.limits import MINUTE_MS, Limit, Sliding, Window
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from quota.terms.costs import CostBook
 
 TOLERANCE_MS = 10 * MINUTE_MS
-
-SLICES = 24
-"""The slices of a sliding window. Unknown units stop counting at the end of one: at full hours, for a day."""
 
 
 class Counted(NamedTuple):
@@ -187,8 +185,7 @@ def lost_in(period: Period, window: Window, usages: Iterable[UnloggedUsage]) -> 
 
 
 def _expires(window: Window, used_by_ms: int) -> int:
-    """Until when units count that were used by that moment. Rounded up, so that few moments remain."""
+    """Until when units count that were used by that moment. Rounded up to a slice, so that few moments remain."""
     if not isinstance(window, Sliding):
         return window.edges(used_by_ms - 1)[1]
-    slice_ms = max(1, window.window_ms // SLICES)
-    return -(-used_by_ms // slice_ms) * slice_ms + window.window_ms
+    return slice_end_ms(used_by_ms, slice_ms_of(window.window_ms)) + window.window_ms

@@ -209,7 +209,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         apart=apart,
         grants=grants,
         counted=tuple(_counted(budget, after, now_ms)),
-        lowered=tuple(_lowered(credential.limits, wanted, now_ms)),
+        lowered=tuple(_lowered(credential.limits, wanted)),
         changed=after != before or (commit and wanted != known),
         log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
     )
@@ -308,7 +308,8 @@ def _reports(
     lost = _lost_usages(budget)
     for count in buckets:
         for limit in whole_limits(limits, count.bucket, book):
-            usage = unlogged(count, limit, _lost(lost, limit, count), now_ms)
+            lost_units = lost_in(count.period, limit.view.window, lost.get(limit.view.name, ()))
+            usage = unlogged(count, limit, lost_units, now_ms)
             if usage is not None:
                 yield usage
 
@@ -319,10 +320,6 @@ def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
         if usage not in usages.setdefault(usage.view, []):
             usages[usage.view].append(usage)
     return usages
-
-
-def _lost(usages: Mapping[str, list[UnloggedUsage]], limit: Limit, count: BucketCount) -> int:
-    return lost_in(count.period, limit.view.window, usages.get(limit.view.name, ()))
 
 
 def _from_upstream(budget: Budget) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -341,7 +338,7 @@ def _counted(budget: Budget, counted: Mapping[str, tuple[tuple[int, int], ...]],
             yield Counts(limit.name, sum(units for units, _ in live), max(until_ms for _, until_ms in live))
 
 
-def _lowered(limits: Sequence[Limit], grants: Sequence[Grant], now_ms: int) -> Iterator[Lowered]:
+def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:
     for limit in limits:
         for grant in grants:
             most = granted_units(limit, {grant.bucket: grant.quota_units})

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from quota.common.clock import NEVER
 from quota.common.text import one_line
 from quota.ledger.contract import RETENTION_SLACK_MS, Ledger, read_entries, root_of
-from quota.ledger.entry import Id
+from quota.ledger.entry import Id, counted
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
 from quota.recovery.observations import ViewObservation, Watermark, merge, missing_usage, still_in_window
 from quota.recovery.slices import furthest_slices, with_slices
@@ -300,6 +300,5 @@ def _logged_part(ledger: Ledger, project: str, observation: ViewObservation, bef
     for entry in read_entries(ledger, project, observation.since_ms + 1, observation.last[0]):
         if (entry.ms, entry.seq) <= observation.last and (entry.ms, entry.seq) < before:
             last = (entry.ms, entry.seq)
-            if selector.counts(entry.bucket, entry.method, entry.job):
-                units += selector.cost(entry.units)
+            units += counted(selector, entry)
     return observation._replace(units=units, last=last, slices=())

@@ -70,8 +70,7 @@ class Text(Kind):
 
     def read(self, table: TomlTable, key: str) -> Any:
         text = table.text(key, choices=self.choices)
-        if self.says and not re.fullmatch(self.pattern, text):
-            raise table.error(self.says, key)
+        self.check_name(table, text, key)
         return text
 
     def check_name(self, row: TomlTable, name: str, key: str = "", index: int | None = None) -> None:
@@ -91,9 +90,6 @@ class Name(Text):
 
     pattern: str = NAME
 
-    def read(self, table: TomlTable, key: str) -> Any:
-        return table.check_name(table.text(key), key)
-
     def check_name(self, row: TomlTable, name: str, key: str = "", index: int | None = None) -> None:
         row.check_name(name, key)
 
@@ -103,9 +99,6 @@ class Label(Text):
     """A name that is stored with charges or shown with them."""
 
     pattern: str = r"[^\u0000-\u001f\u007f]{1,64}"
-
-    def read(self, table: TomlTable, key: str) -> Any:
-        return table.check_label(table.text(key), key)
 
     def check_name(self, row: TomlTable, name: str, key: str = "", index: int | None = None) -> None:
         row.check_label(name, key, index)
@@ -259,16 +252,13 @@ class Values(Table):
 
 @dataclass(frozen=True)
 class Either(Kind):
-    """One of these kinds, by the type of the value. Of another type it is what the last would say, or `says`."""
+    """One of these kinds, by the type of the value. Of another type it is what the last would say."""
 
     kinds: tuple[Kind, ...] = ()
-    says: str = ""
 
     def read(self, table: TomlTable, key: str) -> Any:
         value = table.value(key)
         kind = next((one for one in self.kinds if type(value) is one.of_type), self.kinds[-1])
-        if self.says and type(value) is not kind.of_type:
-            raise table.error(self.says, key)
         return kind.read(table, key)
 
     def form(self) -> Schema:

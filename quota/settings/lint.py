@@ -348,11 +348,11 @@ def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: s
             location,
             f"no limit counts bucket {bucket.name!r} as upstream does, {by}: up to {many(most, 'unit')} fit into one "
             f"such {such}, and it grants {quota.units:,}",
-            f"add a limit with window = {_as_written(window)}",
+            f"add a limit with window = {as_written(window)}",
         )
 
 
-def _as_written(window: Window) -> str:
+def as_written(window: Window) -> str:
     """A window as a configuration has it."""
     if not isinstance(window, Calendar):
         return f'"{window.name}"'

@@ -52,9 +52,7 @@ from quota.settings.model import (
 )
 from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
 from quota.settings.toml import NO_PLACES, TomlTable, parse_toml, read_file
-from quota.terms.limits import (
-    Limit,
-)
+from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -305,8 +305,6 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text. Raises ConfigError, on one line, with the number of the broken line."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
     except ValueError as error:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
     except RecursionError:

@@ -149,6 +149,13 @@ def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
     assert quota("init", "--api", "own.toml").returncode == 0
     assert quota("check", OWN_KEY="x").returncode == 0
     assert "did you mean 'github'?" in quota("init", "--api", "gihub", "other.toml").stderr
+
+
+def test_a_configuration_in_another_folder_finds_the_book_that_it_was_made_from(quota: Quota) -> None:
+    (quota.folder / "own.toml").write_text(read_text("quota.config", "costs/github.toml"), encoding="utf-8")
+    (quota.folder / "sub").mkdir()
+    assert quota("init", "sub/quota.toml", "--api", "own.toml").returncode == 0
+    assert quota("check", "--config", "sub/quota.toml").returncode == 0
     assert not (quota.folder / "other.toml").exists()
 
 

@@ -145,7 +145,7 @@ def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> Non
     said = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
     assert said == "daily: fetch ended with SystemExit: 0; let it return a page, or raise an error"
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
-    assert (past["outcome"], past["reason"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
+    assert (past["outcome"], past["why"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
 
 
 def test_a_script_that_ends_the_program_where_it_is_imported_is_told(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def runs(command: Quota, *args: str) -> list[dict[str, Any]]:
     return found
 
 
+def test_a_run_that_spent_what_one_run_may_says_so(command: Quota) -> None:
+    config = (command.folder / "quota.toml").read_text(encoding="utf-8")
+    told = '[notify]\ncommand = ["sh", "-c", "cat >> told.json"]\n'
+    command.configure(told + config.replace("pages = ", "max_units = 3\npages = ", 1))
+    assert command.json("run", "trending")["refused_by"] == "max_units"
+    assert runs(command)[0]["why"] == "this run has spent 3 of its 3 units"
+    assert "this run has spent 3 of" in command("runs").stdout
+    assert not (command.folder / "told.json").exists(), "the next run goes on with it"
+
+
 def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     told = [command.json("run", "trending")]
     assert command("run", "broken").returncode == 1
@@ -89,12 +99,12 @@ def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
             assert kept[field] == report[field], field
         plain = [{k: v for k, v in region.items() if k != "cursor"} for region in report["regions"]]
         assert sorted(kept["regions"], key=str) == sorted(plain, key=str)
-        assert kept["begin"] <= kept["end"]
+        assert kept["began_at"] <= kept["ended_at"]
     assert (done["units"], done["exit_status"], done["refusal"]) == (4, 0, None)
     assert (failed["exit_status"], failed["regions"][0]["outcome"]) == (1, "failed")
     assert "invalidRegionCode" in failed["regions"][0]["error"]
     assert refused["project"] == "research"
-    assert "limit 'day' has 5 of 5 units used" in refused["reason"]
+    assert "limit 'day' has 5 of 5 units used" in refused["why"]
     assert (refused["refusal"]["reason"], refused["refusal"]["refused_by"]) == ("limit", "day")
     assert refused["refusal"]["limits"][0]["used_units"] == 5
 
@@ -128,7 +138,7 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (row,) = runs(command)
-    assert (row["outcome"], row["end"], row["exit_status"]) == ("unfinished", None, None)
+    assert (row["outcome"], row["ended_at"], row["exit_status"]) == ("unfinished", None, None)
     run.send_signal(signal.SIGKILL)
     run.wait()
     (row,) = runs(command)
@@ -143,7 +153,7 @@ def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
     assert command("run", "trending").returncode == 78
     newest = runs(command)[0]
     assert (newest["outcome"], newest["exit_status"]) == ("failed", 78)
-    assert "NO_KEY" in newest["reason"]
+    assert "NO_KEY" in newest["why"]
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -344,14 +354,14 @@ TOLD: list[dict[str, Any]] = [
         "project": "research",
         "job": "trending",
         "outcome": "unfinished",
-        "reason": "",
+        "why": "",
         "refused_by": None,
         "retry_at": None,
         "units": 0,
         "attempts": 0,
         "exit_status": None,
-        "begin": "2052-02-20T02:01:01.000Z",
-        "end": None,
+        "began_at": "2052-02-20T02:01:01.000Z",
+        "ended_at": None,
         "regions": [],
         "refusal": None,
     },
@@ -360,14 +370,14 @@ TOLD: list[dict[str, Any]] = [
         "project": "research",
         "job": "broken",
         "outcome": "failed",
-        "reason": "no <b>",
+        "why": "no <b>",
         "refused_by": None,
         "retry_at": None,
         "units": 0,
         "attempts": 0,
         "exit_status": 1,
-        "begin": "2052-02-20T02:00:00.000Z",
-        "end": "2052-02-20T02:01:01.000Z",
+        "began_at": "2052-02-20T02:00:00.000Z",
+        "ended_at": "2052-02-20T02:01:01.000Z",
         "regions": [{"region": "XX", "outcome": "failed", "pages": 0, "items": 0, "units": 0, "error": "no <b>"}],
         "refusal": None,
     },
@@ -376,14 +386,14 @@ TOLD: list[dict[str, Any]] = [
         "project": "research",
         "job": "trending",
         "outcome": "stopped",
-        "reason": "limit 'day' has 5 of 5 units used",
+        "why": "limit 'day' has 5 of 5 units used",
         "refused_by": "day",
         "retry_at": "2052-02-21T00:00:00.000Z",
         "units": 2,
         "attempts": 3,
         "exit_status": 0,
-        "begin": "2052-02-20T01:00:00.000Z",
-        "end": "2052-02-20T01:01:01.000Z",
+        "began_at": "2052-02-20T01:00:00.000Z",
+        "ended_at": "2052-02-20T01:01:01.000Z",
         "regions": [
             {"region": "US", "outcome": "done", "pages": 1, "items": 50, "units": 1, "error": None},
             {"region": "DE", "outcome": "partial", "pages": 1, "items": 50, "units": 1, "error": None},
@@ -412,14 +422,14 @@ TOLD: list[dict[str, Any]] = [
         "project": "research",
         "job": "trending",
         "outcome": "done",
-        "reason": "",
+        "why": "",
         "refused_by": None,
         "retry_at": None,
         "units": 2,
         "attempts": 2,
         "exit_status": 0,
-        "begin": "2052-02-20T00:00:00.000Z",
-        "end": "2052-02-20T00:01:01.000Z",
+        "began_at": "2052-02-20T00:00:00.000Z",
+        "ended_at": "2052-02-20T00:01:01.000Z",
         "regions": [{"region": "US", "outcome": "done", "pages": 2, "items": 100, "units": 2, "error": None}],
         "refusal": None,
     },
