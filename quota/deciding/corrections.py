@@ -19,6 +19,7 @@ from quota.decision import Decision
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import MAX_CHARGES, RETENTION_SLACK_MS
 from quota.ledger.parts import correctable
+from quota.ledger.state_fields import is_id
 from quota.terms.arguments import text, whole
 from quota.terms.limits import DAY_MS
 
@@ -49,7 +50,7 @@ def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
 def refund(account: Account, charge_id: str) -> Charge | Entry:
     """See `quota.Budget.refund`."""
     first, *others = charges_in(charge_id)
-    if all(map(_is_id, (first, *others))):
+    if all(map(is_id, (first, *others))):
         return _settle(account, first, 0, others)
     before, *_ = [_settle(account, one, 0) for one in (first, *others)]
     return before
@@ -59,7 +60,7 @@ def charges_in(charge_id: str) -> list[str]:
     """The ids of the charges of one call, the first bucket's first. One that cannot be right stays whole, so that none
     of its charges is changed."""
     parts = text(charge_id, "charge").split(_JOINT, MAX_CHARGES)
-    return parts if all(_is_id(one) or one.startswith(ALLOWANCE_ID) for one in parts) else [charge_id]
+    return parts if all(is_id(one) or one.startswith(ALLOWANCE_ID) for one in parts) else [charge_id]
 
 
 def _settle(account: Account, charge_id: str, units: int, also: Sequence[str] = ()) -> Charge | Entry:
@@ -68,7 +69,7 @@ def _settle(account: Account, charge_id: str, units: int, also: Sequence[str] = 
     if charge_id.startswith(ALLOWANCE_ID):
         remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
         before = _settle_drawn(account, charge_id, units)
-    elif _is_id(charge_id):
+    elif is_id(charge_id):
         before = correctable(account.ledger).settle(account.project, charge_id, units, account.views, also)
     if before is None:
         raise UnknownCharge(f"project {account.project!r} has no charge {show(charge_id)}; {remedy}")
@@ -188,8 +189,3 @@ def drawn_units(account: Account, at_ms: int) -> int:
     if account.allowance is None:
         return 0
     return account.allowance.drawn_units(account.identity, at_ms, account.longest_ms)
-
-
-def _is_id(text: str) -> bool:
-    ms, dash, seq = text.partition("-")
-    return bool(dash) and all(part.isascii() and part.isdigit() and len(part) <= 15 for part in (ms, seq))

@@ -70,6 +70,7 @@ from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
     history_of,
+    is_id,
     leading_ms,
     read_epoch,
     read_exhaustion,
@@ -251,6 +252,8 @@ class RedisLedger(StateChanges, OfOneProcess):
         self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
     ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
+        if not all(map(is_id, (charge_id, *also))):
+            return None
         # It keeps all views up to date.
         reply = self._script("settle", project, [charge_id, str(units), *also], with_history=True)
         return self._read(read_entry, [charge_id, *reply]) if reply else None

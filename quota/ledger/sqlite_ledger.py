@@ -62,7 +62,9 @@ from quota.ledger.sqlite_views import ViewState
 from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
+    is_id,
     leading_ms,
+    read_id,
     read_ms,
     read_repair,
     repair_text,
@@ -215,7 +217,9 @@ class SqliteLedger(StateChanges, OfOneProcess):
         self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
     ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        ids = [(int(ms), int(seq)) for ms, _, seq in (one.partition("-") for one in (charge_id, *also))]
+        if not all(map(is_id, (charge_id, *also))):
+            return None
+        ids = [*map(read_id, (charge_id, *also))]
 
         def work(db: sqlite3.Connection) -> Entry | None:
             entries: list[Entry] = []

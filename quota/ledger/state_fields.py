@@ -34,6 +34,15 @@ def read_id(text: str) -> Id:
     return checked_id((ms, seq))
 
 
+def is_id(text: str) -> bool:
+    """Whether it may be the id of a charge."""
+    try:
+        read_id(text)
+    except ValueError:
+        return False
+    return True
+
+
 def checked_id(at: Id) -> Id:
     """Raises ValueError for an id that no entry can have."""
     if not (0 <= at[0] < LATEST_MS and 0 <= at[1] <= NEVER):

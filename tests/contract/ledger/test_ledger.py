@@ -215,6 +215,14 @@ def test_projects_do_not_see_each_other(setup: Setup) -> None:
 def test_an_unknown_id_is_said_so(setup: Setup, charge_id: str) -> None:
     with pytest.raises(UnknownCharge):
         setup.budget().refund(charge_id)
+    assert setup.ledger.settle(setup.project, charge_id, 0, ()) is None
+
+
+def test_an_id_is_that_of_a_charge_to_the_letter(setup: Setup) -> None:
+    charge_id = setup.budget().charge("videos.list").id
+    for odd in (f"0{charge_id}", f"{charge_id} ", str(charge_id).replace("-", "-0")):
+        assert setup.ledger.settle(setup.project, odd, 0, ()) is None
+    assert setup.budget().usage()[0].used_units == 1
 
 
 def test_a_charge_settled_above_the_limit_is_not_refused(setup: Setup) -> None:
