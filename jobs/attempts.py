@@ -91,7 +91,7 @@ class Attempts:
         self._steps: list[tuple[int, int]] = []  # the number before a step's first attempt, and its page's number
 
     def close(self) -> None:
-        account_of(self._budget).on_decision = None
+        account_of(self._budget).on_decision = account_of(self._budget).of_run = None
         if self._client is not None:
             self._client.close()
 
@@ -101,6 +101,7 @@ class Attempts:
         """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
+        account_of(self._budget).of_run = self._job.name, checkpoint.region
         self._steps.append((self._session.attempt_number(), checkpoint.pages + 1))
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 

@@ -83,6 +83,9 @@ class Page:
         return len(self.videos) + len(self.channels) + sum(map(len, self.rows.values()))
 
     def __post_init__(self) -> None:
+        for what in ("ranked", "complete", "again"):
+            if not isinstance(getattr(self, what), bool):
+                raise ValueError(f"a page's {what} must be True or False, not {show(getattr(self, what))}")
         for what, resources in (("videos", self.videos), ("channels", self.channels)):
             if not isinstance(resources, (list, tuple)):
                 raise ValueError(f"a page's {what} must be a list, not {type(resources).__name__}")
@@ -102,8 +105,8 @@ class Page:
         if self.cursor is None and not self.complete:
             raise ValueError("an incomplete step needs a cursor that says how to complete it")
         try:
-            size = len(json.dumps(self.cursor))
-        except (TypeError, ValueError) as error:
+            size = len(json.dumps(self.cursor, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"a page's cursor must be JSON: {error}") from error
         if size > MAX_CURSOR_CHARACTERS:
             raise ValueError(f"a page's cursor has {size:,} characters, over {MAX_CURSOR_CHARACTERS:,}")
@@ -113,7 +116,7 @@ def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The items of upstream's answer to a list call. Raises BadAnswer if one of them has no usable id."""
     items: list[Mapping[str, Any]] = answer.get("items", [])
     for item in items:
-        checked_id(item.get("id"))
+        checked_id(item.get("id") if isinstance(item, Mapping) else item)
     return items
 
 

@@ -14,7 +14,8 @@ How a step may end, and what follows:
     an answer beyond its limits      the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the page is fetched again
     an error of this region alone    the region fails and begins its next pass with the first page
-    configuration, ledger, store     the run fails at once
+    configuration                    the run fails at once; the region keeps its cursor, and others come before it
+    ledger, store                    the run fails at once, and the next one begins with the same region
     SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
@@ -278,17 +279,26 @@ class _Run:
         try:
             return self._pass()
         except quota.UsageError:
+            self._others_first()
             raise
         except quota.Refused as refusal:
             self.end = _refused(self.session, self.job, refusal.decision)
             if self.end.exit_status:
                 return self._unfinished(self.end.why)
         except quota.QuotaError as error:
+            if not isinstance(error, (quota.LedgerError, StoreError)):
+                self._others_first()
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
             self.end = self._ended("stopped", f"interrupted{interrupt}")
         return self._unfinished()
+
+    def _others_first(self) -> None:
+        """What ends this run may be about this region alone: the next one covers the others before it."""
+        with suppress(quota.QuotaError):  # the run ends with an error already
+            self.here = self.store.fail(self.here, keep_cursor=True)
+            self.hold.keep(self.here)
 
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
@@ -375,6 +385,7 @@ class _Run:
                 self.end = self._exhausted(checkpoint, failure)
                 return self._unfinished()
             case "config":
+                self._others_first()
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.

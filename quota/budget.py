@@ -268,7 +268,7 @@ class Budget(OfOneProcess):
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
         checklists = self._account.checklists
-        job, region = attribution(job, region)
+        job, region = attribution(job, region, self._account.of_run)
         each = []
         for method, units, parts in calls:
             if units is not None and type(units) is not int:

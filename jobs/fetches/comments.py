@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import Walks, is_passed_over
-from quota.jobs.job import Cursor, Page, first_attempt, resources
-from quota.jobs.store.rows import part
+from quota.jobs.fetches.walks import KNOWN_TOKENS, Walks, is_passed_over, usable, with_ids
+from quota.jobs.job import Cursor, Page, first_attempt
+from quota.jobs.store.rows import count_or_none, part
 from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
         )
         .execute()
     )
-    found = {thread["id"]: thread for thread in resources(answer)}
+    found = {thread["id"]: thread for thread in usable(answer)}
     known = dict(store.select(_STORED, ids=json.dumps([*found])))
     comments: dict[str, dict[str, Any]] = {}
     waiting = []
     for name, thread in found.items():
         told = part(thread, "snippet")
-        count, inline = told.get("totalReplyCount"), resources({"items": part(thread, "replies").get("comments", [])})
+        count, inline = told.get("totalReplyCount"), with_ids(part(thread, "replies").get("comments", []))
         comments[name] = {**_row(part(told, "topLevelComment"), place["id"]), "id": name, "reply_count": count}
         comments |= {reply["id"]: _row(reply, place["id"], name) for reply in inline}
         if isinstance(count, int) and count > len(inline) and (walks.is_full(place) or known.get(name) != count):
@@ -102,15 +102,15 @@ def _replies(client: Any, walks: Walks, place: Place) -> Page:
         )
         .execute()
     )
-    comments = {reply["id"]: _row(reply, place["id"], thread) for reply in resources(answer)}
+    comments = {reply["id"]: _row(reply, place["id"], thread) for reply in usable(answer)}
     return walks.page(_after_replies(place, answer.get("nextPageToken")), rows={"comments": [*comments.values()]})
 
 
 def _after_replies(place: Place, token: str | None) -> Place:
     """The place after a page of replies. When no thread waits any longer, the next page of threads comes."""
-    if token:
-        return {**place, "replies": token}
-    here = {name: value for name, value in place.items() if name not in ("threads", "replies")}
+    if token and token not in place.get("replies_seen", ()):
+        return {**place, "replies": token, "replies_seen": [*place.get("replies_seen", ()), token][-KNOWN_TOKENS:]}
+    here = {name: value for name, value in place.items() if name not in ("threads", "replies", "replies_seen")}
     if waiting := place["threads"][1:]:
         return {**here, "threads": waiting}
     return here if "token" in here else {**here, "opened": None}
@@ -125,7 +125,7 @@ def _row(comment: Mapping[str, Any], video: str, thread: str | None = None) -> d
         "text": told.get("textDisplay"),
         "author": told.get("authorDisplayName"),
         "author_channel_id": part(told, "authorChannelId").get("value"),
-        "like_count": told.get("likeCount"),
+        "like_count": count_or_none(told.get("likeCount")),
         "reply_count": None,
         "published_at": told.get("publishedAt"),
         "updated_at": told.get("updatedAt"),

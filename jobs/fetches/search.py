@@ -39,7 +39,7 @@ def fetch(
     """Take the next step. `words` is the query, or a list of queries; `order` and `published_after` are upstream's own
     parameters."""
     queries = (words,) if isinstance(words, str) else texts(words, "words:")
-    turns: list[Turn] = cursor["turns"] if cursor else [(query, None) for query in queries]
+    turns: list[Turn] = cursor["turns"] if cursor else [(query, None) for query in dict.fromkeys(queries)]
     if not turns:
         return Page()
     if cursor and "ids" in cursor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, is_passed_over
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, is_passed_over, usable
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 from quota.jobs.store.rows import channel_row
 from quota.terms.arguments import texts
@@ -80,7 +80,7 @@ def _videos(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
         if not is_passed_over(error):
             raise
         return walks.page({"id": place["id"]})
-    items = [_video(item) for item in resources(answer)]
+    items = [_video(item) for item in usable(answer)]
     listed = {video["id"]: video for video in items if video is not None}
     known = dict(store.select(_STORED, ids=json.dumps([*listed])))
     # A video of which the store knows more than the playlist is only noted as listed.

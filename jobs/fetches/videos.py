@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, first_attempt, resources
+from quota.terms.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from quota.jobs.store.store import Store
 
 _OLDEST = f"""
-    SELECT video_id FROM videos WHERE (asked_ms IS NULL OR asked_ms < :began_ms)
+    SELECT video_id FROM videos WHERE (asked_ms IS NULL OR asked_ms < :began_ms OR asked_ms > :ahead_ms)
         AND (:region = '' OR video_id IN (SELECT video_id FROM rankings WHERE region = :region))
     ORDER BY asked_ms, id LIMIT {PAGE_ITEMS}
 """  # noqa: S608  # a constant
@@ -25,8 +26,11 @@ _OLDEST = f"""
 @first_attempt("videos.list")
 def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> Page:
     """The next 50 videos of the store (in the region). Without videos it sends no call and charges nothing."""
-    step = cursor or {"began_ms": store.now_ms(), "step": 0}
-    names = [name for (name,) in store.select(_OLDEST, region=region, began_ms=index(step["began_ms"]))]
+    now_ms = store.now_ms()
+    step = cursor or {"began_ms": now_ms, "step": 0}
+    step = {**step, "began_ms": min(index(step["began_ms"]), now_ms)}  # the clock may have gone back since
+    when = {"began_ms": step["began_ms"], "ahead_ms": now_ms + HOUR_MS}
+    names = [name for (name,) in store.select(_OLDEST, region=region, **when)]
     if not names:
         return Page()
     answer = client.videos().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute()

@@ -22,10 +22,11 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from quota.clients.failures import answer_in
-from quota.jobs.job import Page
+from quota.errors import BadAnswer
+from quota.jobs.job import Page, resources
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from quota.jobs.job import Cursor
     from quota.jobs.store.store import Store
@@ -34,9 +35,13 @@ PARTS = "snippet,statistics,contentDetails"
 PAGE_ITEMS = 50
 """Upstream returns at most this many in one page."""
 
+KNOWN_TOKENS = 20
+"""How many tokens of a walk's last pages are remembered. One that comes again ends the walk."""
+
 Place = dict[str, Any]
 """Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
-`opened`, and the `token` of its next page. `walked`: when the last walk in full was opened that came to its end."""
+`opened`, the `token` of its next page, and the last ones that were `seen`. `walked`: when the last walk in full was
+opened that came to its end."""
 
 _PLACES = """
     WITH lists (id, amount, since) AS ({lists}),
@@ -92,8 +97,25 @@ class Walks:
             token = None
         opened = place.get("opened") or self._store.now_ms()
         if token is not None:
-            return {**place, "opened": opened, "token": token}
+            seen = place.get("seen", [])
+            if token in seen:  # upstream names its pages in a circle
+                return {"id": place["id"]}
+            return {**place, "opened": opened, "token": token, "seen": [*seen, token][-KNOWN_TOKENS:]}
         return {"id": place["id"], "walked": opened if full else place["walked"]}
+
+
+def with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Those items that have an id. One without holds up no list."""
+    found: list[Mapping[str, Any]] = []
+    for item in items:
+        with suppress(BadAnswer):
+            found += resources({"items": [item]})
+    return found
+
+
+def usable(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The items of an answer that have an id. Raises BadAnswer where there are items and none has one."""
+    return with_ids(answer.get("items", [])) or resources(answer)
 
 
 _PASSED_OVER = frozenset(

@@ -131,9 +131,19 @@ def _put_json(file: IO[str], record: Mapping[str, Any]) -> None:
     file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
+class _Lines:
+    """A file in which records end with a line feed. A writer that is told so leaves a carriage return unquoted."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, record: str) -> int:
+        return self._file.write(record.removesuffix("\r\n") + "\n")
+
+
 def csv_writer(file: IO[str], columns: Sequence[str]) -> Callable[[Mapping[str, Any]], object]:
     """Writes the header. Returns what writes one record; a list or an object becomes JSON."""
-    writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(_Lines(file), columns, restval="", extrasaction="ignore", lineterminator="\r\n")
     writer.writeheader()
     return lambda record: writer.writerow({name: _cell(value) for name, value in record.items()})
 

@@ -265,11 +265,11 @@ def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], f
 
 def _state(db: sqlite3.Connection) -> tuple[int, str]:
     """When the store last got a video, and a name of the state that its videos are in."""
-    newest_ms, oldest_ms, last = db.execute(
+    newest_ms, oldest_ms, last, count = db.execute(
         "SELECT (SELECT max(refreshed_ms) FROM videos), (SELECT min(refreshed_ms) FROM videos),"
-        " (SELECT max(id) FROM videos)"
+        " (SELECT max(id) FROM videos), (SELECT count(*) FROM videos)"
     ).fetchone()
-    return newest_ms if is_time(newest_ms) else 0, f"{_id(db)} {newest_ms} {oldest_ms} {last}"
+    return newest_ms if is_time(newest_ms) else 0, f"{_id(db)} {newest_ms} {oldest_ms} {last} {count}"
 
 
 def _id(db: sqlite3.Connection) -> str:

@@ -176,7 +176,7 @@ class Attempt:
         if tally is not None:
             tally.counts(1, decision.cost_units)
         self._settlement = Settlement(budget.settle, decision) if reserved else None
-        self._job, region = current_attribution()
+        self._job, region = current_attribution(account_of(budget).of_run)
         self._closed = False
         self._clock = account_of(budget).clock
         self._ahead_ms = decision.decided_at_ms - self._clock()

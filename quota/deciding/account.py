@@ -94,6 +94,8 @@ class Account:
         self.high_water_mark = high_water_mark
         self.identity = identity or Identity("", project)
         self.recorder = recorder
+        self.of_run: tuple[str, str] | None = None
+        """The job and region of the run under way, whose fetch function may charge in threads of its own."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Who wants to see each decision that is not a peek: a run that shows its progress."""
         windows = [limit.view.window for limit in limits]

@@ -16,9 +16,10 @@ _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels")
 _of_process = ("", "")
 
 
-def current_attribution() -> tuple[str, str]:
-    """(job, region) as set by the enclosing `labels`, else by `label_process`; empty strings where neither did."""
-    return _labels.get(_of_process)
+def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+    """(job, region) as set by the enclosing `labels`, else by the run that is under way, else by `label_process`; empty
+    strings where none did."""
+    return _labels.get(of_run or _of_process)
 
 
 def label_process(job: str) -> None:
@@ -41,9 +42,9 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
         _labels.reset(reset)
 
 
-def attribution(job: str | None, region: str | None) -> tuple[str, str]:
-    """Who spends: this job and region, or what the enclosing `labels` set. Raises UsageError."""
-    labelled_job, labelled_region = current_attribution()
+def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+    """Who spends: this job and region, or `current_attribution`. Raises UsageError."""
+    labelled_job, labelled_region = current_attribution(of_run)
     job = labelled_job if job is None else text(job, "job")
     if region is None:
         return job, labelled_region

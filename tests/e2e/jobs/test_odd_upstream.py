@@ -1,0 +1,254 @@
+"""What one region, one list or one clock does wrong, others do not pay for."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tenacity import wait_none
+
+import quota
+from quota.jobs.runner import run_job
+from quota.jobs.store.reader import Reader
+from quota.jobs.store.store import Store
+from quota.terms.limits import DAY_MS, HOUR_MS
+from support.plain_http import Answer, Arrived, PlainServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quota.jobs.job import RunReport
+
+    Say = Callable[[str, dict[str, str]], Any]
+
+NOW_MS = 1_795_204_800_000
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.j]
+{job}
+"""
+
+
+class Site:
+    """A folder for one job, and an upstream that says what a test wants."""
+
+    def __init__(self, folder: Path, server: PlainServer) -> None:
+        self.folder, self.server, self.now_ms = folder, server, NOW_MS
+        (folder / "key").write_text("a-key")
+
+    def run(self, job: str, *, units: int = 9_000) -> RunReport:
+        text = CONFIG.format(address=self.server.address, job=job, units=units)
+        (self.folder / "quota.toml").write_text(text)
+        with quota.open(self.folder / "quota.toml") as session:
+            return run_job(session, "j", wait=wait_none(), clock=lambda: self.now_ms)
+
+    def asked(self, name: str) -> list[str]:
+        """The values of a parameter in the requests since the last call."""
+        queries = [parse_qs(urlsplit(one.target).query) for one in self.server.arrived]
+        self.server.arrived.clear()
+        return [query[name][0] for query in queries if name in query]
+
+    def store(self) -> Store:
+        return Store(f"sqlite:///{self.folder / 'videos.db'}", retention_ms=30 * DAY_MS, clock=lambda: self.now_ms)
+
+    def module(self, source: str) -> str:
+        name = f"fetch_{abs(hash((source, str(self.folder))))}"
+        (self.folder / f"{name}.py").write_text("from quota.jobs.job import Page\n" + source)
+        return f"{name}:fetch"
+
+
+@pytest.fixture
+def site(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said: list[Say] = []
+
+    def answer(request: Arrived) -> Answer:
+        parts = urlsplit(request.target)
+        told = said[-1](parts.path.rpartition("/")[2], {k: v[0] for k, v in parse_qs(parts.query).items()})
+        status, body = told if isinstance(told, tuple) else (200, told)
+        return Answer(status, json.dumps(body).encode())
+
+    with PlainServer(answer) as server:
+        yield Site(tmp_path, server), said.append
+
+
+def outcomes(report: RunReport) -> dict[str, str]:
+    return {one.region: one.outcome for one in report.regions}
+
+
+def test_a_region_that_upstream_forbids_does_not_keep_the_others_out(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+    forbidden = {"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}
+    say(lambda _, q: (403, forbidden) if q["regionCode"] == "GB" else {"items": [{"id": q["regionCode"]}]})
+    job = 'fetch = "trending"\nregions = ["US", "GB", "DE", "FR"]'
+    first, second = here.run(job), here.run(job)
+    assert outcomes(first) == {"US": "done", "GB": "failed", "DE": "skipped", "FR": "skipped"}
+    assert (first.exit_status, outcomes(second)) == (78, {"DE": "done", "FR": "done"})
+
+
+@pytest.mark.parametrize("raised", ["quota.ConfigError('odd')", "quota.UsageError('odd')"])
+def test_a_region_whose_fetch_ends_the_run_does_not_keep_the_others_out(
+    site: tuple[Site, Callable[[Say], None]], raised: str
+) -> None:
+    here, _ = site
+    fetch = here.module(
+        f"import quota\ndef fetch(client, region, cursor):\n  if region == 'GB': raise {raised}\n  return Page()\n"
+    )
+    job = f'fetch = "{fetch}"\nregions = ["GB", "DE"]'
+    with contextlib.suppress(quota.UsageError):
+        assert here.run(job).exit_status == 78
+    assert outcomes(here.run(job)) == {"DE": "done"}
+
+
+@pytest.mark.parametrize("field", ["complete=None", "ranked='no'", "again=1"])
+def test_a_page_with_a_wrong_field_fails_its_region_alone(site: tuple[Site, Callable[[Say], None]], field: str) -> None:
+    here, _ = site
+    fetch = here.module(
+        f"def fetch(client, region, cursor):\n  return Page(cursor={{'n': 1}}, {field}) if region == 'GB' else Page()\n"
+    )
+    report = here.run(f'fetch = "{fetch}"\nregions = ["GB", "DE"]')
+    assert outcomes(report) == {"GB": "failed", "DE": "done"}
+    assert f"a page's {field.partition('=')[0]} must be True or False" in str(report.regions[0].error)
+
+
+def test_a_cursor_that_is_no_json_fails_its_region_alone(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, _ = site
+    fetch = here.module("def fetch(client, region, cursor): return Page(cursor={'n': float('nan')})\n")
+    report = here.run(f'fetch = "{fetch}"\nregions = ["GB"]')
+    assert "a page's cursor must be JSON" in str(report.regions[0].error)
+
+
+def test_what_a_fetch_function_calls_in_threads_is_its_jobs(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+    say(lambda _, q: {"items": [{"id": q["id"]}]})
+    fetch = here.module(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def fetch(client, region, cursor):\n"
+        "  ask = lambda name: client.videos().list(part='id', id=name).execute()['items'][0]\n"
+        "  with ThreadPoolExecutor(2) as pool: return Page(videos=list(pool.map(ask, 'abc')))\n"
+    )
+    report = here.run(f'fetch = "{fetch}"\nregions = ["DE", "FR"]\nleave = 96', units=100)
+    assert (report.outcome, report.refused_by, report.units) == ("stopped", "day", 4)
+    assert {one.region: one.units for one in report.regions} == {"DE": 3, "FR": 1}
+    assert len(here.server.arrived) == 4
+
+
+def test_pages_in_a_circle_end_the_walk_of_their_list_alone(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "channels":
+            playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in q["id"].split(",")]
+            return {"items": [{"id": one, "contentDetails": told} for one, told in playlists]}
+        number = int(q.get("pageToken", "0"))
+        items = [{"id": "i", "contentDetails": {"videoId": f"{q['playlistId']}{number}", "videoPublishedAt": "2026"}}]
+        items = [{**one, "snippet": {"title": "x"}} for one in items]
+        following = (number + 1) % 3 if q["playlistId"] == "PA" else number + 1
+        return {"items": items, **({"nextPageToken": str(following or 1)} if following < 5 else {})}
+
+    say(told)
+    here.run('fetch = "uploads"\npages = 30\noptions = { channels = ["A", "B"] }')
+    lists = here.asked("playlistId")
+    assert (lists.count("PA"), lists.count("PB")) == (3, 5)
+
+
+def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(
+    site: tuple[Site, Callable[[Say], None]],
+) -> None:
+    here, say = site
+    top = {"snippet": {"textDisplay": "hi", "likeCount": 10**30}}
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "comments":
+            return {"items": [{"id": "r", "snippet": {}}], "nextPageToken": "T"}
+        thread = {"snippet": {"totalReplyCount": 5, "topLevelComment": top}, "replies": {"comments": [None]}}
+        return {"items": [{"id": f"{q['videoId']}t", **thread}, {"snippet": {}}]}
+
+    say(told)
+    report = here.run('fetch = "comments"\npages = 12\noptions = { videos = ["A", "B"] }')
+    assert report.outcome == "done", report.why
+    assert [one.target.partition("?")[0].rpartition("/")[2] for one in here.server.arrived].count("comments") == 4
+    with here.store() as store:
+        keys = {key for (key,) in store.select("SELECT key FROM rows WHERE name = 'comments'")}
+    assert keys == {"At", "Bt", "r"}
+
+
+def test_videos_are_bought_once_after_the_clock_went_back(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+    say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
+    fetch = here.module(
+        "def fetch(client, region, cursor):\n  return Page(videos=[{'id': f'v{n:03}'} for n in range(150)])\n"
+    )
+    here.run(f'fetch = "{fetch}"')
+    videos = 'fetch = "videos"\npages = 40\n'
+    here.now_ms = NOW_MS + DAY_MS
+    assert here.run(f"{videos}max_units = 1").units == 1
+    here.now_ms = NOW_MS + 1
+    here.asked("id")
+    assert here.run(videos).outcome == "done"
+    assert sorted(one for page in here.asked("id") for one in page.split(",")) == [f"v{n:03}" for n in range(150)]
+    here.now_ms += HOUR_MS
+    assert here.run(videos).units == 3
+
+
+def test_readings_are_compared_with_the_last_before_them(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, _ = site
+    for price, hours in ((10, 0), (11, 24), (12, 1), (12, 2), (11, 3), (11, 4), (11, 25)):
+        fetch = here.module(
+            f"def fetch(client, region, cursor): return Page(rows={{'t': [{{'id': 'x', 'price': {price}}}]}})\n"
+        )
+        here.now_ms = NOW_MS + hours * HOUR_MS
+        here.run(f'fetch = "{fetch}"\ntables = {{ t = {{ history = ["price"] }} }}')
+    with here.store() as store:
+        kept = store.select("SELECT taken_at_ms, data FROM history ORDER BY taken_at_ms")
+    assert [((at_ms - NOW_MS) // HOUR_MS, json.loads(data)["price"]) for at_ms, data in kept] == [
+        (0, 10),
+        (1, 12),
+        (3, 11),
+        (24, 11),
+    ]
+
+
+def test_a_search_that_is_named_twice_is_made_once(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+    say(lambda *_: {"items": []})
+    here.run('fetch = "search"\npages = 2\noptions = { words = ["a", "a"] }')
+    assert here.asked("q") == ["a"]
+
+
+def test_a_carriage_return_stays_in_its_record(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, _ = site
+    fetch = here.module("def fetch(client, region, cursor): return Page(rows={'t': [{'id': '1', 'text': 'a\\rb'}]})\n")
+    here.run(f'fetch = "{fetch}"')
+    from support.commands import Quota
+
+    done = Quota(here.folder)("export", "t", "--format", "csv", "--output", "t.csv")
+    assert done.returncode == 0, done.stderr
+    with (here.folder / "t.csv").open(newline="") as file:
+        assert [row["text"] for row in csv.DictReader(file)] == ["a\rb"]
+
+
+def test_what_expires_between_two_pages_of_a_search_changes_its_version(
+    site: tuple[Site, Callable[[Say], None]],
+) -> None:
+    here, _ = site
+    fetch = here.module("def fetch(client, region, cursor): return Page(videos=[{'id': one} for one in 'abc'])\n")
+    here.run(f'fetch = "{fetch}"')
+    reader = Reader(f"sqlite:///{here.folder / 'videos.db'}")
+    before = reader.search("x", 0, 2).version
+    with here.store() as store:
+        store._write(lambda db: db.execute("DELETE FROM videos WHERE video_id = 'b'"))
+    assert reader.search("x", 0, 2).version != before
