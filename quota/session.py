@@ -126,8 +126,12 @@ class Session(OfOneProcess):
         """The budget of a credential (None: of the only one). Returns the same object each time."""
         self._check_open()
         chosen = self.credential(credential)
-        budget = self._budgets.get(chosen.name)
-        if budget is None:
+        if (known := self._budgets.get(chosen.name)) is not None:
+            return known
+        with self._closing.lock:  # of threads that ask at once, one makes it
+            if (known := self._budgets.get(chosen.name)) is not None:
+                return known
+            self._check_open()
             identity = self._identity(chosen)
             budget = Budget(
                 credential=chosen.name,
@@ -145,7 +149,7 @@ class Session(OfOneProcess):
                 recorder=self._open_recorder(chosen.project),
             )
             self._budgets[chosen.name] = budget
-        return budget
+            return budget
 
     def _identity(self, credential: CredentialSettings) -> Identity:
         """Whose units a credential spends, wherever the ledger is."""

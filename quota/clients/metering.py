@@ -205,6 +205,8 @@ class Attempt:
     def _refund(self, charge_id: str) -> None:
         try:
             self._budget.refund(charge_id)
+            if self._run_limit is not None:
+                self._run_limit.give_back(self.decision.cost_units)
             if self._tally is not None:
                 self._tally.counts(-1, -self.decision.cost_units)
         except QuotaError as error:

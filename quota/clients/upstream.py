@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
 from quota.clients.routes import Routes
 from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
-from quota.common.clock import NEVER
+from quota.common.clock import LATEST_MS, NEVER
 from quota.common.hosts import plain_path
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import Field, KeyPlace, Refill, value_at
@@ -452,7 +452,10 @@ class _Answer:
             asked, left, per_second = (_figure(self._at(pointer)) for pointer in lasts)
             if asked is None or left is None or not per_second:
                 return None
-            until_ms = self.at_ms + math.ceil((asked - left) / per_second * SECOND_MS)
+            span_ms = (asked - left) / per_second * SECOND_MS
+            if not span_ms < LATEST_MS:  # it never comes back, or at no time that a ledger can hold
+                return None
+            until_ms = self.at_ms + math.ceil(span_ms)
         return None if until_ms is None or until_ms <= self.at_ms else until_ms
 
     def policies(self) -> list[tuple[str, int, int | None, int | None]]:

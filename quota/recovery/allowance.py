@@ -373,13 +373,14 @@ class Allowance:
 
 
 def _delete_expired(db: sqlite3.Connection, upstream: str, now_ms: int, longest_ms: int) -> None:
-    """Delete the draws that neither the allowance nor the ledger needs any more: no window reaches them, not the
-    longest one of any configuration that draws for this upstream project."""
+    """Delete the draws that neither the allowance nor the ledger needs any more: they are repaid, and no window reaches
+    them, not the longest one of any configuration that draws for this upstream project. A debt stays however old it
+    looks: the clock that says so may be wrong."""
     known = db.execute("SELECT window_ms FROM longest_windows WHERE upstream = ?", (upstream,)).fetchone() or (0,)
     kept_ms = max(longest_ms, checked_row(known, integers=1)[0])
     if known != (kept_ms,):
         db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (upstream, kept_ms))
-    db.execute("DELETE FROM draws WHERE upstream = ? AND drawn_ms <= ?", (upstream, now_ms - 2 * kept_ms))
+    db.execute("DELETE FROM draws WHERE upstream = ? AND repaid AND drawn_ms <= ?", (upstream, now_ms - 2 * kept_ms))
 
 
 def _draws(db: sqlite3.Connection, identity: Identity, which: str, *values: object) -> list[Draw]:

@@ -113,23 +113,34 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _values(kind.keys, row, dotted(path, name))
     elif isinstance(kind, Values):
         for name, one in value.items():
-            yield dotted(path, name), one
+            yield dotted(path, name), _redacted(one)
     elif isinstance(kind, Table) and kind.keys is not None:
         yield from _values(kind.keys, value, path)
     else:
         yield path, _shown(kind, value)
 
 
+def _redacted(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_redacted(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _redacted(one) for name, one in value.items()}
+    return redact(value) if isinstance(value, str) else value
+
+
 def _shown(kind: Kind, value: Any) -> Any:
     if not isinstance(value, str) or isinstance(kind, Span):
-        return value
+        return _redacted(value)
     if isinstance(kind, Text) and kind.secret and not is_reference(value):
         return _hidden(value) if "://" in value else REDACTED
     return redact(value)
 
 
 def _hidden(url: str) -> str:
-    return re.sub(r"(?<=password=)[^&]*", REDACTED, redact(url))
+    """A url without its passwords, whatever characters they have: one begins at the first colon of the user, and ends
+    at the last @."""
+    url = re.sub(r"(?<=password=)[^&]*", REDACTED, url)
+    return redact(re.sub(r"(://[^:@]*:).*(?=@)", rf"\1{REDACTED}", url, flags=re.DOTALL))
 
 
 def _above(path: str) -> list[str]:

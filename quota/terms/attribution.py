@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import count
 
@@ -39,7 +39,8 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        _labels.reset(reset)
+        with suppress(ValueError):  # a generator that holds it may be ended in another context
+            _labels.reset(reset)
 
 
 def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None = None) -> tuple[str, str]:

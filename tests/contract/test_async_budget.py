@@ -602,12 +602,16 @@ def test_one_session_serves_loops_after_each_other_and_in_threads(
     assert len(charged(config)) == 120
 
 
-def test_threads_that_ask_at_once_get_the_same_budget(ledger_url: str, configure: Configure, run: Run) -> None:
+@pytest.mark.parametrize("kind", ["blocking", "awaited"])
+def test_threads_that_ask_at_once_get_the_same_budget(
+    kind: str, ledger_url: str, configure: Configure, run: Run
+) -> None:
     config, interval = configure(ledger_url), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(60):
-            q, budgets = quota.open_async(config), []
+            q: Any = quota.open_async(config) if kind == "awaited" else quota.open(config)
+            budgets: list[Any] = []
             began = threading.Barrier(4)
 
             def ask(q: Any = q, budgets: list[Any] = budgets, began: threading.Barrier = began) -> None:
@@ -619,7 +623,7 @@ def test_threads_that_ask_at_once_get_the_same_budget(ledger_url: str, configure
                 thread.start()
             for thread in threads:
                 thread.join()
-            run(q.aclose())
+            run(q.aclose()) if kind == "awaited" else q.close()
             assert len(set(map(id, budgets))) == 1
     finally:
         sys.setswitchinterval(interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 import random
@@ -48,6 +49,19 @@ def log(ledger: Ledger, project: str) -> list[Entry]:
 
 
 # -- admitted ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_in_a_generator_may_be_ended_elsewhere(setup: Setup) -> None:
+    """As a dependency of FastAPI is: in a copy of the context in which it began."""
+
+    def labelled() -> Iterator[None]:
+        with quota.labels(job="nightly"):
+            yield
+
+    generator = labelled()
+    contextvars.copy_context().run(next, generator)
+    assert list(generator) == []
+    assert setup.budget(limit(500)).charge("videos.list").admitted
 
 
 @pytest.mark.topology

@@ -54,8 +54,8 @@ class Draw:
 
 
 class Journal:
-    """One machine's allowance: at most so many units in any longest window, whoever draws. What is older than two of
-    the longest is forgotten.
+    """One machine's allowance: at most so many units in any longest window, whoever draws. What is repaid and older
+    than two of the longest is forgotten.
     """
 
     def __init__(self, most_units: int, allowance_units: int) -> None:
@@ -75,7 +75,7 @@ class Journal:
             self.numbers += 1
             self.draws.append(Draw(self.numbers, now_ms, spend.units, spend))
             self.retention_of = max(self.retention_of, 2 * longest_ms)
-            self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.retention_of]
+            self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.retention_of or not draw.repaid]
             left_units -= spend.units
         return True, left_units
 

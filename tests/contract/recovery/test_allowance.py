@@ -556,14 +556,20 @@ def test_a_draw_is_on_the_disk_before_its_call_leaves(machine: Machine) -> None:
     assert file.transact(lambda db: db.execute("PRAGMA journal_mode").fetchone()[0], write=False) == "wal"
 
 
-def test_what_no_window_reaches_any_more_leaves_the_journal_repaid_or_not(machine: Machine) -> None:
-    """An outage of ten days: the debt is what two windows hold, not ten."""
+def test_what_no_window_reaches_any_more_leaves_the_journal_once_it_is_repaid(machine: Machine) -> None:
+    """An outage of ten days, or a clock that says so: until the ledger agrees, nobody knows."""
     budget = machine.budget()
     for _ in range(10):
         charge = Charge(10, "units", "videos.list", "", "", "t")
         assert machine.opened[0].draw(Identity("", "p"), [charge], DAY_MS, commit=True) is not None
         machine.now_ms += DAY_MS
-    assert budget.owed_units() == 20
+    assert budget.owed_units() == 100
+    assert used_units(budget, charge=True) == 101
+    assert budget.owed_units() == 0
+    machine.now_ms += DAY_MS
+    machine.opened[0].draw(Identity("", "p"), [charge], DAY_MS, commit=True)
+    with closing(sqlite3.connect(machine.journal)) as db:
+        assert db.execute("SELECT count(*) FROM draws").fetchone() == (1,)
 
 
 def test_a_session_closes_its_journal_and_the_next_one_opens_it_again(state_dir: Path, tmp_path: Path) -> None:

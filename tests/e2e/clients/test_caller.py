@@ -273,6 +273,16 @@ def test_no_more_than_its_own_most_is_spent(site: Site, kind: str) -> None:
     assert len(site.api.arrived) == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_never_left_is_not_spent_of_its_own_most(site: Site, kind: str) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    with site.open('key = { query = "token" }', address=address) as session:
+        client = session.requests(max_units=2) if kind == "requests" else session.httpx(max_units=2)
+        for _ in range(4):
+            with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+                client.get(f"{address}/things/1")
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "fits"),
     [

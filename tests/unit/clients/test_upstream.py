@@ -444,6 +444,13 @@ closed = [
 NAMES = ("x-left", "X-Limit", "x-reset", "X-Pool", "Retry-After", "Date", "RateLimit", "RateLimit-Policy")
 
 
+@pytest.mark.parametrize("rate", ["1e-320", "1e-30", "0", "-1", "1e400"])
+def test_a_rate_at_which_nothing_comes_back_in_time_is_no_time(rate: str) -> None:
+    body = f'{{"errors": [{{"code": "SLOW"}}], "usage": 10, "left": 1, "rate": {rate}}}'.encode()
+    closes = upstream_of(a_book(ANY.replace("FORM", "seconds"))).read(200, {}, body, method="repos.get", at_ms=NOW_MS)
+    assert [one.until_ms for one in closes.closes] == [None]
+
+
 def test_hostile_answers_free_no_unit_in_the_ledger() -> None:
     """Whatever they close is reopened, so that each answer meets a charge of its own."""
     draw = random.Random(23)

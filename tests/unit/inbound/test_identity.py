@@ -104,6 +104,10 @@ def test_without_trusted_proxies_no_field_is_believed() -> None:
         (("203.0.113.7",), "a:10.0.0.1"),
         (("proto=https",), "a:10.0.0.1"),
         (('for="' + "a," * 5_000,), "a:10.0.0.1"),
+        # A text of the client's in our own proxy's element: very long, or with a backslash at its end.
+        ((f'for=1.1.1.1;a=b, proto=http;host="{"a" * 2_000}";for=203.0.113.7',), "a:10.0.0.1"),
+        (('for=1.1.1.1;a=b, proto=http;host="a\\\\";for=203.0.113.7',), "a:203.0.113.7"),
+        ((f'proto=http;host="{"a" * 900}";for=203.0.113.7',), "a:203.0.113.7"),
     ],
 )
 def test_the_field_of_rfc_7239_is_read_from_the_right_too(lines: tuple[str, ...], client: str) -> None:
