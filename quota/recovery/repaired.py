@@ -85,7 +85,9 @@ def _usage(
     """What counted in the ledger that the process saw: the repair shortened it there, and shortens it here alike."""
     here = watermark.root == root
     if here:
-        at_ms = next(map(_end_ms, _repairs_after(watermark.epoch, repairs)), None)
+        # An old copy was put back since, if a repair ended before this was seen: it says nothing of what came later.
+        ends_ms = map(_end_ms, _repairs_after(watermark.epoch, repairs))
+        at_ms = next((ms for ms in ends_ms if not ms < watermark.at_ms <= now_ms), None)
     else:
         at_ms = max(_end_ms(repairs[-1]), now_ms) if repairs else None
     if at_ms is None and _counts_too_long(one, now_ms):
