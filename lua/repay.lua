@@ -70,6 +70,7 @@ for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
       'u', ARGV[at + 1], 'm', ARGV[at + 2], 'j', ARGV[at + 3], 'g', ARGV[at + 4], 'k', ARGV[at + 5])
     repaid = number
     appended = appended + 1
+    if not known[5] and appended == 1 then redis.call('HSET', state, 'epoch', ARGV[at + 5]) end -- L18
   end
 end
 if appended > 0 then

@@ -195,13 +195,16 @@ class SqliteLedger(StateChanges, OfOneProcess):
             if caller_ms is not None and not clocks_agree(clock_ms, caller_ms):
                 return False
             number_of, time_of = f"repaid:{machine}", f"repaid_at:{machine}"
-            fields = read_fields(db, project, (number_of, "retention_ms"))
+            fields = read_fields(db, project, (number_of, "retention_ms", "epoch"))
             known, at = int(fields.get(number_of, -1)), newest_id(db, project)
             kept_ms = max(retention_ms, int(fields.get("retention_ms", 0)))
             for number, charge in charges:
                 if number > known:
                     at = following_id(at, clock_ms)
                     append_charge(db, project, at, charge)
+                    if not fields.get("epoch"):
+                        fields["epoch"] = charge.idempotency_key
+                        put_fields(db, project, [("epoch", charge.idempotency_key)])
             put_fields(db, project, [("retention_ms", kept_ms)])
             if charges[-1][0] > known:
                 put_fields(db, project, [(number_of, charges[-1][0]), (time_of, clock_ms)])

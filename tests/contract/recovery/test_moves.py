@@ -502,6 +502,14 @@ def test_where_old_copies_are_put_back_while_ledgers_alternate_few_counts_are_to
 
 
 FAILED_ONCE: dict[str, list[Step]] = {
+    "what a look repaid to the ledger before it was unknown to the machine": [
+        ("stops", (0,)),
+        ("asks_on", ("a", "test", 0, "videos.list", True)),
+        ("goes_on", (0,)),
+        ("asks_on", ("a", "test", 0, "videos.list", False)),
+        ("moved", ("a", "test", 1, 3)),
+        ("asks", ("a", "test", 1, "captions.list", True)),
+    ],
     "a slot with an idle limit could not be read": [
         ("asks", ("a", "named", 0, "search.list", True)),
         ("moved", ("a", "named", 2, 3)),
