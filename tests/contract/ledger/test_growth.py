@@ -267,7 +267,7 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
 
 
 def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
-    """Every other day the ledger is away; some debts are repaid, some never are."""
+    """Every other day the ledger is away; some debts are repaid at once, some days later."""
     path, clock, dice = tmp_path / "allowance.db", Clock(), random.Random(7)
     allowance = Allowance(str(path), 10, 50, clock)
     ledger = open_ledger("sqlite://", clock=clock)
@@ -289,7 +289,7 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
         lambda: {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, "draws", "machine")},
         file=60 * KB,
         wal=WAL_BYTES,
-        draws=15,
+        draws=60,
         machine=1,
     )
     allowance.close()

@@ -220,12 +220,16 @@ def test_the_first_of_a_ledger_names_its_epoch(ledger: Ledger) -> None:
     assert ledger.decide(three(), commit=True).epoch == "t.0"
 
 
-def test_the_first_charge_after_a_peek_begins_an_epoch(ledger: Ledger) -> None:
-    """L18. Where the log has an entry already, and nobody was told of an epoch."""
-    ledger.repay("p", "machine", [(1, Charge(1, "units", "videos.list", "", "", "drawn"))])
+@pytest.mark.parametrize("repaid", [False, True])
+def test_the_first_charge_begins_an_epoch_also_one_that_is_repaid(ledger: Ledger, repaid: bool) -> None:
+    """L18."""
     assert ledger.decide(three(), commit=False).epoch == ""
-    assert ledger.decide(three(), commit=True).epoch == "t.0"
-    assert ledger.decide(three("u"), commit=False).epoch == "t.0"
+    if repaid:
+        ledger.repay("p", "machine", [(n, Charge(1, "units", "videos.list", "", "", f"drawn{n}")) for n in (1, 2)])
+        assert ledger.decide(three(), commit=False).epoch == "drawn1"
+    begun = "drawn1" if repaid else "t.0"
+    assert ledger.decide(three(), commit=True).epoch == begun
+    assert ledger.decide(three("u"), commit=False).epoch == begun
 
 
 # -- the script, for callers in any language ---------------------------------------------------------------------------
