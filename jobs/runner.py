@@ -297,8 +297,11 @@ class _Run:
     def _others_first(self) -> None:
         """What ends this run may be about this region alone: the next one covers the others before it."""
         with suppress(quota.QuotaError):  # the run ends with an error already
-            self.here = self.store.fail(self.here, keep_cursor=True)
-            self.hold.keep(self.here)
+            self._fail(keep_cursor=True)
+
+    def _fail(self, *, keep_cursor: bool) -> None:
+        self.here = self.store.fail(self.here, keep_cursor=keep_cursor)
+        self.hold.keep(self.here)
 
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
@@ -389,8 +392,7 @@ class _Run:
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
-        self.here = self.store.fail(checkpoint, keep_cursor=failure.kind in ("answer", "transient"))
-        self.hold.keep(self.here)
+        self._fail(keep_cursor=failure.kind in ("answer", "transient"))
         message = failure.message
         if failure.kind == "transient":
             message += f", in {ATTEMPTS} attempts"

@@ -171,10 +171,9 @@ def environment(
     return {**before, **given}
 
 
-def instrument_by_environment() -> None:
-    """Instrument a Python that `quota exec --auto` started, as the environment says, with the first library that it
-    imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
-    given = {name: text for name, text in os.environ.items() if name.startswith("QUOTA_")}
+def instrument_by_environment(given: Mapping[str, str]) -> None:
+    """Instrument a Python that `quota exec --auto` started, as `given` in its environment, with the first library that
+    it imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
 
     def begin() -> None:
         for name, text in given.items():  # the program may have made an environment of its own

@@ -124,14 +124,11 @@ class Session(OfOneProcess):
 
     def budget(self, credential: str | None = None) -> Budget:
         """The budget of a credential (None: of the only one). Returns the same object each time."""
-        self._check_open()
-        chosen = self.credential(credential)
-        if (known := self._budgets.get(chosen.name)) is not None:
-            return known
         with self._closing.lock:  # of threads that ask at once, one makes it
+            self._check_open()
+            chosen = self.credential(credential)
             if (known := self._budgets.get(chosen.name)) is not None:
                 return known
-            self._check_open()
             identity = self._identity(chosen)
             budget = Budget(
                 credential=chosen.name,

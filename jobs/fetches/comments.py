@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import KNOWN_TOKENS, Walks, is_passed_over, usable, with_ids
+from quota.jobs.fetches.walks import Walks, is_passed_over, usable, with_ids, with_next
 from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.store.rows import count_or_none, part
 from quota.terms.arguments import texts
@@ -108,9 +108,9 @@ def _replies(client: Any, walks: Walks, place: Place) -> Page:
 
 def _after_replies(place: Place, token: str | None) -> Place:
     """The place after a page of replies. When no thread waits any longer, the next page of threads comes."""
-    if token and token not in place.get("replies_seen", ()):
-        return {**place, "replies": token, "replies_seen": [*place.get("replies_seen", ()), token][-KNOWN_TOKENS:]}
-    here = {name: value for name, value in place.items() if name not in ("threads", "replies", "replies_seen")}
+    if token and (following := with_next(place, "replies", token)) is not None:
+        return following
+    here = {name: value for name, value in place.items() if name not in ("threads", "replies", "seen_replies")}
     if waiting := place["threads"][1:]:
         return {**here, "threads": waiting}
     return here if "token" in here else {**here, "opened": None}

@@ -40,7 +40,7 @@ KNOWN_TOKENS = 20
 
 Place = dict[str, Any]
 """Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
-`opened`, the `token` of its next page, and the last ones that were `seen`. `walked`: when the last walk in full was
+`opened`, the `token` of its next page, and the last ones (`seen_token`). `walked`: when the last walk in full was
 opened that came to its end."""
 
 _PLACES = """
@@ -97,11 +97,15 @@ class Walks:
             token = None
         opened = place.get("opened") or self._store.now_ms()
         if token is not None:
-            seen = place.get("seen", [])
-            if token in seen:  # upstream names its pages in a circle
-                return {"id": place["id"]}
-            return {**place, "opened": opened, "token": token, "seen": [*seen, token][-KNOWN_TOKENS:]}
+            following = with_next(place, "token", token)
+            return {"id": place["id"]} if following is None else {**following, "opened": opened}
         return {"id": place["id"], "walked": opened if full else place["walked"]}
+
+
+def with_next(place: Place, name: str, token: str) -> Place | None:
+    """The place with the token of its next page under this name; None where upstream names its pages in a circle."""
+    seen = place.get(f"seen_{name}", [])
+    return None if token in seen else {**place, name: token, f"seen_{name}": [*seen, token][-KNOWN_TOKENS:]}
 
 
 def with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:

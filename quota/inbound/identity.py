@@ -228,13 +228,13 @@ def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:
     """
     end = len(text)
     for _ in range(MAX_HOPS):
-        comma = _comma_before(text, end) if quotes else _or_none(text.rfind(",", 0, end))
-        if comma is None and quotes and end > MAX_ENTRY:  # where it begins is not known
+        comma = _comma_before(text, end) if quotes else text.rfind(",", 0, end)
+        if comma < 0 and quotes and end > MAX_ENTRY:  # where it begins is not known
             return
-        entry = text[0 if comma is None else comma + 1 : end].strip()
+        entry = text[comma + 1 : end].strip()
         if entry:
             yield entry
-        if comma is None:
+        if comma < 0:
             return
         end = comma
 
@@ -243,25 +243,21 @@ MAX_ENTRY = 1_024
 """The longest element of a Forwarded field that is looked for."""
 
 
-def _comma_before(text: str, end: int) -> int | None:
-    """The last comma before `end` that stands in no quotes; None if there is none in the longest element."""
+def _comma_before(text: str, end: int) -> int:
+    """The last comma before `end` that stands in no quotes; -1 if there is none in the longest element."""
     quoted = False
     for at in range(end - 1, max(-1, end - 1 - MAX_ENTRY), -1):
         if text[at] == '"' and not _is_escaped(text, at):
             quoted = not quoted
         elif text[at] == "," and not quoted:
             return at
-    return None
+    return -1
 
 
 def _is_escaped(text: str, at: int) -> bool:
     """Whether a quote is a text's own: after an odd number of backslashes."""
     before = text[max(0, at - MAX_ENTRY) : at]
     return (len(before) - len(before.rstrip("\\"))) % 2 == 1
-
-
-def _or_none(at: int) -> int | None:
-    return None if at < 0 else at
 
 
 def _forwarded_for(element: str) -> Address | None:

@@ -62,7 +62,6 @@ from quota.ledger.sqlite_views import ViewState
 from quota.ledger.state_changes import StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
-    is_id,
     leading_ms,
     read_id,
     read_ms,
@@ -220,9 +219,10 @@ class SqliteLedger(StateChanges, OfOneProcess):
         self, project: str, charge_id: str, units: int, views: Sequence[View], also: Sequence[str] = ()
     ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        if not all(map(is_id, (charge_id, *also))):
+        try:
+            ids = [*map(read_id, (charge_id, *also))]
+        except ValueError:
             return None
-        ids = [*map(read_id, (charge_id, *also))]
 
         def work(db: sqlite3.Connection) -> Entry | None:
             entries: list[Entry] = []

@@ -20,7 +20,7 @@ from google.auth.exceptions import GoogleAuthError
 from yarl import URL
 
 from quota.clients.aiohttp import peek
-from quota.clients.gate import paid, unpacked
+from quota.clients.gate import unpacked
 from quota.clients.login import refused
 from quota.common.log import line, warn
 from quota.common.text import describe
@@ -211,7 +211,7 @@ class Passage:
         # With a body the head waits for its first piece, and leaves with it.
         _leaves.set((lambda: None) if asked.has_body else self.leaves)
         try:
-            with paid():  # under `quota exec --auto` aiohttp is metered itself
+            with self._target.gate.sending():  # under `quota exec --auto` aiohttp is metered itself
                 return await self._http.request(
                     asked.verb,
                     URL(url, encoded=True),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.redact import REDACTED, redact
 from quota.settings.address import is_reference
-from quota.settings.kinds import Either, Named, Needs, Rows, Span, Table, Text, Values
+from quota.settings.kinds import Either, Named, Needs, Rows, Table, Text, Values
 from quota.settings.load import read_config, settings_of
 from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Keys, dotted
@@ -129,11 +129,9 @@ def _redacted(value: Any) -> Any:
 
 
 def _shown(kind: Kind, value: Any) -> Any:
-    if not isinstance(value, str) or isinstance(kind, Span):
-        return _redacted(value)
-    if isinstance(kind, Text) and kind.secret and not is_reference(value):
+    if isinstance(value, str) and isinstance(kind, Text) and kind.secret and not is_reference(value):
         return _hidden(value) if "://" in value else REDACTED
-    return redact(value)
+    return _redacted(value)
 
 
 def _hidden(url: str) -> str:

@@ -12,10 +12,10 @@ import pytest
 from tenacity import wait_none
 
 import quota
-from quota.jobs.runner import run_job
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS, HOUR_MS
+from support.installation import Installation
 from support.plain_http import Answer, Arrived, PlainServer
 
 if TYPE_CHECKING:
@@ -42,18 +42,18 @@ url = "sqlite:///videos.db"
 """
 
 
-class Site:
+class Site(Installation):
     """A folder for one job, and an upstream that says what a test wants."""
 
     def __init__(self, folder: Path, server: PlainServer) -> None:
-        self.folder, self.server, self.now_ms = folder, server, NOW_MS
-        (folder / "key").write_text("a-key")
+        super().__init__(folder)
+        self.server, self.now_ms = server, NOW_MS
+        self.clock = lambda: self.now_ms
 
-    def run(self, job: str, *, units: int = 9_000) -> RunReport:
-        text = CONFIG.format(address=self.server.address, job=job, units=units)
-        (self.folder / "quota.toml").write_text(text)
-        with quota.open(self.folder / "quota.toml") as session:
-            return run_job(session, "j", wait=wait_none(), clock=lambda: self.now_ms)
+    def run(self, job: str, *, units: int = 9_000, **options: Any) -> RunReport:
+        """One run of a job that is configured so."""
+        self.config.write_text(CONFIG.format(address=self.server.address, job=job, units=units))
+        return super().run("j", wait=wait_none(), **options)
 
     def asked(self, name: str) -> list[str]:
         """The values of a parameter in the requests since the last call."""
@@ -181,8 +181,7 @@ def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(
     report = here.run('fetch = "comments"\npages = 12\noptions = { videos = ["A", "B"] }')
     assert report.outcome == "done", report.why
     assert [one.target.partition("?")[0].rpartition("/")[2] for one in here.server.arrived].count("comments") == 4
-    with here.store() as store:
-        keys = {key for (key,) in store.select("SELECT key FROM rows WHERE name = 'comments'")}
+    keys = {key for (key,) in here.rows("SELECT key FROM rows WHERE name = 'comments'")}
     assert keys == {"At", "Bt", "r"}
 
 
@@ -212,8 +211,7 @@ def test_readings_are_compared_with_the_last_before_them(site: tuple[Site, Calla
         )
         here.now_ms = NOW_MS + hours * HOUR_MS
         here.run(f'fetch = "{fetch}"\ntables = {{ t = {{ history = ["price"] }} }}')
-    with here.store() as store:
-        kept = store.select("SELECT taken_at_ms, data FROM history ORDER BY taken_at_ms")
+    kept = here.rows("SELECT taken_at_ms, data FROM history ORDER BY taken_at_ms")
     assert [((at_ms - NOW_MS) // HOUR_MS, json.loads(data)["price"]) for at_ms, data in kept] == [
         (0, 10),
         (1, 12),
@@ -233,9 +231,7 @@ def test_a_carriage_return_stays_in_its_record(site: tuple[Site, Callable[[Say],
     here, _ = site
     fetch = here.module("def fetch(client, region, cursor): return Page(rows={'t': [{'id': '1', 'text': 'a\\rb'}]})\n")
     here.run(f'fetch = "{fetch}"')
-    from support.commands import Quota
-
-    done = Quota(here.folder)("export", "t", "--format", "csv", "--output", "t.csv")
+    done = here.quota("export", "t", "--format", "csv", "--output", "t.csv")
     assert done.returncode == 0, done.stderr
     with (here.folder / "t.csv").open(newline="") as file:
         assert [row["text"] for row in csv.DictReader(file)] == ["a\rb"]

@@ -29,7 +29,7 @@ def _instrument() -> None:
         except ImportError:
             sys.path.append(os.environ["QUOTA_AUTO_HOME"])  # at the end: the program's own packages come first
             import quota.auto
-        quota.auto.instrument_by_environment()
+        quota.auto.instrument_by_environment(_GIVEN)
     except Exception as error:
         said = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)  # noqa: UP031
         os.write(2, said.encode("utf-8", "replace"))
@@ -58,7 +58,9 @@ def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
 
 
 def _keep_our_environment() -> None:
-    os.environ.update(_instrumented(os.environ))
+    for name, text in _instrumented(os.environ).items():
+        if os.environ.get(name) != text:  # other threads may be reading it
+            os.environ[name] = text
 
 
 def _instrument_what_is_started() -> None:
