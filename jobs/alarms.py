@@ -94,13 +94,12 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
         if number and used * 100 >= number * NEAR_PERCENT:
             subject, once_ms = _in_window(row, status.at_ms)
             facts = {"limit": name, "used_units": used, "limit_units": number}
-            noun = row.limit.view.selector.count.removesuffix("s")
-            message = f"limit {name} of project {project} has {used:,} of {many(number, noun)} used"
+            message = f"limit {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
             yield Notice("near_limit", project, subject, message, once_ms, facts)
         unlogged_units, upstream_units = row.state.unlogged_units, row.state.upstream_units
         if lost_units := unlogged_units - upstream_units:  # `quota reconcile` tells of what only upstream counted
             until = rfc3339(row.state.unlogged_until_ms)
-            lost = f"{many(lost_units, 'unit')} of charges that the ledger's log lacks"
+            lost = f"{many(lost_units, row.state.noun)} of charges that the ledger's log lacks"
             message = f"limit {name} counts {lost}, until {until}"
             facts = {"limit": name, "unlogged_units": unlogged_units, "upstream_units": upstream_units, "until": until}
             yield Notice("ledger_lost", project, name, message, DAY_MS, facts, here=True)

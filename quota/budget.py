@@ -43,7 +43,7 @@ from quota.ledger.contract import MAX_CHARGES, Ledger
 from quota.terms.arguments import one, text, texts
 from quota.terms.attribution import attribution
 from quota.terms.costs import CostBook
-from quota.terms.limits import Limit
+from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -379,6 +379,8 @@ def _limits(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
     with suppress(TypeError):
         several = (limits,) if isinstance(limits, Limit) else tuple(limits)
         if all(isinstance(limit, Limit) for limit in several):
+            if (n := named_twice(several)) is not None:
+                raise UsageError(f"limits: {show(several[n].name)} is the name of two; give each a name of its own")
             return several
     raise UsageError(f"limits {show(limits)}: give a quota.Limit, or several of them in a list")
 

@@ -43,7 +43,7 @@ class LimitState(NamedTuple):
     `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
     `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
     counted them, see `quota reconcile`. The others the ledger has lost. `would_refuse`: it is a shadow limit, which
-    refuses nobody, and has no room for this call.
+    refuses nobody, and has no room for this call. `noun`: what all its numbers count, "unit" or "call".
     """
 
     name: str
@@ -56,6 +56,7 @@ class LimitState(NamedTuple):
     unlogged_until_ms: int = 0
     upstream_units: int = 0
     would_refuse: bool = False
+    noun: str = "unit"
 
 
 SHADOW = "shadow"
@@ -153,14 +154,19 @@ class Decision(NamedTuple):
         if self.admitted:
             said = "admitted" if self.source else "would admit"
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
-            return f"{said} {what}; {many(self.remaining_units, 'unit')} left{shadows}"
+            return f"{said} {what}; {self.left()} left{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
+
+    def left(self) -> str:
+        """`remaining_units`, as words: what they count is what the limit counts that has no more than these."""
+        nouns = [state.noun for state in self.limits if state.remaining_units == self.remaining_units]
+        return many(self.remaining_units, nouns[0] if nouns else "unit")
 
     def why(self) -> str:
         """What refused it, without what was asked and when to come back."""
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
-            used = f"{state.used_units:,} of {many(state.limit_units, 'unit')} used"
+            used = f"{state.used_units:,} of {many(state.limit_units, state.noun)} used"
             return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"

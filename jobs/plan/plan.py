@@ -350,7 +350,7 @@ def render_plan(plan: Plan) -> RenderableType:
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
     """One line a day, one bar an hour, scaled to the busiest hour."""
     for row in rows:
-        what = "calls" if row.limit.view.selector.count == "calls" else "units"
+        what = f"{row.limit.view.selector.noun}s"
         name = _name(row, several=several)
         kind = (", paced" if row.limit.paced else "") + (", a shadow: it refuses nothing" if row.limit.shadow else "")
         needs = f"needs {row.needs_units:,} {what} a day, holds {row.limit.limit_units:,}"

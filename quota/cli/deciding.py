@@ -98,8 +98,7 @@ def _charge_together(
                 say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
             if len(decisions) > 1:
                 units = many(sum(decision.cost_units for decision in decisions), "unit")
-                left = many(first.remaining_units, "unit")
-                say(f"{many(len(decisions), 'call')}, {units} charged together; {left} left after all of them")
+                say(f"{many(len(decisions), 'call')}, {units} charged together; {first.left()} left after all of them")
         else:
             fail(first.sentence())
         unprinted(f"the charges stand, their ids are {first.id} to {decisions[-1].id}" if first.id else "")

@@ -262,7 +262,7 @@ def _limit(
         "row": row,
         "name": limit.name,
         "window": _window(row),
-        "noun": limit.view.selector.count.removesuffix("s"),
+        "noun": limit.view.selector.noun,
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,

@@ -178,8 +178,8 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
             cap_units = caps[n]
             would_refuse = cost_units > 0 and used + (cost_units if result.id is None else 0) > cap_units
         left = cap_units - used if cap_units > used else 0
-        state = LimitState(limit.name, cost_units, used, cap_units, left)
-        states.append(state._replace(would_refuse=True) if would_refuse else state)
+        noun = limit.view.selector.noun
+        states.append(LimitState(limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0, would_refuse, noun))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

@@ -267,7 +267,7 @@ def _then_and_now(
             states.get(name),
             kept.unlogged_units.get(name, 0),
             room_ms.get(name),
-            known[name].view.selector.count.removesuffix("s") if name in known else "unit",
+            known[name].view.selector.noun if name in known else "unit",
         )
 
 

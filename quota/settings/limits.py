@@ -9,7 +9,19 @@ from quota.settings.books import parse_window
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, PERIOD_MS, Calendar, Limit, Selector, Sliding, View, Window
+from quota.terms.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    PERIOD_MS,
+    Calendar,
+    Limit,
+    Selector,
+    Sliding,
+    View,
+    Window,
+    named_twice,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,13 +101,11 @@ def _zone_name(zone: str) -> str:
 
 
 def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
-    limits: dict[str, Limit] = {}
-    for table in row.read("limits"):
-        limit = _limit(table, book)
-        if limit.name in limits:
-            raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
-        limits[limit.name] = limit
-    return tuple(limits.values())
+    tables = tuple(row.read("limits"))
+    limits = tuple([_limit(table, book) for table in tables])
+    if (n := named_twice(limits)) is not None:
+        raise tables[n].error(f"{show(limits[n].name)} is the name of another limit of this credential", "name")
+    return limits
 
 
 def _limit(table: TomlTable, book: CostBook) -> Limit:

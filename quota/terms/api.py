@@ -143,12 +143,10 @@ class Match(NamedTuple):
 
     def covers(self, other: Match) -> bool:
         """Whether every answer that another rule is about is one of these."""
-        return (
-            self.status in (None, other.status)
-            and self.body in other.body
-            and self.pointer in (None, other.pointer)
-            and self.value in (None, other.value)
-        )
+        if self.status not in (None, other.status) or self.body not in other.body:
+            return False
+        at_all = self.value is None and bool(other.value)
+        return self.pointer is None or (self.pointer == other.pointer and (at_all or self.value == other.value))
 
 
 class Refill(NamedTuple):

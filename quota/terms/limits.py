@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
@@ -257,6 +257,11 @@ class Selector:
         for names in ("buckets", "methods", "jobs"):
             object.__setattr__(self, names, texts(getattr(self, names), f"{names} of a limit:"))
 
+    @property
+    def noun(self) -> str:
+        """What it counts, one of them: "unit" or "call"."""
+        return self.count.removesuffix("s")
+
     def counts(self, bucket: str, method: str, job: str) -> bool:
         """Whether this limit counts a charge of this bucket, method and job (L2 in docs/ledger-rules.md)."""
         return (
@@ -366,6 +371,14 @@ class Limit:
         """The limit that one job has of a limit `per_job`: `share` of the job `trending` is `share:trending`."""
         view = View(replace(self.view.selector, jobs=(job,)), self.view.window)
         return replace(self, name=f"{self.name}:{job}", view=view, per_job=False)
+
+
+def named_twice(limits: Sequence[Limit]) -> int | None:
+    """Which limit has the name of an earlier one, or a name that is kept for a job of one that each job has."""
+    kept = tuple([f"{limit.name}:" for limit in limits if limit.per_job])
+    names = [limit.name for limit in limits]
+    twice = (n for n, name in enumerate(names) if name in names[:n] or name.startswith(kept))
+    return next(twice, None)
 
 
 def of_jobs(limits: tuple[Limit, ...], jobs: Iterable[str]) -> tuple[Limit, ...]:

@@ -66,9 +66,9 @@ def _unlogged(row: LimitRow) -> Iterator[str]:
         return
     lost, until = state.unlogged_units - state.upstream_units, clock(state.unlogged_until_ms)
     if lost:
-        yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
+        yield f"{row.limit.name}: includes {many(lost, state.noun)} of charges that the ledger's log lacks, until {until}"
     if state.upstream_units:
-        used = many(state.upstream_units, "unit")
+        used = many(state.upstream_units, state.noun)
         yield f"{row.limit.name}: {used} used by others, as upstream said, until {until}"
 
 

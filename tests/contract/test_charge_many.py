@@ -153,7 +153,7 @@ def test_if_one_limit_refuses_all_are_refused_for_the_sum(setup: Setup) -> None:
 def test_what_can_never_fit_together_is_an_error_and_nothing_is_charged(setup: Setup) -> None:
     budget = setup.budget(limit(500), SEARCHES)
     with pytest.raises(
-        CostExceedsLimit, match=r"3 calls together cost 3 units and limit 'searches' .* make fewer calls at once"
+        CostExceedsLimit, match=r"3 calls together cost 3 calls and limit 'searches' .* make fewer calls at once"
     ):
         budget.charge_many(["search.list"] * 3)
     with pytest.raises(CostExceedsLimit, match=r"videos\.list costs 501 units and limit 'day'"):

@@ -160,7 +160,7 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
     x = world.explain(job)
     seen: Counter[str] = Counter()
     assert (x.kept.reason, x.kept.refused_by) == (decision.reason, decision.refused_by)
-    assert x.kept.limits == tuple(one._replace(unlogged_units=0) for one in decision.limits)
+    assert x.kept.limits == tuple(one._replace(unlogged_units=0, noun="unit") for one in decision.limits)
     assert x.now is not None
     limit = next(one for one in world.budget.limits if one.name == decision.refused_by)
     entries = world.log()
@@ -733,7 +733,7 @@ def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_t
     with closing(Session(load_settings(world.path), clock=lambda: world.now_ms)) as session:
         never = explain_refusal(session)
     assert never is not None
-    assert never.never.startswith("4 calls together cost 3 units and limit 'searches' of credential 'main' holds 2")
+    assert never.never.startswith("4 calls together cost 3 calls and limit 'searches' of credential 'main' holds 2")
 
 
 def test_calls_refused_together_by_a_bucket_closed_to_one_of_them(world: World) -> None:

@@ -62,3 +62,11 @@ def test_a_paced_share_is_paced(setup: Setup) -> None:
 def test_a_share_cannot_select_jobs() -> None:
     with pytest.raises(UsageError, match="is for each job, so it cannot select jobs"):
         quota.Limit("share", 3, View(Selector(jobs=("a",)), Sliding(HOUR_MS)), 3, 0, per_job=True)
+
+
+@pytest.mark.parametrize("names", [("day", "day"), ("share:a", "share"), ("share", "share:a")])
+def test_no_limit_has_the_name_of_another_one_or_of_a_jobs_share_of_it(setup: Setup, names: tuple[str, str]) -> None:
+    limits = [SHARE if name == "share" else limit(500, name=name) for name in names]
+    twice = next(name for name in reversed(names) if name != "share")
+    with pytest.raises(UsageError, match=f"limits: '{twice}' is the name of two; give each a name of its own"):
+        setup.budget(*limits)

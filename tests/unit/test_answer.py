@@ -224,6 +224,14 @@ def test_what_remains_is_told_of_the_limit_with_the_fewest_further_calls(
     assert (decision.remaining_units, decision.retry_at_ms, decision.refused_by) == (remaining, None, None)
 
 
+def test_what_a_limit_counts_by_calls_is_told_in_calls() -> None:
+    request = asked(limit(500), limit(3, "calls", count="calls"))
+    assert decided(request, result("admitted", 100, 1)).sentence().endswith("on main; 2 calls left")
+    assert decided(request, result("admitted", 399, 1)).sentence().endswith("on main; 101 units left")
+    assert decided(request, result("refused", 100, 3)).why() == "limit 'calls' has 3 of 3 calls used"
+    assert decided(request, result("refused", 500, 1)).why() == "limit 'day' has 500 of 500 units used"
+
+
 def test_a_look_has_no_source() -> None:
     assert ANSWERS.decision(*asked(limit(500)), result("admitted", 1), unread, commit=False).source is None
     assert decided(asked(limit(500)), result("refused", 500)).source is None

@@ -183,7 +183,7 @@ def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
     with pytest.raises(CostExceedsLimit, match="5 calls together cost 120 units and limit 'day'"):
         made.sum_of([one, other, one, one, one], "")
     cheap = made["items.list", 1, None, ""]
-    with pytest.raises(CostExceedsLimit, match="6 calls together cost 6 units and limit 'calls'"):
+    with pytest.raises(CostExceedsLimit, match="6 calls together cost 6 calls and limit 'calls'"):
         made.sum_of([cheap] * 6, "")
 
 

@@ -262,6 +262,25 @@ def test_each_mistake_is_one_line(line: str, why: str) -> None:
     assert said(f"[answers]\n{line}\n").startswith(f"answers.{why}")
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "covered"),
+    [
+        (Match(pointer=("code",)), Match(pointer=("code",), value=7), True),
+        (Match(pointer=("code",)), Match(pointer=("code",)), True),
+        (Match(pointer=("code",)), Match(pointer=("code",), value=0), False),  # 0 and "" are as if it was not there
+        (Match(pointer=("code",)), Match(pointer=("code",), value=""), False),
+        (Match(pointer=("code",)), Match(pointer=("other",), value=7), False),
+        (Match(pointer=("code",), value=7), Match(pointer=("code",)), False),
+        (Match(pointer=("code",), value=0), Match(pointer=("code",), value=0), True),
+        (Match(status=429), Match(status=429, pointer=("code",), value=0), True),
+    ],
+)
+def test_a_rule_takes_all_of_another_one_only_if_every_answer_of_that_is_its_own(
+    first: Match, then: Match, *, covered: bool
+) -> None:
+    assert first.covers(then) is covered
+
+
 def test_what_a_call_used_may_be_a_sum() -> None:
     rules = read("[answers]\nunits = [{ json = '/in' }, { json = ['/out', '/x/out'], default = 0 }]").answers
     assert rules.units == Used(

@@ -503,7 +503,7 @@ MISTAKES = [
     (
         'name = "search"',
         'name = "day"',
-        "credentials.main.limits[1].name: 'day' is the name of an earlier limit of this credential",
+        "credentials.main.limits[1].name: 'day' is the name of another limit of this credential",
     ),
     (
         'name = "search"',
