@@ -69,7 +69,7 @@ def costs(
     if from_ and new is None:
         raise click.UsageError("--from needs --new: the name of the book to draft")
     if listing or diff or new is not None:
-        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer))) > 1:
+        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer, credential))) > 1:
             raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
         _whole_books(diff, new, from_, as_json)
         return
@@ -84,6 +84,8 @@ def costs(
     if check is not None:
         book = check if "/" in check or check.endswith(".toml") else f"./{check}"
     if book is not None:
+        if credential is not None:
+            raise click.UsageError("--credential shows the costs of its own book; leave it or the named book out")
         known = load_book(book)
     else:
         with quota.open(config) as session:

@@ -46,7 +46,7 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
 
     if bind is not None and unix is not None:
         raise click.UsageError("--bind and --unix: choose one")
-    host, colon, port = (bind or BIND).rpartition(":")
+    host, colon, port = (BIND if bind is None else bind).rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and len(port) < 6):
         raise click.UsageError(f"--bind {show(bind)}: write an address and a port, as {BIND}")
     if token is not None and not token.startswith("file:"):

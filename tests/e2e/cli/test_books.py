@@ -78,12 +78,24 @@ def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("--list", "--diff", "a", "b"), ("--list", "read"), ("--diff", "a", "b", "--book", "c")]
+    "args",
+    [
+        ("--list", "--diff", "a", "b"),
+        ("--list", "read"),
+        ("--diff", "a", "b", "--book", "c"),
+        ("--list", "--credential", "nosuch"),
+    ],
 )
 def test_a_list_or_a_difference_stands_alone(quota: Quota, args: tuple[str, ...]) -> None:
     done = quota("costs", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--list, --diff and --new stand alone" in done.stderr
+
+
+def test_a_book_that_is_named_is_of_no_credential(quota: Quota) -> None:
+    done = quota("costs", "--book", "github", "--credential", "main")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--credential shows the costs of its own book" in done.stderr
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:

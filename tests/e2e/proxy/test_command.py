@@ -75,6 +75,7 @@ def test_a_socket_is_its_users_alone_and_gone_with_the_process(house: House, quo
         (["--bind", "0.0.0.0:0"], 2),
         (["--bind", "[::]:0"], 2),
         (["--bind", "8790"], 2),
+        (["--bind", ""], 2),
         (["--bind", "127.0.0.1:99999"], 2),
         (["--bind", "127.0.0.1:0", "--unix", "x"], 2),
         (["--token", SECRET], 2),
