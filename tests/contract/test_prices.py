@@ -39,7 +39,10 @@ CHANGE_MS = at("2025-12-04 00:00:00")
 WINDOWS: list[list[Any]] = [
     [limit(50_000)],
     [Limit("day", 50_000, View(Selector(), Calendar("day", "America/Los_Angeles")), 50_000, 0)],
-    [Limit("day", 50_000, View(Selector(), Calendar("day", "UTC")), 50_000, 0, paced=True), limit(50_000, name="sliding")],
+    [
+        Limit("day", 50_000, View(Selector(), Calendar("day", "UTC")), 50_000, 0, paced=True),
+        limit(50_000, name="sliding"),
+    ],
     [],
 ]
 

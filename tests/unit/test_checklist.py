@@ -18,6 +18,7 @@ from quota.deciding.checklist import (
     cap,
     charge_units,
     granted_units,
+    lowers,
 )
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.entry import Charge
@@ -100,6 +101,12 @@ def checklists(
 def test_a_grant_lowers_a_limit_of_its_bucket_alone(one: Limit, units: int | None) -> None:
     assert granted_units(one, {"units": 300}) == units
     assert granted_units(one, {"others": 300}) is None
+
+
+@pytest.mark.parametrize(("headroom", "lowered"), [(0, False), (1, True)])
+def test_a_grant_of_what_a_limit_holds_lowers_nothing(headroom: int, lowered: bool) -> None:
+    held = limit(headroom=headroom)
+    assert lowers([held], "units", held.limit_units) is lowered
 
 
 def test_grants_are_believed_until_the_first_of_them_ends() -> None:

@@ -669,6 +669,23 @@ def test_arguments_that_cannot_be_right_are_an_error_and_charge_nothing(
     assert (scripts.client.xlen(LOG), scripts.client.hgetall(STATE)) == before
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"retention_ms": 1},
+        {"retention_ms": 10**14},
+        {"retry_age_ms": -1},
+        {"retry_age_ms": 2**53 - 1},
+        {"jitter_ms": 0},
+        {"jitter_ms": 2**53 - 1},
+        {"u": 10**9},
+    ],
+)
+def test_a_number_at_its_bound_is_right(scripts: Scripts, given: dict[str, int]) -> None:
+    view = ("*|*|*|1ms", 10**9, 1, 1) if given.get("retention_ms") == 1 else (ALL, 10**9, given.get("u", 1), DAY_MS)
+    assert scripts.charge(view, **given)[0] == "ADMITTED"
+
+
 def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
     for given in ((), ("1",), scripts.arguments()[:11]):
         with pytest.raises(redis.ResponseError, match="13 arguments"):
