@@ -386,8 +386,8 @@ class Checklists(dict[Key, Checklist]):
             if cost_units > cap_units and not limit.shadow:
                 left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
-                    f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential {self._credential!r} "
-                    f"holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
+                    f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential "
+                    f"{self._credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
                 )
 
 
