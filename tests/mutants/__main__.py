@@ -42,12 +42,13 @@ _DECISIONS = (
         for name in ("answer", "checklist", "retry_at", "unlogged", "state_fields", "pacing", "limits", "spending")
     ),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
+    *(f"contract/test_{name}.py" for name in ("shadow", "evidence")),
 )
 _LEDGERS = tuple(
     f"contract/ledger/test_{name}.py"
     for name in (
         *("rules", "retention", "rooms", "counting", "clocks", "charge_script", "several_charges", "ledger", "grants"),
-        *("claims", "script_bounds", "formats", "refusal_history", "history", "random_operations"),
+        *("claims", "script_bounds", "formats", "refusal_history", "history", "random_operations", "rights"),
     )
 )
 """Of each group the quick ones are first: most mutants fall to those."""

@@ -686,6 +686,12 @@ def test_a_number_at_its_bound_is_right(scripts: Scripts, given: dict[str, int])
     assert scripts.charge(view, **given)[0] == "ADMITTED"
 
 
+def test_what_is_repaid_may_be_kept_for_a_millisecond_and_no_less(scripts: Scripts) -> None:
+    with pytest.raises(redis.ResponseError, match=r"repay.lua: now_ms"):
+        scripts.run("repay", NOW, 0, "m", 0, 1, 3, "videos.list", "", "", "m1")
+    assert scripts.run("repay", NOW, 0, "m", 1, 1, 3, "videos.list", "", "", "m1") == 1
+
+
 def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
     for given in ((), ("1",), scripts.arguments()[:11]):
         with pytest.raises(redis.ResponseError, match="13 arguments"):
