@@ -136,10 +136,11 @@ repeat
     local field, value = piece[2][at], piece[2][at + 1]
     local kind, rest = string.match(field, '^(%a+):(.*)$')
     if kind == 'view' then
-      local total, head = string.match(value, '^(%d+) %d+%-%d+ (%d+%-%d+) %d+$')
+      local total, tail_ms, head = string.match(value, '^(%d+) (%d+)%-%d+ (%d+%-%d+) %d+$')
       local cutoff_ms = now_ms - window_ms(rest)
-      if total and trim_ms > cutoff_ms and head ~= '0-0' then
+      if total and trim_ms > cutoff_ms and tonumber(tail_ms) <= trimmed_through_ms and head ~= '0-0' then
         -- L14. The view knows more than the log: its total stands. What it had not read yet is read from where that begins.
+        -- One that was begun after what the log lacks knows less: a wrong clock took it past charges that count again.
         if head == last then head = through elseif split(head) > now_ms then head = int(begun_ms - 1) .. '-0' end
         changes[field] = total .. ' ' .. int(cutoff_ms + 1) .. '-0 ' .. head .. ' 0'
       else

@@ -385,6 +385,25 @@ def test_where_the_log_was_lost_what_the_views_know_stands(pieces: Pieces, charg
     assert used(setup) == [0]
 
 
+@pytest.mark.parametrize("again_ms", [NOW_MS + 24 * HOUR_MS, NOW_MS + YEAR_MS])
+def test_what_clocks_ahead_let_expire_counts_again_although_they_had_the_log_trimmed(
+    setup: Setup, again_ms: int
+) -> None:
+    """The views were begun after what was trimmed: they know no more than the log."""
+    spend(setup, 100)
+    setup.now_ms += 1_000
+    spend(setup, 200, at_ms=NOW_MS + 3 * DAY_MS)
+    spend(setup, 400, at_ms=NOW_MS + 2 * YEAR_MS)
+    repair(setup)
+    kept = sum(entry.units for entry in log(setup))
+    assert kept >= 600
+    assert used(setup) == [kept]
+    setup.now_ms += HOUR_MS
+    spend(setup, 800, at_ms=again_ms)
+    repair(setup)
+    assert used(setup) == [kept + 800]
+
+
 def test_a_call_copies_a_bounded_number_of_entries(pieces: Pieces) -> None:
     """20,000 entries in one call would stop the server for a third of a second."""
     setup = pieces.setup
