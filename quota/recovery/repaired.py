@@ -4,8 +4,10 @@ A repair gives entries of the future other ids. What was seen under an old id is
 id; nor may it count until a time that a wrong clock has made. The repair's mark tells it apart:
 
     seen up to an id that the log then had       the charges are all there, up to the repair's last id
-    seen beyond it                               the log did not have them all: they count for a window after the repair
-    seen after it, in a copy of before it        no date there can be compared: all of it counts, beside the copy
+    seen beyond it                               the log did not have them all: they count for a window after the
+                                                 repair, or after they were seen in a copy of before it
+    seen after it, and a copy of before it was   no date there can be compared: all of it counts, beside the copy. Nor
+    put back then                                once that is repaired, too: it lacks the mark of the first repair
     dated far ahead of now, and no mark          a clock is wrong, or was, and nobody has said that it is right again
 
 An epoch tells whether what was seen in it was seen before a repair: it ends in the time of the last one.
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, Repair, repaired_ms_of, root_of
+from quota.ledger.contract import MAX_REPAIR_MS, MAX_REPAIRS, RETENTION_SLACK_MS, Repair, repaired_ms_of, root_of
 from quota.ledger.entry import Id
 from quota.ledger.unlogged import UnloggedUsage
 from quota.recovery.observations import SeenAheadError, ViewObservation, Watermark
@@ -47,34 +49,55 @@ def as_repaired(
     return [
         watermark._replace(
             path=(),
-            observations=tuple(_observation(one, repairs, epoch, last, now_ms) for one in watermark.observations),
+            observations=tuple(
+                _observation(one, watermark.at_ms, repairs, epoch, last, now_ms) for one in watermark.observations
+            ),
             usages=tuple(_usage(one, watermark, repairs, root, now_ms) for one in watermark.usages),
         )
         for watermark in watermarks
     ]
 
 
-def _observation(one: ViewObservation, repairs: Sequence[Repair], epoch: str, last: Id, now_ms: int) -> ViewObservation:
+def _observation(
+    one: ViewObservation, seen_ms: int, repairs: Sequence[Repair], epoch: str, last: Id, now_ms: int
+) -> ViewObservation:
     here = root_of(one.epoch) == root_of(epoch)
-    for repair in _repairs_after(one.epoch, repairs) if here else ():
+    later = [*_repairs_after(one.epoch, repairs)] if here else []
+    is_marked = not here or _is_marked(repaired_ms_of(one.epoch), repairs)
+    if later and not is_marked:
+        return _counting_since(one, now_ms)
+    for repair in later:
         if one.last[0] > repair.begun_ms:
             if one.last > repair.newest:
-                return _counting_since(one, _end_ms(repair))
+                return _counting_since(one, _known_by_ms(seen_ms, repair, now_ms))
             until_ms = _end_ms(repair) + longest_ms_of(one.view)
             since_ms = min(one.since_ms, repair.begun_ms - 1)
             one = one._replace(since_ms=since_ms, last=repair.through, until_ms=until_ms, slices=())
     if not here and repairs and one.last[0] > now_ms:
         return _counting_since(one, max(_end_ms(repairs[-1]), now_ms))
     if one.last[0] <= now_ms + RETENTION_SLACK_MS or (here and one.last <= last):
-        if here and repaired_ms_of(one.epoch) > repaired_ms_of(epoch):
-            # A copy of before the repair: what it has under dates of the future would pass for what was seen since.
-            return one._replace(since_ms=one.last[0])
-        return one
+        return one if is_marked else _counting_since(one, now_ms)
     raise SeenAheadError(one.last[0])
 
 
+def _is_marked(repaired_ms: int, repairs: Sequence[Repair]) -> bool:
+    """Whether the ledger went through the repair of that time, as far as its marks go back. Else a copy of before it
+    was put back, and what that has under other dates would pass for what was seen since."""
+    marked = [repair.at_ms for repair in repairs]
+    return not repaired_ms or repaired_ms in marked or (len(marked) == MAX_REPAIRS and repaired_ms < marked[0])
+
+
+def _known_by_ms(seen_ms: int, repair: Repair, now_ms: int) -> int:
+    """By when all was charged that a repair did not find: when it ended, or, in a copy of before it, when that was
+    seen."""
+    end_ms = _end_ms(repair)
+    return seen_ms if end_ms < seen_ms <= now_ms else end_ms
+
+
 def _counting_since(one: ViewObservation, at_ms: int) -> ViewObservation:
-    """The observation as of charges made at that time, none of them in any log."""
+    """The observation as of charges made by that time, none of them in any log."""
+    if one.last[0] <= at_ms:
+        return one._replace(since_ms=one.last[0])
     until_ms = min(one.until_ms, at_ms + longest_ms_of(one.view))
     return one._replace(since_ms=at_ms, last=(at_ms, NEVER), until_ms=until_ms, slices=())
 

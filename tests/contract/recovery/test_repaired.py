@@ -190,3 +190,61 @@ def test_a_repair_by_a_wrong_clock_is_mended_by_one_by_the_right_clock(scene: Sc
     assert used[0] <= 1_200
     scene.true_ms += DAY_MS + HOUR_MS
     assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+
+
+@pytest.mark.parametrize("wrong_ms", [23 * HOUR_MS, 3 * DAY_MS, 0])
+def test_what_was_seen_after_a_repair_counts_beside_a_copy_of_before_it_that_is_repaired_too(
+    scene: Scene, wrong_ms: int
+) -> None:
+    """The copy's dates are further ahead, and it has no mark of that repair: it never had what was charged since."""
+    ahead(scene, YEAR_MS)
+    copy = scene.storage.copy()
+    scene.repair()
+    scene.wrong_ms = wrong_ms
+    assert scene.charge(scene.a).admitted
+    scene.wrong_ms = 0
+    assert scene.used(scene.b)[0] >= 1_200
+    scene.storage.restore(copy)
+    scene.true_ms += HOUR_MS
+    scene.repair()
+    assert scene.used(scene.b)[0] >= 1_200
+    assert scene.used(scene.a)[0] >= 1_200
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+
+
+def test_what_a_copy_has_under_the_date_of_today_does_not_hide_what_was_seen_today(scene: Scene) -> None:
+    """What was charged a day ahead was charged yesterday, and the copy's repair finds nothing ahead of today."""
+    scene.wrong_ms = 26 * HOUR_MS
+    assert scene.charge(scene.a).admitted
+    scene.wrong_ms = 0
+    copy = scene.storage.copy()
+    scene.repair()
+    scene.true_ms += 39 * HOUR_MS
+    assert scene.charge(scene.b).admitted
+    scene.storage.restore(copy)
+    scene.repair()
+    scene.true_ms += 12 * HOUR_MS
+    assert scene.used(scene.b)[0] >= 100
+
+
+@pytest.mark.parametrize("wrong_ms", [0, 730 * DAY_MS])
+def test_what_was_seen_in_an_old_copy_counts_for_its_own_window_when_one_of_after_the_repair_is_put_back(
+    scene: Scene, wrong_ms: int
+) -> None:
+    assert scene.charge(scene.a).admitted
+    old = scene.storage.copy()
+    scene.repair()
+    repaired = scene.storage.copy()
+    scene.true_ms += 4 * HOUR_MS
+    scene.storage.restore(old)
+    scene.true_ms += 14 * HOUR_MS
+    scene.wrong_ms = wrong_ms
+    assert scene.charge(scene.b).admitted
+    scene.wrong_ms = 0
+    assert scene.used(scene.b)[0] >= 100
+    scene.storage.restore(repaired)
+    scene.true_ms += 10 * HOUR_MS
+    assert scene.used(scene.b)[0] >= 100
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
