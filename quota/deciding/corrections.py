@@ -43,8 +43,11 @@ def joined(ids: Iterable[str]) -> str | None:
 
 def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
     """See `quota.Budget.settle`."""
-    units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
-    return _settle(account, charges_in(charge_id)[0], units)
+    return _settle(account, charges_in(charge_id)[0], _settled_units(units))
+
+
+def _settled_units(units: object) -> int:
+    return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
 
 
 def refund(account: Account, charge_id: str) -> Charge | Entry:
@@ -127,8 +130,8 @@ class Settlement:
 
     def settle(self, used_units: int) -> None:
         """See `quota.deciding.spend.SpentCall.settle`."""
-        known, decision = self._used_units, self._decision
-        if known is not None and type(used_units) is int and used_units == known:
+        known, decision, used_units = self._used_units, self._decision, _settled_units(used_units)
+        if used_units == known:
             return
         if known is not None:
             raise UsageError(
