@@ -22,11 +22,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from inspect import Parameter, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import moment, rfc3339, utc
+from quota.common.functions import made_by
 from quota.common.members import members
 from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.reports.runs import Run
@@ -329,7 +330,7 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
         raise quota.ConfigError(f"{said}: module {module_name:.100} has no function {attribute!r:.100}")
     if not callable(found):
         raise quota.ConfigError(f"{said}: {attribute:.100} is not a function but {type(found).__name__}")
-    if any(kind(found) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+    if made_by(found):
         returns = " that returns a Page" if key == "fetch" else ""
         raise quota.ConfigError(
             f"{said}: {attribute:.100} is a coroutine or a generator; write a plain function{returns}"

@@ -7,11 +7,10 @@ spendable    what a function is that somebody wants to decorate: `AsyncBudget.sp
 
 from __future__ import annotations
 
-import inspect
 from contextlib import ContextDecorator
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quota.common.functions import made_by
 from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import Refused, UsageError
 
@@ -88,13 +87,4 @@ def spendable(func: Any) -> tuple[str, str]:
         raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
     if isinstance(func, type) or not callable(func):
         raise UsageError(f"spend decorates functions, and {name} is none")
-    while isinstance(func, partial):
-        func = func.func
-    if not inspect.isroutine(func):
-        func = type(func).__call__
-    kinds = {
-        "coroutine": inspect.iscoroutinefunction,
-        "generator": inspect.isgeneratorfunction,
-        "async generator": inspect.isasyncgenfunction,
-    }
-    return next((kind for kind, is_one in kinds.items() if is_one(func)), ""), name
+    return made_by(func), name

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from inspect import iscoroutinefunction
 from typing import Any, Literal, get_args
 
+from quota.common.functions import made_by
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy
@@ -157,7 +157,7 @@ class Rules:
         if user is not None and not callable(user):
             raise ConfigError(f"user: {show(user)} is no function")
         for key, function in ("keys", keys), ("user", user):
-            if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            if callable(function) and made_by(function) == "coroutine":
                 raise ConfigError(f"{key}: an async function; give one that answers without being awaited")
         self.key_field = key_field
         self.any_key = key_field is not None and keys is None

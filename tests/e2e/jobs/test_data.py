@@ -276,6 +276,8 @@ def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, c
         ("sink:put", "cannot be imported: ModuleNotFoundError: No module named 'sink'; install it, or put it in"),
         ("sinks:two", "it is called as sink(page, job, region)"),
         ("sinks:later", "later is a coroutine or a generator; write a plain function"),
+        ("sinks:awaited", "awaited is a coroutine or a generator; write a plain function"),
+        ("sinks:half", "half is a coroutine or a generator; write a plain function"),
         ("sinks:FOLDER", "FOLDER is not a function but str"),
         ("sinks", 'not a function; write it as "package.module:function"'),
     ],
@@ -284,6 +286,8 @@ def test_a_sink_that_cannot_be_used_is_named_before_anything_is_fetched(site: Si
     site.pages([{"comments": [comment(1)]}])
     (site.folder / "sinks.py").write_text(
         "FOLDER = 'x'\ndef two(page, job): ...\nasync def later(page, job, region): ...\n"
+        "class Awaited:\n    async def __call__(self, page, job, region, more=0): ...\n"
+        "awaited = Awaited()\nfrom functools import partial\nhalf = partial(awaited, more=1)\n"
     )
     site.configure(f'sink = "{sink}"')
     checked = site.quota("check")

@@ -714,6 +714,11 @@ def fetch(client, region, cursor, *, words):
         ("mod_{n}:fetch", "async def fetch(client, region, cursor): ...", "write a plain function that returns a Page"),
         ("mod_{n}:fetch", "def fetch(client, region, cursor):\n    yield", "is a coroutine or a generator"),
         ("mod_{n}:fetch", "async def fetch(client, region, cursor):\n    yield", "is a coroutine or a generator"),
+        (
+            "mod_{n}:fetch",
+            "class F:\n    async def __call__(self, *_): ...\nfetch = F()",
+            "is a coroutine or a generator",
+        ),
         ("mod_{n}:fetch", "def fetch(client, region): ...", "too many positional arguments"),
         ("mod_{n}:fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
         ("mod_{n}:fetch", "1 / 0", "cannot be imported: ZeroDivisionError"),
