@@ -457,12 +457,21 @@ class Store:
         return self._clock()
 
     def select(self, sql: str, **values: object) -> list[Any]:
-        """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for a number that
-        SQLite cannot hold."""
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for a query that
+        SQLite cannot read, also one of the index behind a MATCH, and for a number that it cannot hold."""
         for name, value in values.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{name} = {show(value)} has more than 64 bits")
-        return self._read(lambda db: db.execute(sql, values).fetchall())
+
+        def work(db: sqlite3.Connection) -> list[Any]:
+            try:
+                return db.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                    raise
+                raise ValueError(f"store.select: {error}") from error
+
+        return self._read(work)
 
     @property
     def runs(self) -> RunHistory:

@@ -659,6 +659,33 @@ def fetch(client, region, cursor):
     assert len(message) <= 400
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rock -live", "no such column: live"),
+        ('"rock', "unterminated string"),
+        ("rock AND", 'fts5: syntax error near ""'),
+        ("*", "unknown special query:"),
+    ],
+)
+def test_words_that_are_no_query_of_the_index_fail_their_region_alone(bench: Bench, words: str, said: str) -> None:
+    fetch = bench.write_fetch(
+        f"""
+def fetch(client, region, cursor, *, store):
+    sql = "SELECT rowid FROM videos_text WHERE videos_text MATCH :words"
+    store.select(sql, words={words!r} if region == "US" else "rock")
+    return Page(videos=[{{"id": region}}])
+"""  # noqa: S608 - constants
+    )
+    bench.configure(fetch=fetch, regions=["US", "DE"])
+    for _ in range(2):
+        report = bench.run()
+        assert outcomes(report) == {"US": "failed", "DE": "done"}
+        assert report.regions[[one.region for one in report.regions].index("US")].error == (
+            f"ValueError: store.select: {said}"
+        )
+
+
 @pytest.mark.parametrize("fatal", [MemoryError, KeyboardInterrupt, SystemExit])
 def test_what_ends_a_program_is_not_swallowed(bench: Bench, fatal: type[BaseException]) -> None:
     bench.configure(fetch=bench.write_fetch(f"def fetch(client, region, cursor):\n    raise {fatal.__name__}\n"))
