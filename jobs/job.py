@@ -48,6 +48,8 @@ MAX_ID_LENGTH = 128
 """Upstream's own ids have up to 34 characters. One URL carries 50 of them."""
 
 MAX_CURSOR_CHARACTERS = 1_000_000
+MAX_DEPTH = 100
+"""How deep a cursor or a row may be nested. Python copies, and SQLite reads, no more than several hundred levels."""
 
 Cursor = dict[str, Any]
 Fetch = Callable[..., "Page"]
@@ -103,14 +105,24 @@ class Page:
                 raise ValueError(f"a page's rows of table {table!r} must be a list, not {type(objects).__name__}")
         if self.cursor is not None and not isinstance(self.cursor, dict):
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
+        if is_deep(self.cursor):
+            raise ValueError(f"a page's cursor is nested over {MAX_DEPTH} deep")
         if self.cursor is None and not self.complete:
             raise ValueError("an incomplete step needs a cursor that says how to complete it")
         try:
             size = len(json.dumps(self.cursor, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"a page's cursor must be JSON: {error}") from error
         if size > MAX_CURSOR_CHARACTERS:
             raise ValueError(f"a page's cursor has {size:,} characters, over {MAX_CURSOR_CHARACTERS:,}")
+
+
+def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
+    """Whether a JSON value is nested over MAX_DEPTH deep."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return not levels or any(is_deep(one, levels - 1) for one in inside)
 
 
 def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from quota.jobs.job import is_deep
 from quota.jobs.store.file import MAX_COUNT, is_time
 from quota.terms.limits import HOUR_MS
 
@@ -75,7 +76,7 @@ def _checkpoint(
         return None
     valid = (
         pending in (0, 1)
-        and (decoded is None or isinstance(decoded, dict))
+        and (decoded is None or (isinstance(decoded, dict) and not is_deep(decoded)))
         and all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in (pages, items, ranks))
         and all(at_ms is None or is_time(at_ms) for at_ms in times)
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.text import show
 from quota.errors import BadAnswer
+from quota.jobs.job import MAX_DEPTH, is_deep
 from quota.jobs.store.rows import as_text
 
 if TYPE_CHECKING:
@@ -71,10 +72,8 @@ def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Se
                 )
                 if row.key in keys:
                     raise ValueError(f"its key {show(row.key)} stands twice in this page")
-            except (TypeError, ValueError, RecursionError) as error:
-                raise BadAnswer(
-                    f"job {job!r}: table {table!r}, row {number}: {error or 'it is nested too deep'}"
-                ) from None
+            except (TypeError, ValueError) as error:
+                raise BadAnswer(f"job {job!r}: table {table!r}, row {number}: {error}") from None
             keys.add(row.key)
             found.append(row)
     return found
@@ -85,6 +84,8 @@ def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Ro
         raise TypeError(f"it is no object with text names, but {show(row)}")
     if len(row) > MAX_FIELDS:
         raise ValueError(f"it has {len(row):,} fields, over {MAX_FIELDS:,}")
+    if is_deep(row):
+        raise ValueError(f"it is nested over {MAX_DEPTH} deep")
     _check_numbers(row)
     data = as_text(json.dumps(row, ensure_ascii=False, allow_nan=False))
     if len(data.encode()) > MAX_ROW_BYTES:

@@ -150,6 +150,13 @@ def test_a_key_of_several_fields_and_a_history_of_what_changes(site: Site) -> No
     ]
 
 
+def nested(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 BAD = [
     ("no_key", [{"text": "x"}], "row 1: it has no 'id', which is its key"),
     ("null_key", [comment(1), {"id": None}], "row 2: its key 'id' is None, and must be text or a whole number"),
@@ -166,6 +173,7 @@ BAD = [
     ("wide", [{"id": 1, **{f"f{n}": n for n in range(10_000)}}], f"row 1: it has 10,001 fields, over {MAX_FIELDS:,}"),
     ("no_object", ["c1"], "row 1: it is no object with text names, but 'c1'"),
     ("numbers", [{"id": 1, 2: 3}], "row 1: it is no object with text names"),
+    ("deep", [comment(1, replies=nested(150))], "row 1: it is nested over 100 deep"),
     ("set", [{"id": 1, "tags": {1}}], "row 1: Object of type set is not JSON serializable"),
 ]
 

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.reports.runs import RegionOfRun
-from support.commands import QUOTA
+from support.commands import QUOTA, Quota
 from support.installation import Installation, until
 from support.servers import RedisServer
 
@@ -638,12 +640,20 @@ def fetch(client, region, cursor, *, store, letter="a"):
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
         ("return Page(cursor={'x': 1}, complete=False)", "named a page that this pass has already fetched"),
+        ("return Page(cursor=deep(101))", "ValueError: a page's cursor is nested over 100 deep"),
+        ("return Page(cursor=deep(600))", "ValueError: a page's cursor is nested over 100 deep"),
+        ("return Page(cursor=deep(9_000))", "ValueError: a page's cursor is nested over 100 deep"),
         ("return Page(cursor={'x': 'y' * 1_000_000})", "a page's cursor has 1,000,009 characters, over 1,000,000"),
     ],
 )
 def test_a_function_that_misbehaves_fails_its_region_in_one_line(bench: Bench, body: str, error: str) -> None:
     fetch = bench.write_fetch(
         f"""
+from functools import reduce
+
+def deep(levels):
+    return reduce(lambda inner, _: {{"in": inner}}, range(levels - 1), {{}})
+
 def fetch(client, region, cursor):
     if region == "DE":
         {body}
@@ -684,6 +694,32 @@ def fetch(client, region, cursor, *, store):
         assert report.regions[[one.region for one in report.regions].index("US")].error == (
             f"ValueError: store.select: {said}"
         )
+
+
+def test_a_cursor_as_deep_as_may_be_is_followed_and_shown_and_a_deeper_one_begins_the_region_anew(bench: Bench) -> None:
+    """A deeper one stands in a store, or a ledger, that another program wrote."""
+    fetch = bench.write_fetch(
+        """
+from functools import reduce
+
+import quota
+
+def fetch(client, region, cursor):
+    if cursor is None:
+        return Page(cursor=reduce(lambda inner, _: {"in": inner}, range(99), {}))
+    raise quota.BadAnswer("no")
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US"])
+    command = Quota(bench.folder)
+    ran = command("run", "t", "--json")
+    assert (ran.returncode, json.loads(ran.stdout)["regions"][0]["pages"]) == (1, 1)
+    assert json.loads(command("place", "show", "t", "--json").stdout)["places"][0]["cursor"]
+    with closing(sqlite3.connect(bench.folder / "videos.db")) as db, db:
+        db.execute("UPDATE checkpoints SET cursor = ?", ('{"in":' * 600 + "1" + "}" * 600,))
+    ran = command("run", "t", "--json")
+    assert (ran.returncode, json.loads(ran.stdout)["regions"][0]["pages"]) == (1, 1)
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("fatal", [MemoryError, KeyboardInterrupt, SystemExit])
