@@ -57,7 +57,6 @@ from quota.jobs.store.rows import (
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.jobs.store.tables import (
-    MAX_COLUMNS,
     VIDEO_HISTORY,
     TableOfRows,
     fields_of,
@@ -531,7 +530,7 @@ class Store:
 
         def work(db: sqlite3.Connection) -> list[TableOfRows]:
             return [
-                TableOfRows(name, count, oldest_ms, newest_ms, tuple(fields_of(db, name, MAX_COLUMNS)))
+                TableOfRows(name, count, oldest_ms, newest_ms, tuple(fields_of(db, name, -1)))
                 for name, count, oldest_ms, newest_ms in list(tables_of(db))
             ]
 

@@ -315,7 +315,7 @@ def test_a_view_has_a_column_for_each_field_whatever_it_is_called(site: Site) ->
     shown = site.quota.json("tables", "--views", "--json")
     assert [(one["name"], one["rows"], len(one["fields"])) for one in shown["tables"]] == [
         ("odd", 1, 9),
-        ("wide", 1, 200),
+        ("wide", 1, 301),
     ]
     with closing(sqlite3.connect(site.folder / "videos.db")) as db:
         db.row_factory = sqlite3.Row
