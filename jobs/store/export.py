@@ -21,7 +21,7 @@ from quota.common.clock import rfc3339
 from quota.common.text import nearest, show
 from quota.errors import UsageError
 from quota.jobs.store.file import StoreError, is_time, wording
-from quota.jobs.store.tables import fields_of, tables_of
+from quota.jobs.store.tables import columns_of, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +81,7 @@ class Export:
         self._own = table not in BUILT_IN
         if self._own and table not in (known := [name for name, *_ in tables_of(db)]):
             raise UsageError(f"the store has no table {show(table)}; {nearest(table, [*BUILT_IN, *known])}")
+        self._called = columns_of(db, table, -1) if self._own else {}
         if region is not None and table in WITHOUT_REGION:
             raise UsageError(f"{table} belong to no region; leave out --region")
 
@@ -96,11 +97,9 @@ class Export:
     def _columns(self) -> list[str]:
         if not self._own:
             return [_shown(name) for name in BUILT_IN[self._table][0].replace(" ", "").split(",")]
-        ours = ["key", "job", "region", "first_seen_at", "refreshed_at"]
-        return [*ours, *(name for name in fields_of(self._db, self._table, -1) if name not in ours)]
+        return ["key", "job", "region", "first_seen_at", "refreshed_at", *self._called.values()]
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """What a row of one's own calls like one of our columns is left out."""
         if self._own:
             names = ["key", "job", "region", "first_seen_ms", "refreshed_ms", "data"]
             sql = _ROWS
@@ -111,7 +110,8 @@ class Export:
         for row in self._db.execute(sql, self._values):
             record = {_shown(name): _value(name, value) for name, value in zip(names, row, strict=True)}
             if self._own:
-                record = {**record.pop("data"), **record}
+                fields = record.pop("data")
+                record = {**{self._called.get(name, name): value for name, value in fields.items()}, **record}
             yield record
 
 

@@ -5,6 +5,7 @@ TableOfRows     a table, for those who ask what there is
 rows_of         the rows of a page, all of them usable
 save_rows       refresh them in the store
 keep_reading    keep what changes over time
+columns_of      what its fields are called beside our columns
 write_views     a view of each table with a column for each field
 """
 
@@ -21,7 +22,7 @@ from quota.jobs.store.rows import as_text
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from quota.settings.model import TableSettings
 
@@ -34,6 +35,9 @@ MAX_FIELDS = 1_000
 MAX_KEY_CHARACTERS = 1_000
 MAX_COLUMNS = 200
 """The most columns of a view. Fields that more rows have come first."""
+
+OURS = ("key", "job", "region", "first_seen_ms", "refreshed_ms", "first_seen_at", "refreshed_at")
+"""Names that only our columns have, in a view or in an export."""
 
 VIDEO_HISTORY = ("view_count", "like_count", "comment_count", "title")
 """What is kept of a video when one of it differs from the last reading."""
@@ -159,21 +163,31 @@ def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
     yield from db.execute(sql)
 
 
+def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
+    """What the fields of a table are called where they stand beside our columns, in a view and in an export."""
+    return told_apart(fields_of(db, table, most), OURS)
+
+
+def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """What each of these is called: as it is, or with `_` behind where that is taken. SQLite's names know no case."""
+    lowered, called = set(taken), {}
+    for name in names:
+        called[name] = name
+        while called[name].lower() in lowered:
+            called[name] += "_"
+        lowered.add(called[name].lower())
+    return called
+
+
 def write_views(db: sqlite3.Connection) -> None:
     """Make the view of each table anew, with a column for each of its fields."""
-    for table, *_ in list(tables_of(db)):
-        taken = {"key", "job", "region", "first_seen_ms", "refreshed_ms"}
-        columns = ["key", "job", "region"]
-        for field in fields_of(db, table, MAX_COLUMNS):
-            column = field if field.lower() not in taken else f"{field}_"
-            while column.lower() in taken:  # SQLite's names of columns do not know case
-                column += "_"
-            taken.add(column.lower())
-            columns.append(f"{_value_of(field)} AS {quoted(column)}")
+    for table, view in told_apart(name for name, *_ in list(tables_of(db))).items():
+        fields = columns_of(db, table, MAX_COLUMNS).items()
+        columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
         columns += ["first_seen_ms", "refreshed_ms"]
-        db.execute(f"DROP VIEW IF EXISTS {quoted(table)}")
+        db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
         db.execute(
-            f"CREATE VIEW {quoted(table)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
+            f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)} FROM rows WHERE name = {_literal(table)}"  # noqa: S608 - quoted
         )
 
 

@@ -331,6 +331,33 @@ def test_a_view_has_a_column_for_each_field_whatever_it_is_called(site: Site) ->
     assert site.rows("SELECT later FROM odd ORDER BY key") == [(None,), (1,)]
 
 
+def test_tables_whose_names_differ_in_case_have_a_view_each(site: Site) -> None:
+    site.pages([{"Notes": [comment(1)], "notes": [comment(2), comment(3)], "notes_": [comment(4)]}])
+    site.run()
+    assert site.quota("tables", "--views").returncode == 0
+    assert [site.rows(f'SELECT count(*) FROM "{name}"') for name in ("Notes", "notes_", "notes__")] == [  # noqa: S608
+        [(1,)],
+        [(2,)],
+        [(1,)],
+    ]
+
+
+def test_an_export_calls_fields_as_the_view_does_and_leaves_none_out(site: Site) -> None:
+    own = {"key": "k", "job": "cook", "REGION": "EU", "refreshed_at": "noon", "likes": 1, "Likes": 2}
+    site.pages([{"jobs": [{"id": 1, **own}]}])
+    site.run()
+    site.quota("tables", "--views")
+    with closing(sqlite3.connect(site.folder / "videos.db")) as db:
+        view = [name for name, *_ in db.execute("SELECT * FROM jobs").description]
+    line = json.loads(site.quota("export", "jobs").stdout)
+    row = next(csv.DictReader(io.StringIO(site.quota("export", "jobs", "--format", "csv").stdout)))
+    called = {"key_": "k", "job_": "cook", "REGION_": "EU", "refreshed_at_": "noon", "likes": 1, "Likes_": 2}
+    assert {name: line[name] for name in called} == called
+    assert {name: row[name] for name in called} == {name: str(value) for name, value in called.items()}
+    assert (line["key"], line["job"], line["region"]) == (row["key"], row["job"], row["region"]) == ("1", "own", "US")
+    assert {re.sub("_ms$", "_at", name) for name in view} == set(line) == set(row)
+
+
 def test_rows_are_exported_as_they_came(site: Site) -> None:
     site.pages(
         [{"comments": [comment(1, tags=["a", "b"]), comment(2, text='say "hi",\nyes')]}], [{"comments": [comment(3)]}]
