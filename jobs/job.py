@@ -68,9 +68,11 @@ class Page:
     `cursor`: what the next step needs, any JSON object; None when the region has no more pages. If a step returns the
     cursor of an earlier step of the same pass, the region fails: following it would never end.
     `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
-    It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`.
+    It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`. Without a cursor it is
+    empty: there was nothing left to ask for.
     `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
     takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
+    `places`: rows too, which only say where the job stands. They are no items, and no sink gets a page for them.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -80,6 +82,7 @@ class Page:
     complete: bool = True
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     again: bool = False
+    places: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def items(self) -> int:
@@ -99,7 +102,7 @@ class Page:
                     )
         if not isinstance(self.rows, dict):
             raise ValueError(f"a page's rows must be lists by the name of their table, not {show(self.rows)}")
-        for table, objects in self.rows.items():
+        for table, objects in (*self.rows.items(), *self.places.items()):
             check_table(table)
             if not isinstance(objects, (list, tuple)):
                 raise ValueError(f"a page's rows of table {table!r} must be a list, not {type(objects).__name__}")
@@ -107,7 +110,7 @@ class Page:
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if is_deep(self.cursor):
             raise ValueError(f"a page's cursor is nested over {MAX_DEPTH} deep")
-        if self.cursor is None and not self.complete:
+        if self.cursor is None and not self.complete and self.items:
             raise ValueError("an incomplete step needs a cursor that says how to complete it")
         try:
             size = len(json.dumps(self.cursor, allow_nan=False))

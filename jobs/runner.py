@@ -315,7 +315,7 @@ class _Run:
             started_at_ms = self.clock()
             try:
                 page = self.attempts.step(checkpoint)
-                rows = rows_of(self.job.name, self.job.tables, page.rows)
+                rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 if self.session.settings.store.places_in_ledger:
                     check_cursor(page.cursor)
                 steps = 0 if page.complete else steps + 1

@@ -29,7 +29,7 @@ def fetch(
     else:
         wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
     if not wanted:
-        return Page()
+        return Page(complete=False)
     answer = client.channels().list(part=PARTS, id=",".join(wanted), maxResults=PAGE_ITEMS).execute()
     more = len(wanted) == PAGE_ITEMS
     return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)

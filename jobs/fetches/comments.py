@@ -47,7 +47,7 @@ def fetch(
     lists = _KNOWN if videos is None else _NAMED
     walks = Walks(store, "places_of_comments", lists, cursor, ids=names, region=region)
     if not walks.places:
-        return Page()
+        return Page(complete=False)
     place = walks.places[0]
     threads = place.get("threads")
     try:

@@ -41,7 +41,7 @@ def fetch(
     queries = (words,) if isinstance(words, str) else texts(words, "words:")
     turns: list[Turn] = cursor["turns"] if cursor else [(query, None) for query in dict.fromkeys(queries)]
     if not turns:
-        return Page()
+        return Page(complete=False)
     if cursor and "ids" in cursor:
         return _details(client, cursor["ids"], turns, cursor["next"])
     query, token = turns[0]

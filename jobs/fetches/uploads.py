@@ -48,7 +48,7 @@ def fetch(
     wanted = _KNOWN if channels is None else _NAMED
     walks = Walks(store, "places_of_uploads", _LISTS.format(wanted=wanted), cursor, ids=names, region=region)
     if not walks.places:
-        return Page()
+        return Page(complete=False)
     ids = [place["id"] for place in walks.places]
     playlists = dict(store.select(_PLAYLISTS, ids=json.dumps(ids)))
     if ids[0] not in playlists:

@@ -32,7 +32,7 @@ def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> P
     when = {"began_ms": step["began_ms"], "ahead_ms": now_ms + HOUR_MS}
     names = [name for (name,) in store.select(_OLDEST, region=region, **when)]
     if not names:
-        return Page()
+        return Page(complete=False)
     answer = client.videos().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute()
     found = {video["id"]: video for video in resources(answer)}
     videos = [found.get(name, {"id": name}) for name in names]

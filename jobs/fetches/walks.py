@@ -82,8 +82,8 @@ class Walks:
 
     def page(self, *places: Place, **more: Any) -> Page:
         """The page of this step, with these places as they stand after it."""
-        rows = {self._table: [{**place, "step": self._step} for place in places], **more.pop("rows", {})}
-        return Page(rows=rows, cursor={"began": self._began, "step": self._step + 1}, **more)
+        stand = {self._table: [{**place, "step": self._step} for place in places]}
+        return Page(places=stand, cursor={"began": self._began, "step": self._step + 1}, **more)
 
     def is_full(self, place: Place) -> bool:
         """Whether its walk goes on to the end, whatever is known."""

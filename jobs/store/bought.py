@@ -39,7 +39,8 @@ def entries(db: sqlite3.Connection) -> int:
 def note_page(
     db: sqlite3.Connection, job: str, page: int, now_ms: int, *, complete: bool, items: int, new: int
 ) -> None:
-    db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, min(page, MAX_PAGE), int(complete), items, new, 0))
+    if complete or items:
+        db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, min(page, MAX_PAGE), int(complete), items, new, 0))
 
 
 def note_units(db: sqlite3.Connection, job: str, units: Mapping[int, int], now_ms: int) -> None:

@@ -336,6 +336,8 @@ class Store:
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
+            save = partial(save_rows, db, checkpoint.job, checkpoint.region, now_ms)
+            save([row for row in rows if row.table in page.places])
             before = entries(db)
             for video in page.videos:
                 row = save_video(db, video, now_ms, again=page.again)
@@ -344,7 +346,7 @@ class Store:
                     keep_reading(db, "videos", str(row["video_id"]), json.dumps(reading, ensure_ascii=False), now_ms)
             for channel in page.channels:
                 upsert(db, "channels", channel_row(channel, now_ms))
-            save_rows(db, checkpoint.job, checkpoint.region, rows, now_ms)
+            save([row for row in rows if row.table not in page.places])
             new, number = entries(db) - before, checkpoint.pages + 1
             note_page(db, checkpoint.job, number, now_ms, complete=page.complete, items=page.items, new=new)
             if page.ranked:

@@ -123,7 +123,7 @@ def _check_numbers(value: object) -> None:
         raise ValueError("it holds a whole number of more than 64 bits; send it as text")
 
 
-def save_rows(db: sqlite3.Connection, job: str, region: str, rows: Sequence[Row], now_ms: int) -> None:
+def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
     db.executemany(
         "INSERT INTO rows (name, key, job, region, data, first_seen_ms, refreshed_ms)"
         " VALUES (:table, :key, :job, :region, :data, :now_ms, :now_ms) ON CONFLICT (name, key) DO UPDATE SET"

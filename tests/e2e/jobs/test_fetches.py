@@ -179,6 +179,33 @@ def test_a_channel_is_walked_anew_before_its_videos_expire(site: Site) -> None:
     assert site.calls()["playlistItems.list"] == 9 + 2 * 3, "3 pages of it every three weeks"
 
 
+def test_where_a_walk_stands_is_no_item_and_no_call_is_no_page(site: Site) -> None:
+    """A sink gets what was fetched, and what a page brought is counted without it."""
+    (site.folder / "sink_of_walks.py").write_text(
+        "handed = []\ndef put(page, job, region):\n    handed.append((page.items, [*page.rows]))\n"
+    )
+    site.configure("uploads", channels=[channel(50), channel(3), "UC-is-not-there"])
+    site.config.write_text(site.config.read_text().replace("pages = ", 'sink = "sink_of_walks:put"\npages = '))
+    report = site.run()
+    assert [(one.outcome, one.pages, one.items) for one in report.regions] == [("done", 3, 2 + 50 + 3)]
+    assert report.units == 3
+    from sink_of_walks import handed  # type: ignore[import-not-found]
+
+    assert sorted(handed) == [(2, []), (3, []), (50, [])]
+    bought = site.rows("SELECT sum(pages), sum(items), sum(new), sum(units), max(page) FROM bought")
+    assert bought == [(3, 55, 55, 3, 3)]
+    assert site.count("rows") == 3
+
+
+@pytest.mark.parametrize("fetch", ["channels", "uploads", "comments", "videos"])
+def test_a_pass_that_finds_nothing_to_ask_for_has_no_page(site: Site, fetch: str) -> None:
+    site.configure(fetch)
+    report = site.run()
+    assert (report.outcome, report.units, [one.pages for one in report.regions]) == ("done", 0, [0])
+    assert site.count("bought") == 0
+    assert site.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
+
+
 def test_channels_that_publish_most_come_first_and_none_is_forgotten(site: Site) -> None:
     names = sorted([channel(3), channel(100), channel(50), channel(60)], key=a_day)
     site.configure("uploads", channels=names, pages=2)
