@@ -77,7 +77,9 @@ class Attempts:
         self._session = session
         self._job = job
         self._fetch = fetch
-        self._given = {"store": store} if wants_store(fetch) else {}
+        self._given: dict[str, Any] = {"store": store} if wants_store(fetch) else {}
+        if job.fetch == "search":
+            self._given["pages"] = job.pages
         self._stop = stop
         self._watcher = watcher
         self._wait = wait
@@ -117,7 +119,7 @@ class Attempts:
         def attempt() -> Any:
             # A copy of the cursor and of the options: another attempt may have changed its own.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self._job.options)))
-            return self._fetch(self._client, checkpoint.region, cursor, **options, **self._given)
+            return self._fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
 
         page = retrying(attempt)
         if not isinstance(page, Page):

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Place, with_next
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-Turn = tuple[str, str | None]
-"""The words of a search, and the token of its next page."""
 
 
 def _attempt(cursor: Cursor | None) -> str:
@@ -35,27 +32,27 @@ def fetch(
     words: str | Sequence[str],
     order: str = "relevance",
     published_after: str | None = None,
+    pages: int = 1_000_000,
 ) -> Page:
     """Take the next step. `words` is the query, or a list of queries; `order` and `published_after` are upstream's own
-    parameters."""
+    parameters. A search has at most so many `pages`."""
     queries = (words,) if isinstance(words, str) else texts(words, "words:")
-    turns: list[Turn] = cursor["turns"] if cursor else [(query, None) for query in dict.fromkeys(queries)]
+    turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
     if not turns:
         return Page(complete=False)
     if cursor and "ids" in cursor:
-        return _details(client, cursor["ids"], turns, cursor["next"])
-    query, token = turns[0]
+        return _details(client, cursor["ids"], _next_turn(turns, cursor["next"], pages))
     answer = (
         client.search()
         .list(
             part="id",
             type="video",
-            q=query,
+            q=turns[0]["words"],
             regionCode=region or None,
             order=order,
             publishedAfter=published_after,
             maxResults=PAGE_ITEMS,
-            pageToken=token,
+            pageToken=turns[0].get("token"),
         )
         .execute()
     )
@@ -65,20 +62,21 @@ def fetch(
     ids = [checked_id(one["videoId"]) for one in found if isinstance(one, dict) and "videoId" in one]
     if ids:
         return Page(cursor={"ids": ids, "next": token, "turns": turns}, complete=False)
-    return Page(cursor=_next_turn(turns, token))
+    return Page(cursor=_next_turn(turns, token, pages))
 
 
-def _details(client: Any, ids: Sequence[str], turns: Sequence[Turn], token: str | None) -> Page:
+def _details(client: Any, ids: Sequence[str], cursor: Cursor | None) -> Page:
     answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
     found = {video["id"]: video for video in resources(answer)}
     # Keep the order of the search. Upstream omits videos deleted since then, and promises no order here.
     videos = [found[video_id] for video_id in ids if video_id in found]
-    return Page(videos=videos, ranked=True, cursor=_next_turn(turns, token))
+    return Page(videos=videos, ranked=True, cursor=cursor)
 
 
-def _next_turn(turns: Sequence[Turn], token: str | None) -> Cursor | None:
-    """The cursor after a page of the first search, which waits behind the others if it has another page."""
-    (query, _), *waiting = turns
-    if token:
-        waiting.append((query, token))
+def _next_turn(turns: Sequence[Place], token: str | None, pages: int) -> Cursor | None:
+    """The cursor after a page of the first search, which waits behind the others if it may have another page."""
+    first, *waiting = turns
+    had = first.get("pages", 0) + 1
+    if token and had < pages and (following := with_next(first, "token", token)) is not None:
+        waiting.append({**following, "pages": had})
     return {"turns": waiting} if waiting else None

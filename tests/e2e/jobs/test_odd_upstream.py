@@ -185,6 +185,37 @@ def test_replies_in_a_circle_and_an_item_without_an_id_hold_up_nobody(
     assert keys == {"At", "Bt", "r"}
 
 
+@pytest.mark.parametrize(
+    ("following", "pages", "asked"),
+    [
+        ({"a": {}, "b": {"": "1", "1": "2", "2": "3", "3": "4"}}, 2, ["a", "b", "b"]),
+        (
+            {"a": {"": "1", "1": "2", "2": "1"}, "b": {str(n or ""): str(n + 1) for n in range(5)}},
+            9,
+            [*"ababab", *"bbb"],
+        ),
+        ({"a": {"": "1", "1": "1"}}, 9, ["a", "a"]),
+    ],
+    ids=["of few pages", "in a long circle", "in a short circle, alone"],
+)
+def test_no_search_takes_the_pages_of_another_or_goes_in_a_circle(
+    site: tuple[Site, Callable[[Say], None]], following: dict[str, dict[str, str]], pages: int, asked: list[str]
+) -> None:
+    here, say = site
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "videos":
+            return {"items": [{"id": one} for one in q["id"].split(",")]}
+        token = q.get("pageToken", "")
+        found = {"items": [{"id": {"videoId": f"{q['q']}{token}"}}]}
+        return found | ({"nextPageToken": following[q["q"]][token]} if token in following[q["q"]] else {})
+
+    say(told)
+    report = here.run(f'fetch = "search"\npages = {pages}\noptions = {{ words = {json.dumps([*following])} }}')
+    assert (report.outcome, report.regions[0].pages) == ("done", len(asked))
+    assert here.asked("q") == asked
+
+
 def test_videos_are_bought_once_after_the_clock_went_back(site: tuple[Site, Callable[[Say], None]]) -> None:
     here, say = site
     say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
