@@ -35,6 +35,11 @@ class Failure:
     bucket: str | None = None
     answered: bool = False
 
+    @property
+    def of_one_call(self) -> bool:
+        """Whether other calls of the same region may succeed."""
+        return self.kind in ("answer", "cursor", "region") or (self.kind == "transient" and self.answered)
+
 
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
     """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket."""

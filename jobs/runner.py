@@ -19,7 +19,8 @@ How a step may end, and what follows:
     SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
-A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else.
+A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
+one of several searches in its pass, which goes on without it (`goes_on` of the error) and then fails.
 """
 
 from __future__ import annotations
@@ -245,6 +246,7 @@ class _Run:
         self.clock = clock
         self.end: RunReport | None = None
         self.here = Checkpoint(job.name, "", work=self.work)  # of the current region
+        self.left_out: str | None = None  # why the pass over the current region goes on without a part of it
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
 
     def cover(self, regions: Sequence[str], max_regions: int) -> RunReport:
@@ -259,7 +261,7 @@ class _Run:
             checkpoints = pending[:max_regions]
             self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
-                self.here = checkpoint
+                self.here, self.left_out = checkpoint, None
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
@@ -339,7 +341,12 @@ class _Run:
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
-                return self._give_up(checkpoint, failure)
+                part, onward = getattr(error, "goes_on", ("", None))
+                if onward is None or not failure.of_one_call:
+                    return self._give_up(checkpoint, failure)
+                page, rows, self.left_out = onward, [], f"{part}: {failure.message}"
+                if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
+                    return self._give_up(checkpoint, replace(failure, kind="region"))
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
@@ -363,13 +370,13 @@ class _Run:
             )
             self.hold.renew(self.here)
             if finished:
-                return self._outcome("done")
+                return self._done()
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
         self.hold.keep(self.here)
-        return self._outcome("done")
+        return self._done()
 
     def _hand_over(self, page: Page) -> Failure | None:
         """Give the page to the job's sink, which may change what it gets. What it raises fails the step."""
@@ -413,7 +420,11 @@ class _Run:
         checkpoint = self.here
         pages, items = self.added.get(checkpoint.region, (0, 0))
         cursor = None if outcome == "done" else checkpoint.cursor
+        error = error or self.left_out
         return RegionOfRun(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+
+    def _done(self) -> RegionOfRun:
+        return self._outcome("failed" if self.left_out else "done")
 
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)

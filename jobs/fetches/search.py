@@ -4,7 +4,8 @@ Each page takes two steps: the search (expensive, and it returns little more tha
 unit). The cursor keeps the ids that the first step found, so a refusal between the two does not cost another search.
 
 Several searches take turns: a page of each, then the next page of each. The cursor has those that wait, and with them
-the one whose turn it is, so a refusal costs none of them its turn.
+the one whose turn it is, so a refusal costs none of them its turn. One that fails is left out of its pass: it would
+keep the others out, in the next pass too.
 """
 
 from __future__ import annotations
@@ -40,19 +41,27 @@ def fetch(
     turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
     if not turns:
         return Page(complete=False)
-    if cursor and "ids" in cursor:
-        return _details(client, cursor["ids"], _next_turn(turns, cursor["next"], pages))
+    try:
+        if cursor and "ids" in cursor:
+            return _details(client, cursor["ids"], _next_turn(turns, cursor["next"], pages))
+        return _search(client, turns, pages, regionCode=region or None, order=order, publishedAfter=published_after)
+    except Exception as error:
+        if len(queries) > 1:
+            left = Page(cursor={"turns": turns[1:]} if turns[1:] else None, complete=False)
+            error.goes_on = f"search {turns[0]['words']!r:.100}", left  # type: ignore[attr-defined]
+        raise
+
+
+def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str | None) -> Page:
     answer = (
         client.search()
         .list(
             part="id",
             type="video",
             q=turns[0]["words"],
-            regionCode=region or None,
-            order=order,
-            publishedAfter=published_after,
             maxResults=PAGE_ITEMS,
             pageToken=turns[0].get("token"),
+            **parameters,
         )
         .execute()
     )

@@ -216,6 +216,47 @@ def test_no_search_takes_the_pages_of_another_or_goes_in_a_circle(
     assert here.asked("q") == asked
 
 
+BROKEN = {
+    "refused": (400, {"error": {"code": 400, "message": "no", "errors": [{"reason": "invalidSearchFilter"}]}}),
+    "down": (500, {"error": {"code": 500, "message": "no", "errors": [{"reason": "backendError"}]}}),
+    "odd": (200, {"items": [{"id": {"videoId": 7}}]}),
+    "odder": (200, {"items": ["x"]}),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("words", [["bad", "a", "b"], ["a", "bad", "b"], ["a", "b", "bad"]])
+def test_a_search_that_upstream_fails_keeps_no_other_out_and_is_told(
+    site: tuple[Site, Callable[[Say], None]], words: list[str], how: str
+) -> None:
+    here, say = site
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "videos":
+            return {"items": [{"id": one} for one in q["id"].split(",")]}
+        found = {"items": [{"id": {"videoId": f"{q['q']}{q.get('pageToken', '')}"}}]}
+        return BROKEN[how] if q["q"] == "bad" else found | ({} if "pageToken" in q else {"nextPageToken": "2"})
+
+    say(told)
+    for _ in range(2):
+        report = here.run(f'fetch = "search"\npages = 2\noptions = {{ words = {json.dumps(words)} }}')
+        (region,) = report.regions
+        assert (report.exit_status, region.outcome, region.pages, region.cursor) == (1, "failed", 4, None)
+        assert str(region.error).startswith("search 'bad': ")
+        assert "\n" not in str(region.error)
+        assert [word for word in here.asked("q") if word != "bad"] == ["a", "b", "a", "b"]
+    assert here.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
+
+
+def test_where_all_searches_fail_the_next_pass_begins_with_all(site: tuple[Site, Callable[[Say], None]]) -> None:
+    here, say = site
+    say(lambda *_: BROKEN["refused"])
+    for _ in range(2):
+        report = here.run('fetch = "search"\npages = 2\noptions = { words = ["a", "b"] }')
+        assert (report.exit_status, here.asked("q")) == (1, ["a", "b"])
+        assert here.rows("SELECT cursor, completed_at_ms FROM checkpoints") == [(None, None)]
+
+
 def test_videos_are_bought_once_after_the_clock_went_back(site: tuple[Site, Callable[[Say], None]]) -> None:
     here, say = site
     say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
