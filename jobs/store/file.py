@@ -15,7 +15,7 @@ from typing import ClassVar
 import quota
 from quota.common.sqlite_file import Wording
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 

@@ -162,10 +162,10 @@ class Reader:
         """
 
         def work(db: sqlite3.Connection) -> Chart | None:
-            sql = "SELECT job, max(completed_at_ms) FROM checkpoints WHERE region = ? GROUP BY job ORDER BY job"
-            completed = {job: ms for job, ms in db.execute(sql, (region,)) if is_time(ms) and isinstance(job, str)}
-            for job in dict.fromkeys([*jobs, *completed]):
-                if job in completed and (found := _chart(db, job, region, completed[job], after, count)):
+            sql = "SELECT job, taken_at_ms, completed_at_ms FROM charts WHERE region = ? ORDER BY job"
+            whole = {job: times for job, *times in db.execute(sql, (region,)) if all(map(is_time, times))}
+            for job in dict.fromkeys([*jobs, *whole]):
+                if job in whole and (found := _chart(db, job, region, after, count, *whole[job])):
                     return found
             return None
 
@@ -227,17 +227,15 @@ class Reader:
         return [Pass(str(job), str(region), ms if is_time(ms) else None) for job, region, ms in rows]
 
 
-def _chart(db: sqlite3.Connection, job: str, region: str, completed_ms: int, after: int, count: int) -> Chart | None:
-    """Part of the newest ranking that began before the last pass ended. One that began later is under way, or was
-    given up."""
-    ranking = {"job": job, "region": region}
-    sql = "SELECT max(taken_at_ms) FROM rankings WHERE job = :job AND region = :region AND taken_at_ms <= :completed_ms"
-    (taken_ms,) = db.execute(sql, {**ranking, "completed_ms": completed_ms}).fetchone()
-    if not is_time(taken_ms):
-        return None
+def _chart(
+    db: sqlite3.Connection, job: str, region: str, after: int, count: int, taken_ms: int, completed_ms: int
+) -> Chart | None:
+    """Part of a whole ranking; None if it has expired."""
     its = "job = :job AND region = :region AND taken_at_ms = :taken_ms"
-    values = {**ranking, "taken_ms": taken_ms, "after": after, "count": count + 1}
+    values = {"job": job, "region": region, "taken_ms": taken_ms, "after": after, "count": count + 1}
     (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {its}", values).fetchone()  # noqa: S608  # constants
+    if not total:
+        return None
     rows = db.execute(
         f"SELECT r.rank, r.video_id, {_VIDEO} FROM rankings r LEFT JOIN videos v ON v.video_id = r.video_id"  # noqa: S608  # constants
         f" WHERE {its} AND rank > :after AND rank <= {MAX_RANK} AND typeof(rank) = 'integer'"

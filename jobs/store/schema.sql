@@ -165,6 +165,20 @@ CREATE TABLE checkpoints (
     PRIMARY KEY (job, work, region)
 ) WITHOUT ROWID;
 
+-- The ranking of the pass that ended last, for each job and region: it is whole. Others may have a later taken_at_ms: one
+-- that is under way, one that was given up, or one that a clock dated ahead.
+CREATE TABLE charts (
+    job             TEXT    NOT NULL,
+    region          TEXT    NOT NULL,
+    taken_at_ms     INTEGER NOT NULL,
+    completed_at_ms INTEGER NOT NULL,
+    PRIMARY KEY (job, region)
+) WITHOUT ROWID;
+CREATE TRIGGER charts_of_a_pass_that_ended AFTER UPDATE OF completed_at_ms ON checkpoints
+WHEN old.pending AND NOT new.pending AND new.ranks > 0 BEGIN
+    INSERT OR REPLACE INTO charts VALUES (new.job, new.region, new.started_at_ms, new.completed_at_ms);
+END;
+
 -- The cursors that the current pass has had, as digests: an upstream that repeats a cursor is going round in circles.
 CREATE TABLE cursors (
     job    TEXT NOT NULL,

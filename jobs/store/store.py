@@ -514,10 +514,9 @@ class Store:
         One that is under way, or was given up, counts only as long as none is complete.
         """
         sql = """
-            WITH ended AS (SELECT job, max(completed_at_ms) AS ms FROM checkpoints WHERE region = :region GROUP BY job),
-            newest AS (SELECT job, ifnull(
-                (SELECT max(taken_at_ms) FROM rankings WHERE job = e.job AND region = :region AND taken_at_ms <= e.ms),
-                (SELECT max(taken_at_ms) FROM rankings WHERE job = e.job AND region = :region)) AS ms FROM ended e)
+            WITH jobs AS (SELECT DISTINCT job FROM checkpoints WHERE region = :region),
+            newest AS (SELECT job, ifnull((SELECT taken_at_ms FROM charts WHERE job = j.job AND region = :region),
+                (SELECT max(taken_at_ms) FROM rankings WHERE job = j.job AND region = :region)) AS ms FROM jobs j)
             SELECT DISTINCT v.channel_id FROM newest n
             JOIN rankings r ON r.job = n.job AND r.region = :region AND r.taken_at_ms = n.ms
             JOIN videos v ON v.video_id = r.video_id
@@ -573,6 +572,7 @@ class Store:
                 (cutoff_ms,),
             )
             db.execute("DELETE FROM runs WHERE started_ms < ?", (cutoff_ms,))
+            db.execute("DELETE FROM charts WHERE taken_at_ms < ?", (cutoff_ms,))
             db.execute("DELETE FROM bought WHERE day_ms < ?", (cutoff_ms,))
             db.execute(_DELETE_GIVEN_UP, (cutoff_ms,))
 

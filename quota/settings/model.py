@@ -117,7 +117,7 @@ class CredentialSettings:
 
 TABLES_OF_THE_STORE = frozenset(
     ("videos", "rankings", "channels", "history", "rows", "store", "runs", "past_runs", "checkpoints", "cursors",
-     "bought", "videos_words", "videos_text")
+     "bought", "charts", "videos_words", "videos_text")
 )  # fmt: skip
 """Names that a job's own tables cannot have."""
 

@@ -497,6 +497,52 @@ def test_a_pass_is_complete_no_earlier_than_it_began_though_the_clock_went_back(
         assert chart.taken_ms == begun.started_at_ms
 
 
+def chart_of(store: Store) -> list[str]:
+    with closing(Reader(f"sqlite:///{store.path}")) as reader:
+        chart = reader.chart("DE", ["t"], 0, 9)
+    return [] if chart is None else [row.video_id for _, row in chart.rows]
+
+
+def test_a_pass_that_other_options_left_half_way_is_no_whole_ranking(store: Store, clock: Clock) -> None:
+    """Also when its own options come back, or the clock was ahead."""
+
+    def page(work: str, *names: str, ends: bool) -> None:
+        clock.now_ms += 1_000
+        videos = [video(name, channelId=f"UC-{name}") for name in names]
+        (checkpoint,) = store.start_round("t", ["DE"], work)
+        cursor = None if ends else {"token": names}
+        found = Page(videos=videos, ranked=True, cursor=cursor)
+        store.save_page(checkpoint, found, started_at_ms=clock.now_ms, finished=ends)
+
+    page("music", "a", ends=False)
+    page("news", "b", ends=False)
+    assert chart_of(store) == []
+    page("music", "c", ends=True)
+    assert chart_of(store) == ["a", "c"]
+    assert store.channels_ranked("DE") == ["UC-a", "UC-c"]
+    clock.now_ms += DAY_MS
+    page("news", "d", ends=True)
+    assert chart_of(store) == ["b", "d"]
+    clock.now_ms += DAY_MS
+    page("news", "e", ends=True)
+    clock.now_ms -= 2 * DAY_MS
+    page("music", "f", ends=True)
+    assert chart_of(store) == ["f"]
+    assert store.channels_ranked("DE") == ["UC-f"]
+
+
+def test_a_pass_given_up_while_the_clock_was_ahead_is_no_whole_ranking_when_its_time_comes(
+    store: Store, clock: Clock
+) -> None:
+    page = Page(videos=[video("half")], ranked=True, cursor={"token": "x"})
+    store.fail(save(store, page, at_ms=clock.now_ms + DAY_MS), keep_cursor=False)
+    clock.now_ms += DAY_MS - 1_000
+    begun = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "y"}), at_ms=clock.now_ms)
+    clock.now_ms += 2_000
+    store.save_page(begun, Page(videos=[video("b")], ranked=True), started_at_ms=clock.now_ms, finished=True)
+    assert chart_of(store) == ["a", "b"]
+
+
 # -- retention ---------------------------------------------------------------------------------------------------------
 
 
@@ -615,8 +661,8 @@ def refusal(path: Path, **options: Any) -> str:
 
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
     with closing(sqlite3.connect(store.path)) as db:
-        db.execute("PRAGMA user_version = 9")
-    assert "schema version 9" in refusal(tmp_path / "videos.db")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    assert f"schema version {SCHEMA_VERSION + 1}" in refusal(tmp_path / "videos.db")
 
 
 def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:

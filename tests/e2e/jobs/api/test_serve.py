@@ -274,7 +274,7 @@ def test_what_is_old_may_be_kept_longer(api: Api, store: Store) -> None:
     assert kept_s() == 10
     for age_s, fresh_s in ((600, 60), (10**6, 300), (-(10**6), 10)):
         with closing(sqlite3.connect(api.store)) as db, db:
-            sql = "UPDATE checkpoints SET completed_at_ms = ? WHERE region = 'OLD'"
+            sql = "UPDATE charts SET taken_at_ms = 1, completed_at_ms = ? WHERE region = 'OLD'"
             db.execute("UPDATE rankings SET taken_at_ms = 1 WHERE region = 'OLD'")
             db.execute(sql, (host_clock() - age_s * 1_000,))
         assert kept_s() in (fresh_s, fresh_s + 1)
