@@ -20,7 +20,8 @@ How a step may end, and what follows:
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
-one of several searches in its pass, which goes on without it (`goes_on` of the error) and then fails.
+one of several searches in its pass, which goes on without it (`goes_on` of the error) and then fails; at once after
+two in a row.
 """
 
 from __future__ import annotations
@@ -308,7 +309,7 @@ class _Run:
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
-        steps, most = 0, pages_of(self.job)
+        steps, lost, most = 0, 0, pages_of(self.job)
         while self.here.pages < most:
             checkpoint = self.here
             if self.stop():
@@ -345,8 +346,11 @@ class _Run:
                 if onward is None or not failure.of_one_call:
                     return self._give_up(checkpoint, failure)
                 page, rows, self.left_out = onward, [], f"{part}: {failure.message}"
+                lost += 1
                 if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
                     return self._give_up(checkpoint, replace(failure, kind="region"))
+            else:
+                lost = 0
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
@@ -373,6 +377,8 @@ class _Run:
                 return self._done()
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
+            if lost > 1:  # upstream may fail them all, at their full cost: the next pass goes on behind these
+                return self._give_up(self.here, Failure("answer", str(self.left_out)))
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
         self.hold.keep(self.here)

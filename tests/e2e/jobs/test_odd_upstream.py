@@ -248,6 +248,23 @@ def test_a_search_that_upstream_fails_keeps_no_other_out_and_is_told(
     assert here.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
 
 
+def test_two_searches_in_a_row_that_fail_end_the_pass_and_the_next_one_has_the_others(
+    site: tuple[Site, Callable[[Say], None]],
+) -> None:
+    """Where upstream fails all of them, the rest is not paid for."""
+    here, say = site
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "videos":
+            return {"items": [{"id": one} for one in q["id"].split(",")]}
+        return {"items": [{"id": {"videoId": q["q"]}}]} if q["q"] in "ab" else BROKEN["refused"]
+
+    say(told)
+    job = 'fetch = "search"\noptions = { words = ["w", "x", "a", "y", "b"] }'
+    asked = [(here.run(job).exit_status, here.asked("q")) for _ in range(3)]
+    assert asked == [(1, ["w", "x"]), (1, ["a", "y", "b"]), (1, ["w", "x"])]
+
+
 def test_where_all_searches_fail_the_next_pass_begins_with_all(site: tuple[Site, Callable[[Say], None]]) -> None:
     here, say = site
     say(lambda *_: BROKEN["refused"])
