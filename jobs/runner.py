@@ -20,8 +20,8 @@ How a step may end, and what follows:
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
-one of several searches in its pass, which goes on without it (`goes_on` of the error) and then fails; at once after
-two in a row.
+one of several searches or lists in its pass, which goes on without it (`goes_on` of the error) and then fails; at once
+after two in a row.
 """
 
 from __future__ import annotations
@@ -345,8 +345,8 @@ class _Run:
                 part, onward = getattr(error, "goes_on", ("", None))
                 if onward is None or not failure.of_one_call:
                     return self._give_up(checkpoint, failure)
-                page, rows, self.left_out = onward, [], f"{part}: {failure.message}"
-                lost += 1
+                page, rows = onward, rows_of(self.job.name, {}, onward.places)
+                self.left_out, lost = f"{part}: {failure.message}", lost + 1
                 if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
                     return self._give_up(checkpoint, replace(failure, kind="region"))
             else:

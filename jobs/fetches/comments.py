@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import Walks, is_passed_over, usable, with_ids, with_next
+from quota.jobs.fetches.walks import Walks, usable, with_ids, with_next
 from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.store.rows import count_or_none, part
 from quota.terms.arguments import texts
@@ -53,9 +53,7 @@ def fetch(
     try:
         return _replies(client, walks, place) if threads else _threads(client, store, walks, place)
     except Exception as error:
-        if not is_passed_over(error):
-            raise
-        return walks.page(_after_replies(place, None) if threads else {"id": place["id"]})
+        return walks.failed(error, "video", _after_replies(place, None) if threads else {"id": place["id"]})
 
 
 def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:

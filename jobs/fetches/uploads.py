@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, is_passed_over, usable
+from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, usable
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 from quota.jobs.store.rows import channel_row
 from quota.terms.arguments import texts
@@ -53,7 +53,10 @@ def fetch(
     playlists = dict(store.select(_PLAYLISTS, ids=json.dumps(ids)))
     if ids[0] not in playlists:
         return _playlists(client, walks, [one for one in ids if one not in playlists])
-    return _videos(client, store, walks, playlists[ids[0]])
+    try:
+        return _videos(client, store, walks, playlists[ids[0]])
+    except Exception as error:
+        return walks.failed(error, "channel", {"id": ids[0]})
 
 
 def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
@@ -65,21 +68,16 @@ def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
 
 def _videos(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
     place = walks.places[0]
-    try:
-        answer = (
-            client.playlistItems()
-            .list(
-                part="snippet,contentDetails",
-                playlistId=playlist,
-                maxResults=PAGE_ITEMS,
-                pageToken=place.get("token"),
-            )
-            .execute()
+    answer = (
+        client.playlistItems()
+        .list(
+            part="snippet,contentDetails",
+            playlistId=playlist,
+            maxResults=PAGE_ITEMS,
+            pageToken=place.get("token"),
         )
-    except Exception as error:
-        if not is_passed_over(error):
-            raise
-        return walks.page({"id": place["id"]})
+        .execute()
+    )
     items = [_video(item) for item in usable(answer)]
     listed = {video["id"]: video for video in items if video is not None}
     known = dict(store.select(_STORED, ids=json.dumps([*listed])))

@@ -41,19 +41,20 @@ KNOWN_TOKENS = 20
 Place = dict[str, Any]
 """Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
 `opened`, the `token` of its next page, and the last ones (`seen_token`). `walked`: when the last walk in full was
-opened that came to its end."""
+opened that came to its end. `failed`: the step at which its call failed last: this pass tries it no more."""
 
 _PLACES = """
     WITH lists (id, amount, since) AS ({lists}),
     places AS (
         SELECT l.id, ifnull(r.data, json_object('id', l.id)) AS data, ifnull(r.refreshed_ms, 0) AS seen_ms,
             ifnull(json_extract(r.data, '$.step'), 0) AS step, json_extract(r.data, '$.opened') AS opened,
+            ifnull(json_extract(r.data, '$.failed'), 0) AS failed,
             max(ifnull(l.amount, 0), 1)
                 / max(1.0, :now_ms / 86400000.0 + 2440587.5 - ifnull(julianday(l.since), 0)) AS a_day
         FROM lists l LEFT JOIN rows r ON r.name = :table AND r.key = l.id)
     SELECT data FROM places WHERE
 """
-_OPEN = "opened IS NOT NULL ORDER BY opened, id LIMIT 1"
+_OPEN = "opened IS NOT NULL AND failed < :began ORDER BY opened, id LIMIT 1"
 _DUE = f"opened IS NULL AND step < :began ORDER BY a_day * (:now_ms - seen_ms) DESC, id LIMIT {PAGE_ITEMS}"
 _LAST = "SELECT ifnull(max(json_extract(data, '$.step')), 0) FROM rows WHERE name = :table"
 
@@ -84,6 +85,15 @@ class Walks:
         """The page of this step, with these places as they stand after it."""
         stand = {self._table: [{**place, "step": self._step} for place in places]}
         return Page(places=stand, cursor={"began": self._began, "step": self._step + 1}, **more)
+
+    def failed(self, error: Exception, what: str, passed: Place) -> Page:
+        """The page of a step whose call failed: with this place where upstream refused it for its list. Else raises
+        the error, with which the pass may go on to other lists."""
+        if is_passed_over(error):
+            return self.page(passed)
+        place = {**self.places[0], "failed": self._step}
+        error.goes_on = f"{what} {place['id']}", self.page(place, complete=False)  # type: ignore[attr-defined]
+        raise error
 
     def is_full(self, place: Place) -> bool:
         """Whether its walk goes on to the end, whatever is known."""

@@ -274,6 +274,62 @@ def test_where_all_searches_fail_the_next_pass_begins_with_all(site: tuple[Site,
         assert here.rows("SELECT cursor, completed_at_ms FROM checkpoints") == [(None, None)]
 
 
+@pytest.mark.parametrize("how", ["refused", "down", "odd"])
+@pytest.mark.parametrize("page", ["", "2"], ids=["at its first page", "at its second"])
+def test_a_list_that_upstream_fails_keeps_no_other_out_and_goes_on_where_it_was(
+    site: tuple[Site, Callable[[Say], None]], how: str, page: str
+) -> None:
+    here, say = site
+    broken = [True]
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == "channels":
+            playlists = [(one, {"relatedPlaylists": {"uploads": f"P{one}"}}) for one in q["id"].split(",")]
+            return {"items": [{"id": one, "contentDetails": told} for one, told in playlists]}
+        name, at = q["playlistId"], q.get("pageToken", "")
+        if broken[0] and (name, at) == ("PA", page):
+            return {"items": [{"id": 7}]} if how == "odd" else BROKEN[how]
+        details = {"videoId": f"{name}{at}", "videoPublishedAt": "2026"}
+        item = {"id": "i", "snippet": {}, "contentDetails": details}
+        return {"items": [item], **({} if at >= "3" else {"nextPageToken": str(int(at or "1") + 1)})}
+
+    say(told)
+    job = 'fetch = "uploads"\npages = 30\noptions = { channels = ["A", "B", "C"] }'
+    for _ in range(3):
+        here.server.arrived.clear()
+        (region,) = here.run(job).regions
+        assert str(region.error).startswith("channel A: ")
+        assert len([name for name in here.asked("playlistId") if name == "PA"]) <= (8 if how == "down" else 2)
+        here.now_ms += 1_000
+    listed = {one for (one,) in here.rows("SELECT video_id FROM videos")}
+    assert {f"P{name}{token}" for name in "BC" for token in ("", "2", "3")} <= listed
+    broken[0] = False
+    assert here.run(job).outcome == "done"
+    assert here.asked("pageToken") == ["2", "3"], "of A alone: the others are known"
+    assert len(here.rows("SELECT video_id FROM videos")) == 9
+
+
+@pytest.mark.parametrize("broken", ["commentThreads", "comments"])
+def test_a_video_whose_comments_upstream_fails_keeps_no_other_out(
+    site: tuple[Site, Callable[[Say], None]], broken: str
+) -> None:
+    here, say = site
+    top = {"snippet": {"textDisplay": "hi"}}
+
+    def told(path: str, q: dict[str, str]) -> Any:
+        if path == broken and "A" in (q.get("videoId", ""), q.get("parentId", "")[:1]):
+            return BROKEN["down"]
+        if path == "comments":
+            return {"items": [{"id": f"{q['parentId']}r", "snippet": {}}]}
+        return {"items": [{"id": f"{q['videoId']}t", "snippet": {"totalReplyCount": 5, "topLevelComment": top}}]}
+
+    say(told)
+    (region,) = here.run('fetch = "comments"\npages = 12\noptions = { videos = ["A", "B", "C"] }').regions
+    assert str(region.error).startswith("video A: upstream said 500")
+    keys = {key for (key,) in here.rows("SELECT key FROM rows WHERE name = 'comments'")}
+    assert keys == {"Bt", "Btr", "Ct", "Ctr"} | ({"At"} if broken == "comments" else set())
+
+
 def test_videos_are_bought_once_after_the_clock_went_back(site: tuple[Site, Callable[[Say], None]]) -> None:
     here, say = site
     say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
