@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.jobs.fetches.walks import Walks, usable, with_ids, with_next
 from quota.jobs.job import Cursor, Page, first_attempt
-from quota.jobs.store.rows import count_or_none, part
+from quota.jobs.store.rows import count_or_none, part, text_or_none
 from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
@@ -75,10 +75,13 @@ def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
     waiting = []
     for name, thread in found.items():
         told = part(thread, "snippet")
-        count, inline = told.get("totalReplyCount"), with_ids(part(thread, "replies").get("comments", []))
+        count, inline = (
+            count_or_none(told.get("totalReplyCount")),
+            with_ids(part(thread, "replies").get("comments", [])),
+        )
         comments[name] = {**_row(part(told, "topLevelComment"), place["id"]), "id": name, "reply_count": count}
         comments |= {reply["id"]: _row(reply, place["id"], name) for reply in inline}
-        if isinstance(count, int) and count > len(inline) and (walks.is_full(place) or known.get(name) != count):
+        if count is not None and count > len(inline) and (walks.is_full(place) or known.get(name) != count):
             waiting.append(name)
     here = walks.moved(place, [*found], answer.get("nextPageToken"), known)
     if waiting:
@@ -120,11 +123,11 @@ def _row(comment: Mapping[str, Any], video: str, thread: str | None = None) -> d
         "id": comment.get("id"),
         "video_id": video,
         "parent_id": thread,
-        "text": told.get("textDisplay"),
-        "author": told.get("authorDisplayName"),
-        "author_channel_id": part(told, "authorChannelId").get("value"),
+        "text": text_or_none(told.get("textDisplay")),
+        "author": text_or_none(told.get("authorDisplayName")),
+        "author_channel_id": text_or_none(part(told, "authorChannelId").get("value")),
         "like_count": count_or_none(told.get("likeCount")),
         "reply_count": None,
-        "published_at": told.get("publishedAt"),
-        "updated_at": told.get("updatedAt"),
+        "published_at": text_or_none(told.get("publishedAt")),
+        "updated_at": text_or_none(told.get("updatedAt")),
     }

@@ -330,6 +330,20 @@ def test_a_video_whose_comments_upstream_fails_keeps_no_other_out(
     assert keys == {"Bt", "Btr", "Ct", "Ctr"} | ({"At"} if broken == "comments" else set())
 
 
+@pytest.mark.parametrize(
+    "odd", [10**30, [10**30], {"n": 2**63}, True], ids=["huge", "in a list", "in an object", "true"]
+)
+def test_a_comment_with_odd_values_holds_up_nobody(site: tuple[Site, Callable[[Say], None]], odd: object) -> None:
+    here, say = site
+    names = ("textDisplay", "authorDisplayName", "likeCount", "publishedAt", "updatedAt", "authorChannelId")
+    top = {"snippet": dict.fromkeys(names, odd) | {"authorChannelId": {"value": odd}}}
+    say(lambda path, q: {"items": [{"id": "t", "snippet": {"totalReplyCount": odd, "topLevelComment": top}}]})
+    report = here.run('fetch = "comments"\npages = 3\noptions = { videos = "A" }')
+    assert report.outcome == "done", report.why
+    ((row,),) = here.rows("SELECT data FROM rows WHERE name = 'comments'")
+    assert {name: value for name, value in json.loads(row).items() if value is not None} == {"id": "t", "video_id": "A"}
+
+
 def test_videos_are_bought_once_after_the_clock_went_back(site: tuple[Site, Callable[[Say], None]]) -> None:
     here, say = site
     say(lambda _, q: {"items": [{"id": one} for one in q["id"].split(",")]})
