@@ -67,7 +67,7 @@ def to_export(path: str) -> Iterator[sqlite3.Connection]:
             yield db
     except sqlite3.OperationalError as error:
         raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
-    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+    except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError) as error:  # or a value that no store writes
         raise StoreError(wording(path).damaged) from error
 
 

@@ -442,6 +442,25 @@ def test_a_damaged_store_is_one_line_and_no_file(site: Site) -> None:
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("comments", "UPDATE rows SET data = '[1]'"),
+        ("comments", "UPDATE rows SET data = '5'"),
+        ("comments", "UPDATE rows SET data = x'ff'"),
+        ("comments", "UPDATE rows SET data = 'no'"),
+        ("history", "UPDATE history SET data = x'ff'"),
+        ("history", "UPDATE history SET data = 'no'"),
+    ],
+)
+def test_what_no_store_writes_is_one_line(site: Site, table: str, change: str) -> None:
+    site.configure('tables = { comments = { history = ["likes"] } }')
+    site.pages([{"comments": [comment(1)]}])
+    site.run()
+    site.change(change)
+    assert "store" in one_line(site.quota("export", table), 1)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_a_large_table_is_exported_in_constant_memory(site: Site, kind: str) -> None:
     """Each row has 1 kB, or 100 bytes of a million rows; all of them in memory would be ten times what is allowed."""
