@@ -175,7 +175,9 @@ CREATE TABLE charts (
     PRIMARY KEY (job, region)
 ) WITHOUT ROWID;
 CREATE TRIGGER charts_of_a_pass_that_ended AFTER UPDATE OF completed_at_ms ON checkpoints
-WHEN old.pending AND NOT new.pending AND new.ranks > 0 BEGIN
+WHEN old.pending AND NOT new.pending AND EXISTS ( -- another machine may have begun the pass, and have its first ranks
+    SELECT 1 FROM rankings r WHERE r.job = new.job AND r.region = new.region AND r.taken_at_ms = new.started_at_ms
+        AND r.rank = 1) BEGIN
     INSERT OR REPLACE INTO charts VALUES (new.job, new.region, new.started_at_ms, new.completed_at_ms);
 END;
 

@@ -531,6 +531,15 @@ def test_a_pass_that_other_options_left_half_way_is_no_whole_ranking(store: Stor
     assert store.channels_ranked("DE") == ["UC-f"]
 
 
+def test_a_pass_that_another_machine_began_is_no_whole_ranking_here(store: Store) -> None:
+    """With places in the ledger: the first ranks are in that machine's store."""
+    save(store, Page(videos=[video("whole")], ranked=True), at_ms=5, finished=True)
+    began = Checkpoint("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=9)
+    store.stand([(began, ())])
+    store.save_page(began, Page(videos=[video("c")], ranked=True), started_at_ms=10, finished=True)
+    assert chart_of(store) == ["whole"]
+
+
 def test_a_pass_given_up_while_the_clock_was_ahead_is_no_whole_ranking_when_its_time_comes(
     store: Store, clock: Clock
 ) -> None:
