@@ -25,7 +25,7 @@ from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.reports.spending import stands_out
 from quota.terms.arguments import texts
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -246,7 +246,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
     whole_days = max(1, (outcome.until_ms - outcome.start_ms) // DAY_MS)
     for project, credential in projects.items():
         spent = [*outcome.spent, *_before(project, state)]
-        for limit in credential.limits:
+        for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
             needs = _counted(limit, project, outcome.wanted)
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
             slots, zone = _counted(limit, project, spent), _zone(credential, limit)

@@ -15,7 +15,7 @@ from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_betw
 from quota.jobs.schedule.ticks import ticks
 from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import Cron, Every, parse_schedule
-from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration
+from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, format_duration, of_jobs
 
 MAX_JOBS = 5
 """The most jobs to try one by one: those that use most."""
@@ -129,7 +129,7 @@ class _Search:
             if any(
                 (wanted.project, limit.name) in full
                 and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
-                for limit in self._limits(wanted.project)
+                for limit in of_jobs(self._limits(wanted.project), settings.jobs)
             ):
                 wants[wanted.job] = wants.get(wanted.job, 0) + sum(wanted.units.values())
         names = sorted((name for name in wants if wants[name]), key=lambda name: -wants[name])

@@ -286,6 +286,22 @@ def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
     assert {refusal.job for refusal in again.refusals} == {"backfill"}
 
 
+def test_a_limit_of_each_job_is_planned_for_each(folder: Path) -> None:
+    """As in `quota status`: each job has the number for itself, and a change of the one that was refused helps."""
+    share = '[[credentials.main.limits]]\nname = "share"\nper = "job"\nunits = 1_000\nwindow = "24h"\n'
+    jobs = "".join(
+        f'[jobs.{name}]\nfetch = "keywords:fetch"\nregions = ["{name}"]\nschedule = "{schedule}"\n'
+        for name, schedule in (("often", "every 45m"), ("seldom", "0 */6 * * *"))
+    )
+    plan = make_plan(settings(folder, LIMITS + share + jobs), 0, days=1, first_day=MONDAY)
+    rows = {row.limit.name: (row.needs_units, row.days[0].left_units) for row in plan.limits}
+    assert rows["share:often"] == (3_200, 0)
+    assert rows["share:seldom"] == (400, 600)
+    assert {refusal.limit for refusal in plan.refusals} == {"share:often"}
+    assert rows["day"] == (3_600, 10_000 - 1_000 - 400)
+    assert [(x.job, x.setting, x.after) for x in plan.changes] == [("often", "schedule", '"every 133m"')]
+
+
 def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
     """Unpaced all is spent by the morning; paced, in each hour but the last three."""
     greedy = KEYWORDS.replace("45m", "15m")
