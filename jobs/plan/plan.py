@@ -243,7 +243,6 @@ def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
 def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterable[LimitPlan]:
     projects = {credential.project: credential for credential in settings.credentials.values()}
     project_of = {job.name: settings.credentials[job.credential].project for job in settings.jobs.values()}
-    whole_days = max(1, (outcome.until_ms - outcome.start_ms) // DAY_MS)
     for project, credential in projects.items():
         spent = [*outcome.spent, *_before(project, state)]
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
@@ -254,7 +253,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
                 project,
                 limit,
                 zone,
-                max((needs.get(day, 0) for day in range(whole_days)), default=0),
+                max(needs.values(), default=0),
                 tuple(_days(limit, zone, slots, refusals, outcome)),
             )
 

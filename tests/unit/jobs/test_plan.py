@@ -302,6 +302,13 @@ def test_a_limit_of_each_job_is_planned_for_each(folder: Path) -> None:
     assert [(x.job, x.setting, x.after) for x in plan.changes] == [("often", "schedule", '"every 133m"')]
 
 
+def test_what_is_needed_on_a_short_day_is_needed(folder: Path) -> None:
+    """The second day ends 47 hours after the beginning: the clocks go forward on it."""
+    text = LIMITS + KEYWORDS.replace("every 45m", "0 12 * * sun")
+    plan = make_plan(settings(folder, text), 0, days=2, first_day=date(2027, 3, 13))
+    assert [row.needs_units for row in plan.limits] == [700, 700]
+
+
 def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
     """Unpaced all is spent by the morning; paced, in each hour but the last three."""
     greedy = KEYWORDS.replace("45m", "15m")
