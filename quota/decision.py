@@ -6,10 +6,13 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.text import listed, many
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]
@@ -42,8 +45,8 @@ class LimitState(NamedTuple):
 
     `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
     `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
-    counted them, see `quota reconcile`. The others the ledger has lost. `would_refuse`: it is a shadow limit, which
-    refuses nobody, and has no room for this call. `noun`: what all its numbers count, "unit" or "call".
+    counted them, see `quota reconcile`. The others the ledger has lost. A `shadow` limit refuses nobody, and
+    `would_refuse` says that it has no room for this call. `noun`: what all its numbers count, "unit" or "call".
     """
 
     name: str
@@ -57,10 +60,16 @@ class LimitState(NamedTuple):
     upstream_units: int = 0
     would_refuse: bool = False
     noun: str = "unit"
+    shadow: bool = False
 
 
 SHADOW = "shadow"
 """Under this reason the history counts calls that a shadow limit would have refused."""
+
+
+def enforced(limits: Sequence[LimitState]) -> list[LimitState]:
+    """Those that refuse: all but the shadows."""
+    return [state for state in limits if not state.shadow]
 
 
 class Decision(NamedTuple):
@@ -159,7 +168,7 @@ class Decision(NamedTuple):
 
     def left(self) -> str:
         """`remaining_units`, as words: what they count is what the limit counts that has no more than these."""
-        nouns = [state.noun for state in self.limits if state.remaining_units == self.remaining_units]
+        nouns = [state.noun for state in enforced(self.limits) if state.remaining_units == self.remaining_units]
         return many(self.remaining_units, nouns[0] if nouns else "unit")
 
     def why(self) -> str:

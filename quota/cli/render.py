@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
+from quota.decision import enforced
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
 from quota.reports.spending import Bought, KeptRefusal, Spending, refused_by
 from quota.settings.model import BUILT_IN_NOTICE
@@ -229,8 +230,8 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
     if not dearest.admitted:
         until = "" if dearest.retry_at_ms is None else f" until {moment(dearest.retry_at_ms, at_ms)}"
         return f", no {'searches' if resource == 'search' else dearest.method}{until}"
-    left = min(state.remaining_units // state.cost_units for state in dearest.limits) if dearest.limits else 0
-    if not dearest.limits or left == units:
+    left = min((state.remaining_units // state.cost_units for state in enforced(dearest.limits)), default=units)
+    if left == units:
         return ""  # a unit a call
     calls = many(left, "search") if resource == "search" else f"{many(left, 'call')} of {dearest.method}"
     return f"{' =' if left == units // dearest.cost_units else ','} {calls}"

@@ -18,6 +18,7 @@ from quota.common.clock import NEVER
 from quota.dashboard.curves import Curve, Event, curve, since
 from quota.dashboard.words import Searches
 from quota.deciding.outlook import ask, unlogged_usage
+from quota.decision import enforced
 from quota.errors import UsageError
 from quota.ledger.contract import read_entries
 from quota.reports.metrics import Sample, of_silence, of_status, of_sums
@@ -176,7 +177,7 @@ def _calls(session: Session, credential: str) -> Searches | None:
         why = decision.why()
         brief = why.partition(" (")[0] if decision.reason in ("exhausted", "closed") else why  # its words stand below
         return Searches(0, brief, decision.retry_at_ms)
-    left = [state.remaining_units // state.cost_units for state in decision.limits if state.cost_units]
+    left = [state.remaining_units // state.cost_units for state in enforced(decision.limits) if state.cost_units]
     return Searches(min(left)) if left else None
 
 

@@ -17,7 +17,7 @@ from quota.common.log import warn
 from quota.common.text import many
 from quota.deciding.checklist import cap
 from quota.deciding.retry_at import Clocks, Occupancy, retry_at
-from quota.decision import COUNTING, REPAIR, Decision, LimitState
+from quota.decision import COUNTING, REPAIR, Decision, LimitState, enforced
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
 from quota.ledger.unlogged import UPSTREAM
@@ -58,12 +58,8 @@ class Answers(NamedTuple):
         admitted = result.outcome == "admitted"
         refusal = _NOT_REFUSED if admitted else self._refusal(checklist, request, result, read)
         refused_by, reason, retry_at_ms, detail = refusal
-        enforced = states
-        if checklist.shadow:
-            enforced = tuple(
-                [state for limit, state in zip(checklist.limits, states, strict=False) if not limit.shadow]
-            )
-        tightest = enforced[0] if len(enforced) == 1 else min(enforced, key=_further_calls, default=None)
+        refusing = enforced(states)
+        tightest = refusing[0] if len(refusing) == 1 else min(refusing, key=_further_calls, default=None)
         return Decision(
             admitted,
             result.id,
@@ -179,7 +175,10 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
             would_refuse = cost_units > 0 and used + (cost_units if result.id is None else 0) > cap_units
         left = cap_units - used if cap_units > used else 0
         noun = limit.view.selector.noun
-        states.append(LimitState(limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0, would_refuse, noun))
+        unlogged = 0, 0, 0, 0
+        states.append(
+            LimitState(limit.name, cost_units, used, cap_units, left, *unlogged, would_refuse, noun, limit.shadow)
+        )
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

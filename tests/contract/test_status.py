@@ -16,6 +16,7 @@ from rich.console import Console
 
 from quota.cli.render import render_status
 from quota.common.clock import NEVER, moment, rfc3339
+from quota.dashboard.reading import read_now
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, read_entries
@@ -121,6 +122,17 @@ def test_open_says_how_many_calls_of_the_dearest_method_of_its_jobs(scene: Scene
     retry_at = moment(TEN_MS + DAY_MS, TEN_MS)
     assert scene.result() == f"OPEN: 99 units, no searches until {retry_at}", "one of the four has left by then"
     assert read_status(scene.session).exit_status == 0
+
+
+def test_a_shadow_takes_no_calls_from_what_is_left(scene: Scene) -> None:
+    shadow = NARROW + "shadow = true\n"
+    scene.configure(DAY + shadow.replace("300", "50") + JOB)
+    assert scene.result() == "OPEN: 500 units = 5 searches"
+    now = read_now(scene.session)
+    assert now.calls["main"].left == 5
+    calls = '[[credentials.main.limits]]\nname = "some"\ncount = "calls"\nunits = 50\nwindow = "1h"\nshadow = true\n'
+    scene.configure(calls + DAY.replace("500", "50"))
+    assert scene.session.budget("main").peek("videos.list").left() == "50 units"
 
 
 def test_full_says_until_when_the_cheapest_call_fits(scene: Scene) -> None:
