@@ -14,6 +14,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+from quota.cli.output import takes_unicode
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc
 from quota.common.members import members
@@ -305,7 +306,7 @@ def _days(
 _NOTHING_DUE = "nothing is due in this time, so nothing would be refused"
 _NOTHING_SCHEDULED = 'nothing is scheduled: no job has a schedule, such as "*/30 * * * *"'
 MAX_JOBS_SHOWN = 12
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS, _PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
 def render_plan(plan: Plan) -> RenderableType:
@@ -375,6 +376,7 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
     from rich.text import Text
 
     first = rows[0]
+    bars = _BARS if takes_unicode() else _PLAIN_BARS
     busiest = max((units for day in first.days for units in day.hours), default=0)
     dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
     of_date = 1 + max(map(len, dates), default=0)
@@ -384,7 +386,7 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
         same = [row.days[index] for row in rows]
         line = Text(f"{dates[index]:<{of_date}}")
         for units in day.hours:
-            line.append(_BARS[-(-units * 8 // busiest) if busiest else 0])
+            line.append(bars[-(-units * 8 // busiest) if busiest else 0])
         line.append(f"{'':<{26 - len(day.hours)}}{day.used_units:>{width},}")
         lefts = [other.left_units for other in same if other.left_units is not None]
         if left:

@@ -35,11 +35,15 @@ def print_json(data: object, indent: int | None = 2) -> None:
     """
     import json
 
-    plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
-    text = json.dumps(data, indent=indent, ensure_ascii=plain)
+    text = json.dumps(data, indent=indent, ensure_ascii=not takes_unicode())
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     click.echo(text)
+
+
+def takes_unicode() -> bool:
+    """Whether stdout is UTF-8."""
+    return (getattr(sys.stdout, "encoding", None) or "").lower() in ("utf-8", "utf8")
 
 
 def print_rich(renderable: Any) -> None:

@@ -237,6 +237,17 @@ def test_the_chart_fits_80_columns_and_shows_each_day(folder: Path) -> None:
     assert "  keywords: 3 regions instead of 7" in lines
 
 
+def test_the_chart_is_drawn_with_what_the_terminal_can_show(folder: Path) -> None:
+    (folder / "quota.toml").write_text(LIMITS + KEYWORDS)
+    command = Quota(folder)
+    command.forked = False
+    command.env |= {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    lines = command("plan", "--start", "2026-11-23", "--days", "1").stdout.splitlines()
+    (monday,) = [line for line in lines if line.startswith("Mon 23 Nov ") and "dry" in line]
+    assert monday.split()[3:] == ["=@==@==@==*", "10,000", "0", "dry", "at", "10:45"]
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_searches_have_a_bucket_of_their_own(folder: Path) -> None:
     """95 searches a day under the newer allocation: half an hour for two regions, one page, is one too many."""
     text = """
