@@ -66,8 +66,8 @@ def _unlogged(row: LimitRow) -> Iterator[str]:
         return
     lost, until = state.unlogged_units - state.upstream_units, clock(state.unlogged_until_ms)
     if lost:
-        of = f"{many(lost, state.noun)} of charges"
-        yield f"{row.limit.name}: includes {of} that the ledger's log lacks, until {until}"
+        includes = f"includes {many(lost, state.noun)} of charges that the ledger's log lacks"
+        yield f"{row.limit.name}: {includes}, until {until}"
     if state.upstream_units:
         used = many(state.upstream_units, state.noun)
         yield f"{row.limit.name}: {used} used by others, as upstream said, until {until}"
