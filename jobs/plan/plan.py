@@ -25,6 +25,7 @@ from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.reports.spending import stands_out
+from quota.reports.status import held_to
 from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+    from quota.ledger.grants import Grant
     from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
@@ -58,12 +60,14 @@ class DayPlan:
 
 @dataclass(frozen=True, slots=True)
 class LimitPlan:
-    """One limit. `needs_units` is the most that the ticks of any 24 hours would use if nothing were refused."""
+    """One limit. `needs_units` is the most that the ticks of any 24 hours would use if nothing were refused, and
+    `enforced_units` the number at the beginning: less than the limit's own where upstream grants less."""
 
     project: str
     limit: Limit
     zone: str
     needs_units: int
+    enforced_units: int
     days: tuple[DayPlan, ...]
 
 
@@ -111,6 +115,7 @@ class Plan:
                     "project": row.project,
                     "window": row.limit.view.window.name,
                     **members(row.limit, "name limit_units paced shadow"),
+                    "enforced_units": row.enforced_units,
                     "needs_units_per_day": row.needs_units,
                     "days": [
                         {"from": rfc3339(day.start_ms), "hours": list(day.hours)}
@@ -245,7 +250,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
     projects = {credential.project: credential for credential in settings.credentials.values()}
     project_of = {job.name: settings.credentials[job.credential].project for job in settings.jobs.values()}
     for project, credential in projects.items():
-        spent = [*outcome.spent, *_before(project, state)]
+        spent, grants = [*outcome.spent, *_before(project, state)], state.grants.get(project, ())
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
             needs = _counted(limit, project, outcome.wanted)
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
@@ -255,7 +260,8 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
                 limit,
                 zone,
                 max(needs.values(), default=0),
-                tuple(_days(limit, zone, slots, refusals, outcome)),
+                held_to(limit, grants, outcome.start_ms),
+                tuple(_days(limit, zone, slots, refusals, outcome, grants)),
             )
 
 
@@ -281,7 +287,12 @@ def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, in
 
 
 def _days(
-    limit: Limit, zone: str, slots: Mapping[int, int], refusals: Sequence[Refusal], outcome: Simulated
+    limit: Limit,
+    zone: str,
+    slots: Mapping[int, int],
+    refusals: Sequence[Refusal],
+    outcome: Simulated,
+    grants: Sequence[Grant],
 ) -> Iterable[DayPlan]:
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(outcome.start_ms)[0]
@@ -296,7 +307,8 @@ def _days(
         )
         used = sum(hours)
         refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
-        left = max(0, limit.limit_units - used) if tells_left and end_ms <= outcome.until_ms else None
+        whole = tells_left and end_ms <= outcome.until_ms
+        left = max(0, held_to(limit, grants, end_ms - 1) - used) if whole else None
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
         start_ms = end_ms
 
@@ -350,12 +362,11 @@ def render_plan(plan: Plan) -> RenderableType:
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
     """One line a day, one bar an hour, scaled to the busiest hour."""
     for row in rows:
-        what = f"{row.limit.view.selector.noun}s"
         name = _name(row, several=several)
         kind = (", paced" if row.limit.paced else "") + (", a shadow: it refuses nothing" if row.limit.shadow else "")
-        needs = f"needs {row.needs_units:,} {what} a day, holds {row.limit.limit_units:,}"
+        needs = f"needs {many(row.needs_units, row.limit.view.selector.noun)} a day, holds {row.enforced_units:,}"
         enforced = not row.limit.shadow and row.limit.view.window.longest_ms >= DAY_MS
-        style = "red" if enforced and row.needs_units > row.limit.limit_units else "bold"
+        style = "red" if enforced and row.needs_units > row.enforced_units else "bold"
         yield line(f"{name} ({row.limit.view.window.name}{kind}): {needs}", style=style)
     numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
     tight = 1 + max(map(len, ["used", *numbers]))

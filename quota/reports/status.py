@@ -213,11 +213,10 @@ def _limit_rows(
     counts_since_ms, rows = notes.whole_after_ms, []
     reserved = _reserved_units(budget, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
-    granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
-        enforced_units = cap(limit, 0, 1, None, granted)
+        enforced_units = held_to(limit, notes.grants, at_ms)
         resets_ms, zone = _upstreams_reset(budget.book, selector, at_ms)
         next_ms = None
         if oldest_of is not None and state.used_units:
@@ -246,6 +245,11 @@ def _limit_rows(
             )
         )
     return tuple(rows)
+
+
+def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
+    """The number of a limit at a time, without its pace: less than its own where upstream grants less."""
+    return cap(limit, 0, 1, None, {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(at_ms)})
 
 
 def _upstreams_reset(book: CostBook, selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
