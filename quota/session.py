@@ -220,7 +220,7 @@ class Session(OfOneProcess):
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
         if self._key(credential) is None and self.credential(credential).auth_ref != "adc":
-            self._login(self.credential(credential))
+            login_of(self.credential(credential))
 
     def _key(self, credential: str | None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration names none."""
@@ -236,19 +236,6 @@ class Session(OfOneProcess):
         register(secret)
         install()
         return secret
-
-    def _login(self, chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
-        """The google-auth credentials that `auth` of a credential names; None where it names none."""
-        ref = chosen.auth_ref
-        if ref is None:
-            return None
-        from quota.clients.login import bearer, login
-        from quota.settings.keys import read_key
-
-        kind, _, token_ref = ref.partition(":")
-        if kind == "bearer":
-            return bearer(read_key(token_ref, "token", "auth"))
-        return login(ref, f"credential {chosen.name!r}", chosen.scopes or scopes)
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
@@ -270,7 +257,7 @@ class Session(OfOneProcess):
             options.setdefault("insecure_endpoint", chosen.insecure_endpoint)
         key = self._key(chosen.name)
         if key is None and options.get("credentials") is None:
-            options["credentials"] = self._login(chosen)
+            options["credentials"] = login_of(chosen, chosen.scopes)
         made = service(self.budget(chosen.name), api, version, key=key, **options)
         self._services.append(made)
         return made
@@ -344,7 +331,7 @@ class Session(OfOneProcess):
         from quota.clients.caller import Caller
 
         key = self._key(chosen.name)
-        login = self._login(chosen, scopes) if key is None else None
+        login = login_of(chosen, chosen.scopes or scopes) if key is None else None
         return Caller(hosts, key=key, place=place, credentials=login, insecure=chosen.insecure_endpoint)
 
     def close(self) -> None:
@@ -410,6 +397,20 @@ def open_session(
     if not checked.credentials:
         raise ConfigError(f"{checked.source}: credentials: missing; {A_CREDENTIAL}")
     return Session(checked, clock=clock)
+
+
+def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
+    """The google-auth credentials that `auth` of a credential names, for these `scopes`; None where it names none."""
+    ref = chosen.auth_ref
+    if ref is None:
+        return None
+    from quota.clients.login import bearer, login
+    from quota.settings.keys import read_key
+
+    kind, _, token_ref = ref.partition(":")
+    if kind == "bearer":
+        return bearer(read_key(token_ref, "token", "auth"))
+    return login(ref, f"credential {chosen.name!r}", scopes)
 
 
 def projects_of(session: Session, credential: str | None = None) -> dict[str, CredentialSettings]:

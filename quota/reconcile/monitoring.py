@@ -33,12 +33,13 @@ from googleapiclient.http import HttpRequest
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import PatientConnection, Watch, checked, connection_types, digestible
 from quota.clients.discovery import description
-from quota.clients.login import bearer, login, refused
+from quota.clients.login import bearer, refused
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
+from quota.session import login_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -329,13 +330,12 @@ def _service(credential: CredentialSettings) -> Any:
 
 def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
     """The google-auth credentials that `auth` names. Raises ConfigError, which shows no secret."""
-    ref = credential.auth_ref
-    where = f"credential {credential.name!r}"
-    if ref is None:
+    if credential.auth_ref is None:
         if loopback:  # the emulator takes anybody
             return bearer("emulated")
         raise ConfigError(
-            f'{where} has no auth; add auth = "adc", "service-account:PATH" or "authorized-user:PATH" of an account '
-            f"with the permission {PERMISSION}: an API key does not do"
+            f'credential {credential.name!r} has no auth; add auth = "adc", "service-account:PATH", '
+            f'"authorized-user:PATH" or "bearer:env:NAME" of an account with the permission {PERMISSION}: an API key '
+            "does not do"
         )
-    return login(ref, where, [SCOPE])
+    return login_of(credential, [SCOPE])

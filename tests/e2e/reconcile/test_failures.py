@@ -308,6 +308,26 @@ def test_an_auth_that_cannot_be_used_is_one_line_about_the_configuration(
     assert TOKEN not in str(error.value)
 
 
+def test_a_token_as_it_stands_is_sent_and_one_that_is_not_there_is_said(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+
+    def answer(arrived: Arrived) -> Answer:
+        sent.append(arrived.headers.get("authorization"))
+        return Answer(200, b"{}")
+
+    site.more = 'auth = "bearer:env:A_TOKEN"\n'
+    monkeypatch.setenv("A_TOKEN", TOKEN)
+    with PlainServer(answer) as server:
+        site.configure(server.address)
+        assert not site.reconcile().differs
+        monkeypatch.delenv("A_TOKEN")
+        with pytest.raises(ConfigError, match="environment variable A_TOKEN is not set"):
+            site.reconcile()
+    assert set(sent) == {f"Bearer {TOKEN}"}
+
+
 def test_a_token_goes_to_no_other_machine_in_plain_text(site: Site) -> None:
     site.more = 'auth = "authorized-user:user.json"\n'
     config = site.configure("http://monitoring.invalid")
