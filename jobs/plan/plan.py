@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -30,12 +31,11 @@ from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.text import Text
 
-    from quota.ledger.grants import Grant
     from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
@@ -250,7 +250,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
     projects = {credential.project: credential for credential in settings.credentials.values()}
     project_of = {job.name: settings.credentials[job.credential].project for job in settings.jobs.values()}
     for project, credential in projects.items():
-        spent, grants = [*outcome.spent, *_before(project, state)], state.grants.get(project, ())
+        spent = [*outcome.spent, *_before(project, state)]
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
             needs = _counted(limit, project, outcome.wanted)
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
@@ -260,9 +260,15 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
                 limit,
                 zone,
                 max(needs.values(), default=0),
-                held_to(limit, grants, outcome.start_ms),
-                tuple(_days(limit, zone, slots, refusals, outcome, grants)),
+                held_to(limit, state.grants.get(project, ()), outcome.start_ms),
+                tuple(_days(limit, zone, slots, refusals, outcome, partial(_room, project, limit, state))),
             )
+
+
+def _room(project: str, limit: Limit, state: State, at_ms: int) -> int:
+    """What a limit holds at a time, beside what it counts without a charge in the log."""
+    usages = {usage for usage in state.unlogged.get(project, ()) if usage.view == limit.view.name}
+    return held_to(limit, state.grants.get(project, ()), at_ms) - sum(usage.units_at(at_ms) for usage in usages)
 
 
 def _before(project: str, state: State) -> list[Spent]:
@@ -292,7 +298,7 @@ def _days(
     slots: Mapping[int, int],
     refusals: Sequence[Refusal],
     outcome: Simulated,
-    grants: Sequence[Grant],
+    room: Callable[[int], int],
 ) -> Iterable[DayPlan]:
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(outcome.start_ms)[0]
@@ -308,7 +314,7 @@ def _days(
         used = sum(hours)
         refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
         whole = tells_left and end_ms <= outcome.until_ms
-        left = max(0, held_to(limit, grants, end_ms - 1) - used) if whole else None
+        left = max(0, room(end_ms - 1) - used) if whole else None
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
         start_ms = end_ms
 

@@ -16,9 +16,10 @@ from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.ledger.unlogged import UnloggedUsage
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
@@ -318,6 +319,17 @@ def test_what_is_needed_on_a_short_day_is_needed(folder: Path) -> None:
     text = LIMITS + KEYWORDS.replace("every 45m", "0 12 * * sun")
     plan = make_plan(settings(folder, text), 0, days=2, first_day=date(2027, 3, 13))
     assert [row.needs_units for row in plan.limits] == [700, 700]
+
+
+def test_what_a_limit_counts_without_a_charge_is_not_left(folder: Path) -> None:
+    """Upstream counted 9,500 that nobody charged here, in both limits, for the first 30 hours."""
+    planned = settings(folder, LIMITS + KEYWORDS.replace("every 45m", "0 20 * * *"))
+    start_ms = int(datetime(2026, 11, 23, 8, tzinfo=UTC).timestamp() * 1000)
+    views = [limit.view.name for limit in planned.credentials["main"].limits]
+    others = [UnloggedUsage(view, "@upstream/units/1/*", ((9_500, start_ms + 30 * HOUR_MS),), (1, 0)) for view in views]
+    plan = make_plan(planned, 0, first_day=MONDAY, days=2, state=State(unlogged={"main": [*others, *others]}))
+    for row in plan.limits:
+        assert [day.left_units for day in row.days] == [0, 9_800], "two of the seven were left over"
 
 
 def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
