@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quota.cli.output import say
+from quota.cli.output import new_console, say
 from quota.common.text import many, printable, spell
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ class _Live(_Lines):
     above."""
 
     def __init__(self, job: str, *, verbose: bool = False) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().__init__(job, verbose=verbose)
@@ -120,7 +119,7 @@ class _Live(_Lines):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[said]}", markup=False),
-            console=Console(stderr=True),
+            console=new_console(stderr=True),
             transient=True,
         )
         self._run = self._progress.add_task(job, total=None, said="")

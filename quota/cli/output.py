@@ -17,6 +17,8 @@ from quota.errors import Refused, UsageError
 if TYPE_CHECKING:
     import logging
 
+    from rich.console import Console
+
     from quota.session import Session
 
 REFUSED_STATUS = Refused.exit_status
@@ -46,11 +48,19 @@ def takes_unicode() -> bool:
     return (getattr(sys.stdout, "encoding", None) or "").lower() in ("utf-8", "utf8")
 
 
-def print_rich(renderable: Any) -> None:
-    """A table or text for people. Colours only on a terminal; without one 80 columns, and no spaces at their ends."""
+def new_console(**options: Any) -> Console:
+    """Where rich prints. COLUMNS=0 says that nobody knows the width; rich would take it for one, and print nothing."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False, **options)
+    if not console.width:
+        console.width = 80
+    return console
+
+
+def print_rich(renderable: Any) -> None:
+    """A table or text for people. Colours only on a terminal; without one 80 columns, and no spaces at their ends."""
+    console = new_console()
     if console.is_terminal:
         console.print(renderable, crop=False)  # all that is printed fits
         return

@@ -18,7 +18,7 @@ from quota.cli.options import (
     only_job_option,
     since_option,
 )
-from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
+from quota.cli.output import fail, new_console, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, one_line, show
 from quota.errors import BadAnswer, QuotaError
 from quota.session import projects_of
@@ -102,7 +102,7 @@ def _watch(render: Callable[[], Any]) -> None:
 
     from rich.live import Live
 
-    with Live(render(), auto_refresh=False, screen=True) as live:
+    with Live(render(), console=new_console(), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(WATCH_S)
             live.update(render(), refresh=True)
