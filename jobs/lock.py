@@ -139,8 +139,10 @@ def _opened(path: Path) -> int:
         return open_alone(path, os.O_RDWR | os.O_CREAT)
     except NotAloneError:
         raise
-    except OSError:
-        return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+        raise error
 
 
 def _not_alone(error: NotAloneError) -> quota.ConfigError:

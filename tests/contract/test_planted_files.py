@@ -31,7 +31,7 @@ from quota.recovery.watermark_file import WatermarkFile, read_slots
 from quota.reports.metrics import write_file
 from quota.terms.limits import DAY_MS
 from support.claims import claim_of
-from support.users import NOBODY, as_user, needs_root
+from support.users import NOBODY, as_user, needs_root, not_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -326,6 +326,14 @@ def test_a_ledger_that_becomes_anothers_is_used_no_longer(tmp_path: Path) -> Non
         os.chown(tmp_path / "ledger.db", NOBODY, NOBODY)
         with pytest.raises(quota.LedgerError, match=r"ledger\.db belongs to nobody"):
             ledger.claim("p", claim_of("a"))
+
+
+def test_a_lock_that_may_not_be_made_says_so(tmp_path: Path, state_dir: Path) -> None:
+    state_dir.mkdir(exist_ok=True)
+    state_dir.chmod(0o500)
+    (tmp_path / "store").mkdir(mode=0o500)
+    with not_root(), pytest.raises(ConfigError, match=r"run-trending-.*\.lock: Permission denied; set QUOTA_STATE_DIR"):
+        lock_file(f"sqlite:///{tmp_path}/store/videos.db", "trending")
 
 
 @needs_root
