@@ -94,7 +94,8 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
         if number and used * 100 >= number * NEAR_PERCENT:
             subject, once_ms = _in_window(row, status.at_ms)
             facts = {"limit": name, "used_units": used, "limit_units": number}
-            message = f"limit {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
+            kind = "shadow limit" if row.limit.shadow else "limit"
+            message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
             yield Notice("near_limit", project, subject, message, once_ms, facts)
         unlogged_units, upstream_units = row.state.unlogged_units, row.state.upstream_units
         if lost_units := unlogged_units - upstream_units:  # `quota reconcile` tells of what only upstream counted

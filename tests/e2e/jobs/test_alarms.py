@@ -114,6 +114,14 @@ def test_each_thing_is_told_once(tmp_path: Path, upstream: Emulator) -> None:
     assert "a-key-for-alarms" not in json.dumps(told(command))
 
 
+def test_a_shadow_beyond_its_number_is_told_as_a_shadow(tmp_path: Path, upstream: Emulator) -> None:
+    shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 2\nwindow = "24h"\nshadow = true\n'
+    command = machine(tmp_path, upstream, told=shadow + TELL)
+    assert command("run", "trending").returncode == 0
+    (near,) = [one for one in told(command) if one.get("limit") == "trial"]
+    assert near["message"] == "shadow limit trial of project research has 8 of 2 units used"
+
+
 def test_a_limit_is_near_what_upstream_grants(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream)
     now_ms = host_clock()
