@@ -339,7 +339,7 @@ class _Simulation:
         self.refusals: list[Refusal] = []
 
     def _budget(self, settings: Settings, credential: CredentialSettings, ledger: MemoryLedger) -> Budget:
-        return Budget(
+        budget = Budget(
             credential=credential.name,
             project=credential.project,
             book=credential.book,
@@ -349,6 +349,8 @@ class _Simulation:
             clock=lambda: self.now_ms,
             jitter_ms=machine_jitter_ms(),
         )
+        account_of(budget).said_ahead = True  # whoever read the live ledger has said it
+        return budget
 
     def _replay(self, settings: Settings, state: State) -> dict[str, MemoryLedger]:
         """A ledger for each project, with the live log, each charge at its own time, and all else that stands."""

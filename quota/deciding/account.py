@@ -103,7 +103,8 @@ class Account:
         # Credentials of one project have the same limits, so these are all that the configuration has for it.
         self.retention_ms = retention_of(windows)
         self.grants = NO_GRANTS
-        self._said_ahead = False
+        self.said_ahead = False
+        """Whether it is said that the newest charge is dated far ahead."""
         self.told_ms: dict[tuple[str, bool], int] = {}
         """When the ledger was last told what an answer says of a bucket; by itself, that nothing remains in it."""
 
@@ -141,7 +142,7 @@ class Account:
             result = self.ledger.decide(request, commit=commit)
             outcome = result.outcome
             if outcome in _DECIDED:
-                if self._said_ahead or ahead_ms(result):
+                if self.said_ahead or ahead_ms(result):
                     self._say_ahead(result)
                 # Keep what the answer showed. It does not hold if the ledger lacked what it was told of just now.
                 if (
@@ -204,13 +205,13 @@ class Account:
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""
         ahead = ahead_ms(result) > 0
-        if ahead and not self._said_ahead:
+        if ahead and not self.said_ahead:
             said = (
                 "a clock was wrong, and what it dated ahead counts for that much longer; if the clocks are right now, "
             )
             times = {"newest": rfc3339(result.last[0]), "now": rfc3339(result.now_ms)}
             warn("ledger_ahead", f"{said}run `{REPAIR}`", project=self.project, ledger=self.ledger.label, **times)
-        self._said_ahead = ahead
+        self.said_ahead = ahead
 
     # -- the log -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.common.clock import host_clock
 from quota.errors import CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
@@ -17,6 +18,7 @@ from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.ledger.unlogged import UnloggedUsage
+from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS, HOUR_MS
@@ -486,6 +488,17 @@ def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
     assert not (folder / "ledger.db").exists(), "a plan from empty touches no ledger"
     quota.configure(LIMITS + KEYWORDS.replace("45m", "3h"))
     assert quota("plan", "--from-empty").returncode == 0
+
+
+def test_a_charge_dated_ahead_is_warned_of_once(folder: Path) -> None:
+    """Not by each simulation of a smaller change, too."""
+    quota = Quota(folder)
+    path = quota.configure(LIMITS + KEYWORDS)
+    with Session(load_settings(path), clock=lambda: host_clock() + 2 * DAY_MS) as session:
+        session.budget().charge("videos.list")
+    done = quota("plan")
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["ledger_ahead"]
 
 
 def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
