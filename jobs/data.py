@@ -233,7 +233,9 @@ def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> 
     for one in found:
         name = f"{one.job} {one.region}".rstrip()
         stored = f"{many(one.pages, 'page')} and {many(one.items, 'item')} stored" if one.begun else "nothing stored"
-        stands = f"page {one.pages + 1} comes next, {stored}" if one.pending or one.cursor else "this round is done"
+        ended = one.completed_at_ms or one.failed_at_ms  # neither: no run has come to it
+        due = one.pending or one.cursor or not ended
+        stands = f"page {one.pages + 1} comes next, {stored}" if due else "this round is done"
         complete = (
             "never complete" if one.completed_at_ms is None else f"complete {moment(one.completed_at_ms, now_ms)}"
         )

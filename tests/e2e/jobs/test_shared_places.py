@@ -304,7 +304,7 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     assert listed[0].startswith("t US: this round is done; complete ")
     assert listed[1:] == [
         "t DE: page 2 comes next, 1 page and 1 item stored; never complete",
-        "t FR: this round is done; never complete",
+        "t FR: page 1 comes next, nothing stored; never complete",
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"
