@@ -11,17 +11,22 @@ from quota.common.folders import doubt_at, make_folder
 from quota.common.text import one_line
 from quota.errors import ConfigError
 
+REMEDY = "set QUOTA_STATE_DIR to a folder of your own"
+
 
 def state_folder() -> Path:
     """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it.
 
-    Raises ConfigError for one that others could change.
+    Raises ConfigError for one that others could change, and for a user without a home.
     """
     named = os.environ.get("QUOTA_STATE_DIR")
-    folder = Path(named).absolute() if named else user_state_path("quota-ledger")
+    try:
+        folder = Path(named).absolute() if named else user_state_path("quota-ledger").expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"this user has no home for a state folder; {REMEDY}") from error
     why = doubt_at(folder)
     if why:
-        raise ConfigError(f"state folder {one_line(folder)} {why}; set QUOTA_STATE_DIR to a folder of your own")
+        raise ConfigError(f"state folder {one_line(folder)} {why}; {REMEDY}")
     return folder
 
 

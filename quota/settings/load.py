@@ -75,8 +75,10 @@ def find_config(named: str | Path | None = None) -> Path | None:
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here
-    users = user_config_path("quota-ledger") / "quota.toml"
-    return users if os.path.lexists(users) else None
+    with suppress(RuntimeError):  # this user may have no home
+        users = user_config_path("quota-ledger").expanduser() / "quota.toml"
+        return users if os.path.lexists(users) else None
+    return None
 
 
 class Config(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quota.errors import ConfigError
 from quota.settings.folders import state_folder
 from quota.settings.load import find_config
 
@@ -51,3 +52,14 @@ def test_the_configuration_is_where_the_user_says_else_in_the_home(
         (home / place / "quota-ledger").mkdir(parents=True)
         (home / place / "quota-ledger" / "quota.toml").touch()
     assert find_config() == (None if folder is None else home / folder / "quota-ledger" / "quota.toml")
+
+
+def test_a_user_without_a_home_has_no_configuration_there_and_must_name_the_state(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container's user that no /etc/passwd knows."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 987_654_321)
+    assert find_config() is None
+    with pytest.raises(ConfigError, match="this user has no home for a state folder; set QUOTA_STATE_DIR"):
+        state_folder()
