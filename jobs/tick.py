@@ -137,7 +137,7 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
 
 
 def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """Print how a run ended. With `quiet` nothing if it is done or elsewhere, its errors if it failed, and otherwise
+    """Print how a run ended. With `quiet` nothing if it is done or somebody else runs it, its errors if it failed, and otherwise
     why it stopped."""
     from quota.common.clock import host_clock
 
@@ -147,7 +147,7 @@ def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     said = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
     if said:
         fail(f"{report.job}: {printable(report.why)}")
-    if quiet and (report.outcome in ("done", "elsewhere") or (said and not as_json)):
+    if quiet and (report.outcome in ("done", "elsewhere", "overlap") or (said and not as_json)):
         return
     sentence = printable(report.sentence(host_clock()))
     if as_json:

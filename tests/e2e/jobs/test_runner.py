@@ -961,6 +961,8 @@ def test_two_runs_of_one_job_do_not_overlap(bench: Bench) -> None:
     bench.await_requests(1)
     report = bench.run()
     assert (report.outcome, report.exit_status, report.regions) == ("overlap", 0, ())
+    quiet = bench.quota("run", "t", "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     child.kill()
     child.communicate()
     assert bench.run().outcome == "done"  # the lock died with its holder
