@@ -137,8 +137,8 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
 
 
 def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """Print how a run ended. With `quiet` nothing if it is done or somebody else runs it, its errors if it failed, and otherwise
-    why it stopped."""
+    """Print how a run ended. With `quiet` nothing if it is done or somebody else runs it, its errors if it failed, and
+    otherwise why it stopped."""
     from quota.common.clock import host_clock
 
     for region in report.regions:
