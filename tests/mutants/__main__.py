@@ -42,14 +42,19 @@ _DECISIONS = (
         for name in ("answer", "checklist", "retry_at", "unlogged", "state_fields", "pacing", "limits", "spending")
     ),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
-    *(f"contract/test_{name}.py" for name in ("shadow", "evidence")),
+    *(f"contract/test_{name}.py" for name in ("shadow", "evidence", "several_buckets")),
 )
-_LEDGERS = tuple(
-    f"contract/ledger/test_{name}.py"
-    for name in (
-        *("rules", "retention", "rooms", "counting", "clocks", "charge_script", "several_charges", "ledger", "grants"),
-        *("claims", "script_bounds", "formats", "refusal_history", "history", "random_operations", "rights"),
-    )
+_LEDGERS = (
+    *(
+        f"contract/ledger/test_{name}.py"
+        for name in (
+            *("rules", "retention", "rooms", "counting", "clocks", "charge_script", "several_charges", "ledger"),
+            *("grants", "claims", "script_bounds", "formats", "refusal_history", "history", "random_operations"),
+            *("rights", "places"),
+        )
+    ),
+    "contract/recovery/test_repaired.py",
+    "contract/ledger/test_move.py",
 )
 """Of each group the quick ones are first: most mutants fall to those."""
 

@@ -194,6 +194,14 @@ def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
         made.sum_of([cheap] * 6, "")
 
 
+def test_a_call_has_ten_buckets_at_most() -> None:
+    parts = tuple([Part(f"bucket-{n}", 1) for n in range(11)])
+    made = checklists(limit(100))
+    assert made.make(("items.list", None, parts[:10], "")).parts == parts[:10]
+    with pytest.raises(UsageError, match="charged to 11 buckets, and a call to 10 at most"):
+        made.make(("items.list", None, parts, ""))
+
+
 def test_former_calls_together_cost_what_is_known_of_each_limit() -> None:
     made = checklists(limit(100), limit(100, selector=Selector(buckets=("search",)), name="search"))
     former = made.of_former("items.list", 100, "", Together(2, {}, None))

@@ -674,6 +674,7 @@ def test_arguments_that_cannot_be_right_are_an_error_and_charge_nothing(
     [
         {"retention_ms": 1},
         {"retention_ms": 10**14},
+        {"now_ms": 10**14},
         {"retry_age_ms": -1},
         {"retry_age_ms": 2**53 - 1},
         {"jitter_ms": 0},
