@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from quota.errors import UsageError
-from quota.inbound.contract import MAX_WINDOW_MS, Policy
+from quota.inbound.contract import MAX_WINDOW_MS, Limit, Policy
 from quota.terms.limits import DAY_MS
 
 NAME_BYTES = 8
@@ -40,6 +40,14 @@ enters a window, so no window is counted under two of them, however much the clo
 
 SHARD = "shard"
 """The name of the salt that chooses shards. It never changes."""
+
+
+def kind_of(policy: Policy, limit: Limit) -> str:
+    """Which states a limit has, as far as another one of the same rule and window would misread them: gcra's times, and
+    a list out of which rejected requests push others, depend on the limit's number."""
+    if policy.algorithm == "log":
+        return f"r{limit.number}." if policy.count_rejected else "l"
+    return f"g{limit.number}." if policy.algorithm == "gcra" else "c"
 
 
 def new_salt() -> str:

@@ -278,13 +278,7 @@ class RedisStorage:
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:
     """Where a limit keeps a window of a shard (I5), behind the shard."""
-    if policy.algorithm == "gcra":  # its state also depends on the limit's number
-        kind = f"g{limit.number}."
-    elif policy.algorithm == "log":
-        kind = "r" if policy.count_rejected else "l"
-    else:
-        kind = "c"
-    return f":{policy.rule}:{kind}{limit.window_ms}:{number}"
+    return f":{policy.rule}:{names.kind_of(policy, limit)}{limit.window_ms}:{number}"
 
 
 def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:

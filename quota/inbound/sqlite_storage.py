@@ -29,7 +29,6 @@ from quota.inbound.contract import (
     WALL_S,
     Consumer,
     Decision,
-    Limit,
     Policy,
     checked_totals,
 )
@@ -198,7 +197,7 @@ class SqliteStorage:
         stored = db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') > 0").fetchall()
         ids = []
         for limit in policy.limits:
-            row = (policy.rule, _kind(policy, limit), limit.window_ms)
+            row = (policy.rule, names.kind_of(policy, limit), limit.window_ms)
             db.execute("INSERT OR IGNORE INTO limits (rule, kind, window_ms) VALUES (?, ?, ?)", row)
             sql = "SELECT id FROM limits WHERE rule = ? AND kind = ? AND window_ms = ?"
             ids.append(int(db.execute(sql, row).fetchone()[0]))
@@ -249,7 +248,7 @@ class SqliteStorage:
         limit = policy.longest
         now_ms = self._clock()
         number = now_ms // limit.window_ms
-        wanted = ((number + 2) * limit.window_ms, policy.rule, _kind(policy, limit), limit.window_ms)
+        wanted = ((number + 2) * limit.window_ms, policy.rule, names.kind_of(policy, limit), limit.window_ms)
 
         def used(state: Any) -> int:
             if policy.algorithm == "log":
@@ -297,10 +296,6 @@ class SqliteStorage:
     def start_over_in_child(self) -> None:
         """Another thread of the parent may have held the lock. What the parent met, the parent hands over."""
         self._lock, self._met = threading.Lock(), Met()
-
-
-def _kind(policy: Policy, limit: Limit) -> str:
-    return f"gcra {limit.number}" if policy.algorithm == "gcra" else policy.algorithm
 
 
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:

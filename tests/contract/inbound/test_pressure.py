@@ -31,7 +31,7 @@ from support.servers import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.inbound.contract import Storage
+    from quota.inbound.contract import Algorithm, Storage
     from support.inbound import Clock
     from support.losses import LedgerStorage
     from support.proxy import Kind
@@ -234,8 +234,22 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
             db.close()
         else:
             with ledger_place.open() as client:
-                sizes = [client.llen(key) for key in ledger_place.keys("quota:inbound:*:r10000:*")]
+                sizes = [client.llen(key) for key in ledger_place.keys("quota:inbound:*:r7.10000:*")]
         assert max(sizes) <= 7
+
+
+@pytest.mark.parametrize("algorithm", ["counter", "log"])
+def test_while_a_limit_changes_neither_number_is_exceeded_where_rejected_requests_count(
+    storage: Storage, algorithm: Algorithm
+) -> None:
+    """Some workers have the new number already."""
+    numbers = (20, 5)
+    admitted = dict.fromkeys(numbers, 0)
+    for _ in range(100):
+        for number in numbers:
+            one = Policy("a", (Limit(number, 3_600_000),), algorithm, count_rejected=True)
+            admitted[number] += storage.decide(one, "ann").admitted
+    assert all(0 < admitted[number] <= number for number in numbers)
 
 
 def test_gcra_does_not_misread_the_states_of_another_limit(storage: Storage) -> None:
