@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import warnings
 from asyncio import timeout
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
+
+import aiohttp
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import aiohttp
-
     from quota.async_budget import AsyncBudget
     from quota.budget import Budget
     from quota.clients.metering import Attempt
@@ -35,8 +32,6 @@ def aiohttp_middleware(
     """
     gate = AsyncHostGate(budget, method, hosts)
 
-    send = sender()
-
     async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         return await send(gate, handler, request)
 
@@ -44,102 +39,95 @@ def aiohttp_middleware(
     return metered
 
 
-@cache
-def sender() -> Callable[
-    [AsyncHostGate, aiohttp.ClientHandlerType, aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]
-]:
-    """What sends a request as one attempt through its handler, and charges it at a gate. It imports aiohttp."""
-    import aiohttp
-
-    class Watched:
-        """A body that settles its attempt by what it says, while it is read."""
-
-        def __init__(self, reader: aiohttp.StreamReader, gate: AsyncHostGate, attempt: Attempt, usage: Usage) -> None:
-            self._reader, self._gate, self._attempt, self._usage = reader, gate, attempt, usage
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._reader, name)
-
-        async def _read(self, piece: bytes) -> bytes:
-            self._usage.feed(piece)
-            if self._reader.at_eof():
-                self._usage.end()
-            await self._gate.settle(self._attempt, self._usage.take())
-            return piece
-
-        async def read(self, n: int = -1) -> bytes:
-            return await self._read(await self._reader.read(n))
-
-        async def readany(self) -> bytes:
-            return await self._read(await self._reader.readany())
-
-        async def readline(self, **options: Any) -> bytes:
-            return await self._read(await self._reader.readline(**options))
-
-        async def readuntil(self, *args: Any, **options: Any) -> bytes:
-            return await self._read(await self._reader.readuntil(*args, **options))
-
-        async def readexactly(self, n: int) -> bytes:
-            return await self._read(await self._reader.readexactly(n))
-
-        async def readchunk(self) -> tuple[bytes, bool]:
-            piece, ends = await self._reader.readchunk()
-            return await self._read(piece), ends
-
-        # They read by the methods above.
-        __aiter__ = aiohttp.StreamReader.__aiter__
-        iter_any = aiohttp.StreamReader.iter_any
-        iter_chunked = aiohttp.StreamReader.iter_chunked
-        iter_chunks = aiohttp.StreamReader.iter_chunks
-
-    async def send(
-        gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
-    ) -> aiohttp.ClientResponse:
-        asked = await _body_of(aiohttp, request)
-        attempt = await gate.charge(request.method, str(request.url), asked)
-        if attempt is None:
-            return await handler(request)
-        try:
-            with gate.sending():
-                response = await handler(request)
-        except (
-            aiohttp.ClientConnectorError,
-            aiohttp.ClientHttpProxyError,  # a proxy refused to connect
-            aiohttp.ConnectionTimeoutError,
-        ):  # before the first byte
-            if asked.makes_no_requests:
-                await gate.never_left(attempt)
-            raise
-        try:
-            status, headers = response.status, response.headers
-            body = await peek(aiohttp.ClientError, response) if attempt.reads_body(status, headers) else b""
-            await gate.answered(attempt, status, body, headers)
-            usage = attempt.usage(status, headers)
-            if usage is not None:
-                response.content = Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
-        except BaseException:  # cancelled: nobody else knows of the response
-            response.close()
-            raise
-        return response
-
-    return send
+async def send(
+    gate: AsyncHostGate, handler: aiohttp.ClientHandlerType, request: aiohttp.ClientRequest
+) -> aiohttp.ClientResponse:
+    """Send a request as one attempt through its handler, and charge it at a gate."""
+    asked = await _body_of(request)
+    attempt = await gate.charge(request.method, str(request.url), asked)
+    if attempt is None:
+        return await handler(request)
+    try:
+        with gate.sending():
+            response = await handler(request)
+    except (
+        aiohttp.ClientConnectorError,
+        aiohttp.ClientHttpProxyError,  # a proxy refused to connect
+        aiohttp.ConnectionTimeoutError,
+    ):  # before the first byte
+        if asked.makes_no_requests:
+            await gate.never_left(attempt)
+        raise
+    try:
+        status, headers = response.status, response.headers
+        body = await peek(response) if attempt.reads_body(status, headers) else b""
+        await gate.answered(attempt, status, body, headers)
+        usage = attempt.usage(status, headers)
+        if usage is not None:
+            response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
+    except BaseException:  # cancelled: nobody else knows of the response
+        response.close()
+        raise
+    return response
 
 
-async def _body_of(library: Any, request: aiohttp.ClientRequest) -> RequestBody:
+class _Watched:
+    """A body that settles its attempt by what it says, while it is read."""
+
+    def __init__(self, reader: aiohttp.StreamReader, gate: AsyncHostGate, attempt: Attempt, usage: Usage) -> None:
+        self._reader, self._gate, self._attempt, self._usage = reader, gate, attempt, usage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    async def _read(self, piece: bytes) -> bytes:
+        self._usage.feed(piece)
+        if self._reader.at_eof():
+            self._usage.end()
+        await self._gate.settle(self._attempt, self._usage.take())
+        return piece
+
+    async def read(self, n: int = -1) -> bytes:
+        return await self._read(await self._reader.read(n))
+
+    async def readany(self) -> bytes:
+        return await self._read(await self._reader.readany())
+
+    async def readline(self, **options: Any) -> bytes:
+        return await self._read(await self._reader.readline(**options))
+
+    async def readuntil(self, *args: Any, **options: Any) -> bytes:
+        return await self._read(await self._reader.readuntil(*args, **options))
+
+    async def readexactly(self, n: int) -> bytes:
+        return await self._read(await self._reader.readexactly(n))
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        piece, ends = await self._reader.readchunk()
+        return await self._read(piece), ends
+
+    # They read by the methods above.
+    __aiter__ = aiohttp.StreamReader.__aiter__
+    iter_any = aiohttp.StreamReader.iter_any
+    iter_chunked = aiohttp.StreamReader.iter_chunked
+    iter_chunks = aiohttp.StreamReader.iter_chunks
+
+
+async def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
     body = request.body
-    if isinstance(body, library.BytesPayload):
+    if isinstance(body, aiohttp.BytesPayload):
         return RequestBody.of(await body.as_bytes())
     return RequestBody.of(body or None, getattr(body, "size", None))
 
 
-async def peek(broken: type[Exception], response: aiohttp.ClientResponse) -> bytes:
+async def peek(response: aiohttp.ClientResponse) -> bytes:
     """The beginning of an answer, which its reader still gets."""
     head = b""
     try:
         async with timeout(PEEK_WITHIN_S) as wall:
             while len(head) < MAX_PEEK_BYTES and (piece := await response.content.readany()):
                 head += piece
-    except broken:
+    except aiohttp.ClientError:
         pass  # its reader is told, too
     except TimeoutError:
         if not wall.expired():

@@ -238,7 +238,7 @@ class Passage:
         packing = answer.headers.get("content-encoding", "").strip().lower()
         head = b""
         if attempt.reads_body(status, answer.headers):
-            packed = await peek(aiohttp.ClientError, answer)
+            packed = await peek(answer)
             head = unpacked(packing, packed, partial(_unpack, packing))
         await gate.answered(attempt, status, head, answer.headers)
         mask = Mask(self._target.secret)

@@ -6,7 +6,6 @@ import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from quota.clients.aiohttp import sender
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import answer_to
 from quota.errors import Refused
@@ -23,8 +22,10 @@ def seams(payers: Payers) -> Iterator[Seam]:
         payer = payers.of(request.method, str(url)) if payers.knows(url.host, url.port) else None
         if payer is None:
             return await handler(request)
+        from quota.clients.aiohttp import send  # late: it imports aiohttp, which is here only now
+
         try:
-            return await sender()(payer.async_gate, handler, request)
+            return await send(payer.async_gate, handler, request)
         except Refused as refusal:
             return _refused(refusal, payer, request)
 
@@ -39,17 +40,12 @@ def seams(payers: Payers) -> Iterator[Seam]:
 
 
 def _refused(refusal: Refused, payer: Payer, request: Any) -> Any:
+    """The error, or an answer as aiohttp makes one, without a connection."""
     import aiohttp
+    from multidict import CIMultiDict, CIMultiDictProxy
 
     if not payer.answers_429:
         raise aiohttp.ClientConnectionError(str(refusal)) from refusal
-    return _answered(aiohttp, request, refusal)
-
-
-def _answered(library: Any, request: Any, refusal: Refused) -> Any:
-    """The answer as aiohttp makes one, without a connection."""
-    from multidict import CIMultiDict, CIMultiDictProxy
-
     answer = answer_to(refusal)
     given = {
         "writer": None,
@@ -65,10 +61,10 @@ def _answered(library: Any, request: Any, refusal: Refused) -> Any:
     response = request.response_class(
         request.method, request.original_url, **{name: value for name, value in given.items() if name in known}
     )
-    content = library.StreamReader(library.base_protocol.BaseProtocol(request.loop), 1 << 16, loop=request.loop)
+    content = aiohttp.StreamReader(aiohttp.base_protocol.BaseProtocol(request.loop), 1 << 16, loop=request.loop)
     content.feed_data(b"" if request.method == "HEAD" else answer.body)
     content.feed_eof()
-    response.version, response.status, response.reason = library.HttpVersion11, answer.status, answer.reason
+    response.version, response.status, response.reason = aiohttp.HttpVersion11, answer.status, answer.reason
     response._headers = CIMultiDictProxy(CIMultiDict(answer.headers))
     response._raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers.items())
     response.content = content
