@@ -21,13 +21,13 @@ import zlib
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httplib2
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
 from quota.clients.answer_limits import AnswerLimits
+from quota.common.hosts import is_http_address
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer
@@ -219,14 +219,7 @@ def no_http() -> BadAnswer:
 
 def check_redirect(uri: str) -> None:
     """Raise BadAnswer for a redirect to anything except an address of HTTP: a file, another protocol, a user's name."""
-    try:
-        parts = urlsplit(uri)
-        sound = (
-            parts.scheme in ("http", "https") and parts.username is None and bool(parts.hostname) and parts.port != 0
-        )
-    except ValueError:
-        sound = False
-    if not sound or not uri.isprintable() or " " in uri:
+    if not is_http_address(uri) or not uri.isprintable() or " " in uri:
         raise BadAnswer(
             f"upstream redirects to {show(redact(uri))}, which is no http address; check endpoint and proxies"
         )

@@ -48,7 +48,7 @@ from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import default_port, is_loopback, is_readable_on_the_way
+from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.sockets import has_hung_up
 from quota.common.text import show
@@ -147,12 +147,7 @@ def service(
 
 def _root(endpoint: str) -> str:
     endpoint = text(endpoint, "endpoint")
-    parts = urlsplit(endpoint)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        usable = False
-    if not usable or parts.query or parts.fragment or parts.username:
+    if not is_http_address(endpoint) or "?" in endpoint or "#" in endpoint:
         raise ConfigError(
             f"endpoint {show(redact(endpoint))} is not the root of an API; write for example http://127.0.0.1:8765"
         )

@@ -24,6 +24,15 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def is_http_address(url: str) -> bool:
+    """Whether it is an address of HTTP: of a host, on a port that one may have, and with nobody's name in it."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
+    except ValueError:  # a port out of range, an unmatched bracket
+        return False
+
+
 def default_port(scheme: str) -> int:
     """The port of an address that names none."""
     return 443 if scheme in ("https", "wss") else 80

@@ -21,12 +21,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
 from quota.common.clock import host_clock
-from quota.common.hosts import is_readable_on_the_way
+from quota.common.hosts import is_http_address, is_readable_on_the_way
 from quota.common.owners import doubt_of_path
 from quota.common.resources import read_text
 from quota.common.text import many, nearest, one_line, show
@@ -329,7 +328,7 @@ def _credential(
     book, its_limits = books[api]
     project = row.read("project") or name
     endpoint = row.read("endpoint")
-    if endpoint is not None and not _is_address(endpoint):
+    if endpoint is not None and not is_http_address(endpoint):
         raise row.error(NO_ADDRESS, "endpoint")
     insecure_endpoint = row.read("insecure_endpoint")
     if endpoint is not None and "key" in row and not insecure_endpoint and is_readable_on_the_way(endpoint):
@@ -368,11 +367,3 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     raise row.error(
         f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', "auth"
     )
-
-
-def _is_address(endpoint: str) -> bool:
-    try:
-        parts = urlsplit(endpoint)
-        return bool(parts.hostname and parts.port != 0)
-    except ValueError:  # a port out of range, an unmatched bracket
-        return False

@@ -843,7 +843,10 @@ def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Ledger, pa
         assert gate.charge(("www.googleapis.com", 443), "GET", metered, {}, None)
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "ftp://host", "http://", "http://host:port", "http://h/?key=1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:80", "ftp://host", "http://", "http://host:port", "http://h/?key=1", "http://h?", "http://[::1"],
+)
 def test_an_endpoint_is_the_root_of_an_api(endpoint: str, ledger: Ledger) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         service(make_budget(ledger), endpoint=endpoint)
