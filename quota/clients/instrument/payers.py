@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,13 +52,10 @@ class Payer:
         self._upstream = upstream_of(book)
         self._open_budget = open_budget
         self._tally = tally
-        self._start_over()
+        self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
-        self._start_over()
-
-    def _start_over(self) -> None:
         self._lock = RLock()
 
     def fit(self, verb: str, url: str) -> int:
@@ -95,21 +92,16 @@ class Payers:
     def __init__(self, payers: Iterable[Payer], named: str | None = None) -> None:
         self._payers = tuple(payers)
         self._named = named
-        self._known: dict[tuple[str, int | None], bool] = {}
+        self.knows = lru_cache(MAX_KNOWN)(self._knows)
+        """Whether anybody pays for requests to a host and port. Every request of the program asks that."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that anybody pays for, as the configuration names them."""
         return tuple(dict.fromkeys(name for one in self._payers for name in one.names))
 
-    def knows(self, host: str, port: int | None) -> bool:
-        """Whether anybody pays for requests to a host. Every request of the program asks that."""
-        try:
-            return self._known[host, port]
-        except KeyError:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            return self._known.setdefault((host, port), any((host, port) in one.hosts for one in self._payers))
+    def _knows(self, host: str, port: int | None) -> bool:
+        return any((host, port) in one.hosts for one in self._payers)
 
     def of(self, verb: str, url: str) -> Payer | None:
         """Who pays for a request that is about to leave; None for nobody, also where a layer above has paid.
@@ -133,7 +125,8 @@ class Payers:
 
     def close(self) -> None:
         """Nobody pays any more."""
-        payers, self._payers, self._known = self._payers, (), {}
+        payers, self._payers = self._payers, ()
+        self.knows.cache_clear()
         for payer in payers:
             payer.close()
 
@@ -150,7 +143,6 @@ class Answer(NamedTuple):
 def answer_to(refusal: Refused) -> Answer:
     """What a program is answered in upstream's place. Its Retry-After is never early."""
     wait_ms = refusal.decision.retry_after_ms
-    wait_s = None if wait_ms is None else math.ceil(wait_ms / 1_000)
-    problem = Problem(429, str(refusal), retry_after_s=wait_s)
+    problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else math.ceil(wait_ms / 1_000))
     body = problem.body()
     return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)

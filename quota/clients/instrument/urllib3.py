@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 def seams(payers: Payers) -> Iterator[Seam]:
     def charging(make_request: Callable[..., Any]) -> Callable[..., Any]:
         def _make_request(pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
-            host, port = pool.host, pool.port
+            address, scheme, host, port = "", pool.scheme, pool.host, pool.port
             if url[:1] != "/" and "//" in url:  # the pool is of a proxy
-                address = url
                 parts = urlsplit(url)
-                host, port = parts.hostname or "", parts.port or default_port(parts.scheme)
-                if not payers.knows(host, port):
-                    return make_request(pool, conn, method, url, *args, **options)
-            else:
-                if not payers.knows(host, port or default_port(pool.scheme)):
-                    return make_request(pool, conn, method, url, *args, **options)
-                address = address_of(pool.scheme, host, port, url)
-            payer = payers.of(method, address)
+                address, scheme, host, port = url, parts.scheme, parts.hostname or "", parts.port
+            payer = None
+            if payers.knows(host, port or default_port(scheme)):
+                address = address or address_of(scheme, host, port, url)
+                payer = payers.of(method, address)
             if payer is None:
                 return make_request(pool, conn, method, url, *args, **options)
             options = {**dict(zip(("body", "headers"), args, strict=False)), **options} if args else options
