@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     Below = Callable[[httpx.Request], httpx.Response]
     AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
-# -- httpx -------------------------------------------------------------------------------------------------------------
-
 
 def httpx_transport(
     budget: Budget,

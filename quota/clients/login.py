@@ -18,7 +18,7 @@ from quota.common.text import one_line, shorten, spaced
 from quota.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
@@ -83,12 +83,8 @@ def _secret_file(path: str, where: str) -> dict[str, Any]:
     info = json.loads(data)
     if not isinstance(info, dict):
         raise TypeError
-    _register_all(info[name] for name in ("private_key", "refresh_token", "client_secret", "token") if name in info)
-    return info
-
-
-def _register_all(secrets: Iterable[object]) -> None:
-    for secret in secrets:
-        if isinstance(secret, str):
+    for name in ("private_key", "refresh_token", "client_secret", "token"):
+        if isinstance(secret := info.get(name), str):
             for line in secret.splitlines():
                 register(line)
+    return info

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from quota.clients.upstream import Headers, Reading
     from quota.clients.upstream_errors import UpstreamError
     from quota.decision import Decision
-    from quota.terms.costs import CostBook
     from quota.terms.reserve import RequestBody
 
 _log = logging.getLogger("quota")
@@ -235,8 +234,8 @@ class Attempt:
             _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
         # The ledger's clock, as far as this machine's has gone on since the decision.
         at_ms = self._clock() + self._ahead_ms
-        upstream = upstream_of(self._book())
-        reading = upstream.read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        book = self._budget.book.at(charged_ms(self.decision))
+        reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         if not reading.levels:
             return reading
         told = news(account_of(self._budget), self.decision, reading.levels, at_ms)
@@ -332,10 +331,6 @@ class Attempt:
             self.decision.id,
             why,
         )
-
-    def _book(self) -> CostBook:
-        """The cost book with the prices at the time of the charge."""
-        return self._budget.book.at(charged_ms(self.decision))
 
     def _reset_after(self, bucket: str, at_ms: int) -> int:
         """When upstream resets `bucket`. A pool that is not a bucket of the book follows the main bucket."""

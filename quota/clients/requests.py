@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from quota.budget import Budget
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 def requests_adapter(
     budget: Budget,
     method: MethodOf | None = None,

@@ -55,12 +55,9 @@ class Routes:
     def is_batch(self, verb: str, path: str) -> bool:
         return verb == "POST" and f"{_plain(path)}/".lower().startswith(f"{self._batch}/".lower())
 
-    def is_upload(self, path: str) -> bool:
-        return any(pattern.fullmatch(path) for pattern in self._uploads)
-
     def is_part(self, path: str, query: str) -> bool:
         """Whether a request goes on with an upload."""
-        return self.is_upload(path) and "upload_id" in parse_qs(query)
+        return "upload_id" in parse_qs(query) and any(pattern.fullmatch(path) for pattern in self._uploads)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -86,9 +86,6 @@ class Usage:
     def _end_line(self) -> None:
         line = bytes(self._kept).rstrip(b"\r\n")
         self._kept.clear()
-        self._line(line)
-
-    def _line(self, line: bytes) -> None:
         if line:
             self._size += len(line)
             if self._size <= MAX_EVENT_BYTES and line.startswith(b"data:"):
