@@ -9,13 +9,13 @@ import base64
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quota.common.resources import read_text
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.data import INLINE_REPLIES, Catalogue, etag, replies_to, threads, uploads_playlist
+from quota.jobs.emulator.data import INLINE_REPLIES, Catalogue, etag, replies_to, resource, threads, uploads_playlist
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.words import CATEGORIES, REGIONS
 
@@ -96,11 +96,11 @@ class Call:
     params: Mapping[str, str]
     body: Json = field(default_factory=dict)
 
-    def ids(self, name: str = "id") -> list[str]:
+    def ids(self) -> list[str]:
         """The distinct ids asked for, in order."""
-        ids = list(dict.fromkeys(part for part in self.params.get(name, "").split(",") if part))
+        ids = list(dict.fromkeys(part for part in self.params.get("id", "").split(",") if part))
         if len(ids) > MAX_IDS:
-            raise Rejected(replies.error("filter_invalid", parameter=name))
+            raise Rejected(replies.error("filter_invalid", parameter="id"))
         return ids
 
     def parts(self, known: str) -> set[str]:
@@ -155,25 +155,24 @@ class Api:
         """The reply to a call. Raises Rejected where upstream would refuse the call."""
         if method := self._methods.get(call.method):
             return method(call)
-        resource, _, action = call.method.partition(".")
+        kind, _, action = call.method.partition(".")
         if action == "list":
             if "part" not in call.params:
                 raise Rejected(replies.error("part_missing"))
-            return _listing(resource, [])
+            return _listing(kind, [])
         if action in ("insert", "update"):
             return Reply(200, self.stored(call))
         return Reply(204)
 
     def stored(self, call: Call) -> Json:
         """The resource that an insert or update returns: an echo, under an id that can be listed."""
-        resource = call.method.partition(".")[0]
+        kind = call.method.partition(".")[0]
         names = sorted(f"{name}={value}" for name, value in call.body.items())
         number = next(self._numbers)
-        made = hashlib.blake2b(repr((resource, number, names)).encode("utf-8", "replace"))
-        made_id = base64.urlsafe_b64encode(made.digest())[:11].decode()
-        item_id = str(call.body.get("id") or made_id)
-        item: Json = {"kind": f"youtube#{_singular(resource)}", "etag": etag(item_id), "id": item_id}
-        item |= {name: value for name, value in call.body.items() if name not in item}
+        digest = hashlib.blake2b(repr((kind, number, names)).encode("utf-8", "replace")).digest()
+        item_id = str(call.body.get("id") or base64.urlsafe_b64encode(digest)[:11].decode())
+        made = resource(_singular(kind), item_id)
+        item = made | call.body | made
         if call.method == "videos.insert":
             given = call.body.get("status")
             status = {"uploadStatus": "uploaded", "privacyStatus": "public"}
@@ -202,7 +201,7 @@ class Api:
             videos = [item for item in videos if _snippet(item).get("categoryId") == category]
             if not videos:
                 raise Rejected(replies.error("chart_not_found"))
-        return _page("videos", videos, size, call, lambda items: _with_parts(items, parts))
+        return _page("videos", videos, size, call, parts)
 
     def _videos_by_id(self, call: Call) -> list[Json]:
         found = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
@@ -227,14 +226,7 @@ class Api:
         if "video" in call.params.get("type", "video").split(","):
             words = call.params.get("q", "")
             videos = self._catalogue.search(words, call.params.get("channelId"))
-        return _page(
-            "search",
-            videos,
-            size,
-            call,
-            lambda items: _with_parts([_search_result(item) for item in items], parts),
-            regionCode=region,
-        )
+        return _page("search", videos, size, call, parts, _search_result, regionCode=region)
 
     def _channels(self, call: Call) -> Reply:
         parts = call.parts(_CHANNEL_PARTS)
@@ -255,17 +247,15 @@ class Api:
         playlist = call.params.get("playlistId")
         if playlist is None:
             raise Rejected(replies.error("filter_missing", expected="id, playlistId"))
-        videos = None
-        if playlist.startswith("UU"):
-            videos = self._catalogue.uploads("UC" + playlist[2:])
+        videos = self._catalogue.uploads("UC" + playlist[2:]) if playlist.startswith("UU") else None
         if videos is None:
             raise Rejected(replies.error("playlist_not_found"))
         positions = {video["id"]: position for position, video in enumerate(videos)}
 
-        def shape(items: Sequence[Json]) -> list[Json]:
-            return _with_parts([_playlist_item(it, positions[it["id"]]) for it in items], parts)
+        def shape(video: Json) -> Json:
+            return _playlist_item(video, positions[video["id"]])
 
-        return _page("playlistItems", videos, size, call, shape)
+        return _page("playlistItems", videos, size, call, parts, shape)
 
     def _comment_threads(self, call: Call) -> Reply:
         parts = call.parts("id replies snippet")
@@ -279,7 +269,7 @@ class Api:
         found = threads(video)
         if found is None:
             raise Rejected(replies.error("comments_disabled"))
-        return _page("commentThreads", found, size, call, lambda items: _with_parts(list(map(_thread, items)), parts))
+        return _page("commentThreads", found, size, call, parts, _thread)
 
     def _comments(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
@@ -290,7 +280,7 @@ class Api:
         found = replies_to(parent)
         if found is None or self._catalogue.video(parent.partition(".")[0]) is None:
             raise Rejected(replies.error("comment_not_found"))
-        return _page("comments", found, size, call, lambda items: _with_parts(items, parts))
+        return _page("comments", found, size, call, parts)
 
     def _categories(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
@@ -304,12 +294,8 @@ class Api:
             wanted = list(CATEGORIES)
         owner = "UCBR8-60-B28hp2BmDPdntcQ"  # upstream's own channel owns every category
         items = [
-            {
-                "kind": "youtube#videoCategory",
-                "etag": etag("category", name),
-                "id": name,
-                "snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner},
-            }
+            resource("videoCategory", name)
+            | {"snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner}}
             for name in wanted
         ]
         return Reply(200, _body("videoCategories", _with_parts(items, parts)))
@@ -317,12 +303,7 @@ class Api:
     def _regions(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
         items = [
-            {
-                "kind": "youtube#i18nRegion",
-                "etag": etag("region", region),
-                "id": region,
-                "snippet": {"gl": region, "name": name},
-            }
+            resource("i18nRegion", region) | {"snippet": {"gl": region, "name": name}}
             for region, name in REGIONS.items()
         ]
         return Reply(200, _body("i18nRegions", _with_parts(items, parts)))
@@ -337,7 +318,7 @@ def _singular(resource: str) -> str:
     return resource.removesuffix("s")
 
 
-def _with_parts(items: Sequence[Json], parts: set[str]) -> list[Json]:
+def _with_parts(items: Iterable[Json], parts: set[str]) -> list[Json]:
     wanted = {"kind", "etag", "id", *parts}
     return [{key: value for key, value in item.items() if key in wanted} for item in items]
 
@@ -359,14 +340,15 @@ def _page(
     items: Sequence[Json],
     size: int,
     call: Call,
-    shape: Callable[[Sequence[Json]], list[Json]],
+    parts: set[str],
+    shape: Callable[[Json], Json] = dict,
     **extra: Any,
 ) -> Reply:
     """One page of `items`. Only that page's items go through `shape`."""
     token = call.params.get("pageToken")
     start = decode_token(token, size) if token else 0
     end = start + size
-    body: Json = _body(resource, shape(items[start:end]))
+    body: Json = _body(resource, _with_parts(map(shape, items[start:end]), parts))
     if size and end < len(items):
         body["nextPageToken"] = encode_token(end)
     if size and start:
@@ -404,9 +386,7 @@ def _search_result(video: Json) -> Json:
 def _thread(comment: Json) -> Json:
     answers = replies_to(comment["id"]) or []
     thread = {
-        "kind": "youtube#commentThread",
-        "etag": etag("thread", comment["id"]),
-        "id": comment["id"],
+        **resource("commentThread", comment["id"]),
         "snippet": {
             "videoId": comment["snippet"]["videoId"],
             "topLevelComment": comment,
@@ -424,9 +404,7 @@ def _playlist_item(video: Json, position: int) -> Json:
     playlist = uploads_playlist(str(snippet.get("channelId", "")))
     item_id = base64.urlsafe_b64encode(f"{playlist}.{video['id']}".encode()).decode().rstrip("=")
     return {
-        "kind": "youtube#playlistItem",
-        "etag": etag("playlistItem", item_id),
-        "id": item_id,
+        **resource("playlistItem", item_id),
         "snippet": {
             **{key: snippet[key] for key in kept if key in snippet},
             "playlistId": playlist,

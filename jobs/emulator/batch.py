@@ -1,11 +1,10 @@
 """The API's two multipart formats: batches of calls, and uploads with their metadata."""
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import HeaderParser
+from email.parser import Parser
 from http import HTTPStatus
 
 from quota.jobs.emulator import replies
@@ -27,26 +26,20 @@ class BatchedCall:
 
 def split_multipart(content_type: str, body: bytes) -> list[tuple[Message, bytes]]:
     """(headers, content) of each part."""
-    outer = Message()
-    outer["Content-Type"] = content_type
-    boundary = outer.get_boundary()
-    if not boundary:
+    whole = _parsed(b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + body)
+    if not whole.is_multipart() or whole.defects:
         raise Rejected(replies.bad_request("The request's multipart boundary is missing."))
-    delimiter = rb"(?:^|\r?\n)--" + re.escape(boundary.encode()) + rb"(?:--)?[ \t]*(?=\r?\n|$)"
-    sections = re.split(delimiter, body)[1:-1]  # drops the text before and after the parts
-    return [_headers_and_content(re.sub(rb"^\r?\n", b"", section)) for section in sections]
+    return [(part, _content(part)) for part in whole.get_payload() if isinstance(part, Message)]
 
 
-def _headers_and_content(section: bytes) -> tuple[Message, bytes]:
-    head, _, content = _partition_blank_line(section)
-    return HeaderParser().parsestr(head.decode("utf-8", "replace")), content
+def _parsed(section: bytes) -> Message:
+    """Headers and content. As Latin-1 every byte is one character."""
+    return Parser().parsestr(section.decode("latin-1"))
 
 
-def _partition_blank_line(text: bytes) -> tuple[bytes, bytes, bytes]:
-    if text.startswith((b"\r\n", b"\n")):  # no headers at all
-        return b"", b"", text.lstrip(b"\r\n")
-    found = re.search(rb"\r?\n\r?\n", text)
-    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, b"", b"")
+def _content(message: Message) -> bytes:
+    content = message.get_payload(decode=True)
+    return content if isinstance(content, bytes) else b""
 
 
 def parse_batch(content_type: str, body: bytes) -> list[BatchedCall]:
@@ -57,8 +50,8 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchedCall]:
         words = line.decode("utf-8", "replace").split()
         if len(words) not in (2, 3):
             raise Rejected(replies.bad_request("Failed to parse batch request."))
-        headers, inner_body = _headers_and_content(rest)
-        calls.append(BatchedCall(outer["Content-ID"], words[0], words[1], headers, inner_body))
+        inner = _parsed(rest)
+        calls.append(BatchedCall(outer["Content-ID"], words[0], words[1], inner, _content(inner)))
     if not 0 < len(calls) <= MAX_BATCHED_CALLS:
         message = f"A batch holds 1 to {MAX_BATCHED_CALLS} calls, not {len(calls)}."
         raise Rejected(replies.bad_request(message))
@@ -94,4 +87,4 @@ def _answered_id(content_id: str | None) -> bytes:
     if content_id is None:
         return b""
     bare = " ".join(content_id.split()).strip("<>")
-    return f"Content-ID: <response-{bare}>\r\n".encode("utf-8", "replace")
+    return f"Content-ID: <response-{bare}>\r\n".encode("latin-1")

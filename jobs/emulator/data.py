@@ -34,6 +34,11 @@ def etag(*names: str) -> str:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
+def resource(kind: str, item_id: str) -> Json:
+    """What each item of the API begins with."""
+    return {"kind": f"youtube#{kind}", "etag": etag(kind, item_id), "id": item_id}
+
+
 # --- ids ---------------------------------------------------------------------------------------------
 # An id encodes the item it names, with two check bytes. The catalogue therefore recognises a made-up id as
 # unknown without a table of the known ones.
@@ -196,9 +201,7 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
     if draw.below(15):
         statistics["commentCount"] = str(views // (200 + draw.below(3_000)))
     return {
-        "kind": "youtube#video",
-        "etag": etag("video", video_id),
-        "id": video_id,
+        **resource("video", video_id),
         "snippet": {
             "publishedAt": _timestamp(draw, 14),
             "channelId": _channel_id(channel),
@@ -247,9 +250,7 @@ def _channel(number: int) -> Json:
     subscribers = draw.below(30_000_000)
     description = f"Everything about {title}.\n\nNew videos every week ✨"
     return {
-        "kind": "youtube#channel",
-        "etag": etag("channel", channel_id),
-        "id": channel_id,
+        **resource("channel", channel_id),
         "snippet": {
             "title": title,
             "description": description,
@@ -311,7 +312,7 @@ def _comment(comment_id: str) -> Json:
     }
     video_id, _, place = comment_id.partition(".")
     parent = {"parentId": comment_id.rpartition(".")[0]} if "." in place else {"videoId": video_id}
-    return {"kind": "youtube#comment", "etag": etag(comment_id), "id": comment_id, "snippet": {**snippet, **parent}}
+    return {**resource("comment", comment_id), "snippet": {**snippet, **parent}}
 
 
 def _mentions(video: Json, words: str) -> bool:
@@ -363,9 +364,7 @@ class RecordedCatalogue:
             return None
         title = videos[0].get("snippet", {}).get("channelTitle", "")
         return {
-            "kind": "youtube#channel",
-            "etag": etag("channel", channel_id),
-            "id": channel_id,
+            **resource("channel", channel_id),
             "snippet": {"title": title, "description": ""},
             "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
             "statistics": {"videoCount": str(len(videos))},
