@@ -55,12 +55,10 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class _Arrival:
-    """One API call as it was booked. With `project` None nobody could be charged, and `unknown` says why."""
+    """One API call as it was booked. Where nobody could be charged, it has upstream's answer in place of a `charge`."""
 
     method: str
-    project: str | None
-    unknown: Reply | None
-    charge: Charge | None
+    charge: Charge | Reply
     fault: Fault | None
 
 
@@ -232,40 +230,36 @@ class Emulator:
     def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
         """Count and charge a call before anything else, and find the fault that hits it."""
         method = method_of(request.verb, request.path) or UNKNOWN
-        project, unknown = self._identify(request.params, headers)
-        charge = None
+        known = self._identify(request.params, headers)
         with self._lock:
             self._meter.count(method)
-            if project is not None:
-                charge = self._meter.charge(project, method)
-            bucket = charge.bucket if charge else None
-            region = request.params.get("regionCode")
-            fault = self._faults.strike(method, region, bucket, kinds=kinds)
-            if fault is not None and fault.kind == "exhaust" and project and charge:
-                self._meter.exhaust(project, method, charge)
-                charge = charge._replace(refused=True)
-        return _Arrival(method, project, unknown, charge, fault)
+            charge = self._meter.charge(known, method) if isinstance(known, str) else known
+            bucket = charge.bucket if isinstance(charge, Charge) else None
+            fault = self._faults.strike(method, request.params.get("regionCode"), bucket, kinds=kinds)
+            if fault is not None and fault.kind == "exhaust" and isinstance(charge, Charge):
+                charge = self._meter.exhaust(method, charge)
+        return _Arrival(method, charge, fault)
 
     def _arrive_free(self, kind: str, method: str) -> Fault | None:
         with self._lock:
             self._meter.count_free(kind)
             return self._faults.strike(method, None, None)
 
-    def _identify(self, params: Mapping[str, str], headers: Message) -> tuple[str | None, Reply | None]:
-        """(project, None), or (None, upstream's reply to a caller that it does not know)."""
+    def _identify(self, params: Mapping[str, str], headers: Message) -> str | Reply:
+        """The project, or upstream's reply to a caller that it does not know."""
         secret = params.get("key") or headers.get("X-Goog-Api-Key")
         unusable = replies.error("key_invalid")
         if not secret:
             secret, unusable = _bearer(headers), replies.error("401 authError")
             if not secret:
-                return None, replies.error("unregistered_caller")
+                return replies.error("unregistered_caller")
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
         project = self._projects.get(secret) or f"key-{_digest(secret)}"
         if secret.startswith("invalid"):
-            return None, unusable
+            return unusable
         if secret.startswith("disabled"):
-            return None, replies.error("service_disabled", number=replies.project_number(project))
-        return project, None
+            return replies.error("service_disabled", number=replies.project_number(project))
+        return project
 
     def _answer(self, request: Request, arrival: _Arrival) -> Reply:
         struck = _fault_reply(arrival.fault, request)
@@ -273,16 +267,15 @@ class Emulator:
             return struck
         if request.malformed:
             return replies.bad_request("Bad Request")
-        charge, project = arrival.charge, arrival.project
-        if charge is None or project is None:
-            return arrival.unknown or replies.error("unregistered_caller")
+        charge = arrival.charge
+        if isinstance(charge, Reply):
+            return charge
         if arrival.fault is not None and arrival.fault.kind == "limit-zero":
-            return replies.daily_limit(charge.bucket, project, 0)
+            return replies.daily_limit(charge.bucket, charge.project, 0)
         if charge.refused and charge.bucket == "units":
             return replies.error("403 quotaExceeded")
         if charge.refused:
-            limit_units = self._meter.quota_units(charge.bucket)
-            return replies.daily_limit(charge.bucket, project, limit_units)
+            return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units(charge.bucket))
         try:
             return self._perform(request, arrival.method)
         except Rejected as rejected:

@@ -54,6 +54,7 @@ def price(method: str, allocation: Allocation) -> tuple[str, int]:
 class Charge(NamedTuple):
     """One call as upstream booked it. `refused` means that the day's quota of `bucket` did not cover it."""
 
+    project: str
     bucket: str
     units: int
     refused: bool
@@ -130,17 +131,19 @@ class Meter:
             booked.units[bucket] += units
             if refused:
                 booked.refused_units[bucket] += units
-        return Charge(bucket, units, refused)
+        return Charge(project, bucket, units, refused)
 
-    def exhaust(self, project: str, method: str, charged: Charge) -> None:
+    def exhaust(self, method: str, charged: Charge) -> Charge:
         """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
-        today = self._today(project, charged.bucket)
+        project, bucket, units, refused = charged
+        today = self._today(project, bucket)
         today.exhausted = True
-        if not charged.refused:
-            today.used_units -= charged.units
-            self._note(project, method, charged.bucket, -charged.units)
-            self._total.refused_units[charged.bucket] += charged.units
-            self._by_project[project].refused_units[charged.bucket] += charged.units
+        if not refused:
+            today.used_units -= units
+            self._note(project, method, bucket, -units)
+            for booked in (self._total, self._by_project[project]):
+                booked.refused_units[bucket] += units
+        return charged._replace(refused=True)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
         """Keep what the day's quota covered, by the minute, for as long as anybody compares it."""

@@ -160,15 +160,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes | None:
         """The request's body. None when it is incomplete: the client gets an error, or has disconnected."""
+        length, wrong = self.headers.get("Content-Length", "0"), None
         if "Transfer-Encoding" in self.headers:
-            self._refuse(replies.bad_request("Length Required", 411))
-            return None
-        length = self.headers.get("Content-Length", "0")
-        if not (length.isascii() and length.isdigit()):
-            self._refuse(replies.bad_request("Bad Content-Length"))
-            return None
-        if len(length) > 15 or int(length) > MAX_BODY_BYTES:
-            self._refuse(replies.bad_request("Request Entity Too Large", 413))
+            wrong = replies.bad_request("Length Required", 411)
+        elif not (length.isascii() and length.isdigit()):
+            wrong = replies.bad_request("Bad Content-Length")
+        elif len(length) > 15 or int(length) > MAX_BODY_BYTES:
+            wrong = replies.bad_request("Request Entity Too Large", 413)
+        if wrong is not None:
+            self._refuse(wrong)
             return None
         body = self.rfile.read(int(length))
         if len(body) < int(length):
