@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from quota.budget import Budget, account_of
 from quota.common.text import one_line
@@ -13,7 +13,7 @@ from quota.terms.attribution import machine_name
 from quota.terms.limits import MAX_UNITS, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quota.reports.spending import KeptRefusal
     from quota.session import Session
@@ -98,26 +98,26 @@ def changes_that_admit(
             return (reopen,), False
     elif not full:
         return (), True
-    found = [_numbers(budget.book, full, then_ms), _less_left(full, then_ms), _unpaced(full, then_ms)]
+    numbers = _each(_number(budget.book, one, then_ms) for one in full)
+    found = [numbers, _each(_less_left(one, then_ms) for one in full), _unpaced(full, then_ms)]
     if of_one_bucket:  # of several calls the prices are not known
         found.append(_cheaper(each, kept.method, kept.cost_units, then_ms))
     return tuple((*reopen, *change) for change in found if change), False
 
 
-def _numbers(book: CostBook, full: Sequence[_Counted], at_ms: int) -> Change:
-    """The least number of each full limit."""
-    change: list[Setting] = []
-    for one in full:
+def _each(settings: Iterable[Setting | None]) -> Change:
+    """All of them together; none where one of them cannot be."""
+    found = tuple(settings)
+    return () if None in found else cast("Change", found)
 
-        def enough(units: int, one: _Counted = one) -> bool:
-            return one._replace(limit=replace(one.limit, limit_units=units)).fits(at_ms)
 
-        low = one.limit.limit_units
-        needed = _least(enough, low, min(MAX_UNITS, 16 * (one.used_units + one.cost_units + one.leave_units + low)))
-        if needed is None:
-            return ()
-        change.append(Setting("limit", one.limit.name, needed, low, _granted(book, one.limit)))
-    return tuple(change)
+def _number(book: CostBook, one: _Counted, at_ms: int) -> Setting | None:
+    """The least number of a full limit."""
+    limit = one.limit
+    low = limit.limit_units
+    high = min(MAX_UNITS, 16 * (one.used_units + one.cost_units + one.leave_units + low))
+    needed = _least(lambda units: one._replace(limit=replace(limit, limit_units=units)).fits(at_ms), low, high)
+    return None if needed is None else Setting("limit", limit.name, needed, low, _granted(book, limit))
 
 
 def _granted(book: CostBook, limit: Limit) -> int:
@@ -131,19 +131,11 @@ def _granted(book: CostBook, limit: Limit) -> int:
     return sum(map(min, granted))
 
 
-def _less_left(full: Sequence[_Counted], at_ms: int) -> Change:
-    """The most that the job may leave of each full limit to others."""
-    change: list[Setting] = []
-    for one in full:
-
-        def enough(less: int, one: _Counted = one) -> bool:
-            return one._replace(leave_units=one.leave_units - less).fits(at_ms)
-
-        less = _least(enough, 0, one.leave_units)
-        if less is None:
-            return ()
-        change.append(Setting("leave", one.limit.name, one.leave_units - less, one.leave_units))
-    return tuple(change)
+def _less_left(one: _Counted, at_ms: int) -> Setting | None:
+    """The most that the job may leave of a full limit to others."""
+    leave = one.leave_units
+    less = _least(lambda less: one._replace(leave_units=leave - less).fits(at_ms), 0, leave)
+    return None if less is None else Setting("leave", one.limit.name, leave - less, leave)
 
 
 def _unpaced(full: Sequence[_Counted], at_ms: int) -> Change:

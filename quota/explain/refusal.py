@@ -132,13 +132,13 @@ class RefusalExplained:
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
             **members(kept, "credential project method cost_units calls job region run machine reason refused_by why"),
-            "retry_at": _time(kept.retry_at_ms),
+            **members(kept, "retry_at"),
             "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
             if decision is None
             else {
                 **members(decision, "admitted reason refused_by"),
                 "why": decision.why(),
-                "retry_at": _time(decision.retry_at_ms),
+                "retry_at": decision.as_json()["retry_at"],
             },
             "limits": [
                 {
@@ -274,18 +274,17 @@ def _then_and_now(
 def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
     """The limit that decided; where upstream closed a bucket, what upstream itself counts there. None where neither
     is known."""
-    book, name = budget.book, kept.refused_by
+    book, name = budget.book, kept.refused_by or ""
     if not closed_by_upstream(kept):
         return next((limit for limit in budget.limits_of(kept.job) if limit.name == name), None)
-    for bucket in book.buckets.values():
-        if bucket.name == name:
-            view = View(Selector((bucket.name,)), bucket.window)
-            return Limit(bucket.name, bucket.quota_units, view, bucket.quota_units, 0)
-    for pool in book.pools:
-        if pool.name == name:
-            view = View(Selector(methods=pool.methods), book.main_bucket.window)
-            return Limit(pool.name, book.main_bucket.quota_units, view, book.main_bucket.quota_units, 0)
-    return None
+    pools = {pool.name: pool for pool in book.pools}
+    if name in book.buckets:
+        bucket, selector = book.buckets[name], Selector((name,))
+    elif name in pools:
+        bucket, selector = book.main_bucket, Selector(methods=pools[name].methods)
+    else:
+        return None
+    return Limit(name, bucket.quota_units, View(selector, bucket.window), bucket.quota_units, 0)
 
 
 def _same(budget: Budget, subject: Limit, kept: KeptRefusal) -> list[Limit]:
@@ -404,10 +403,6 @@ def _marked(shown: list[Expiry], fits: Expiry | None) -> list[Expiry]:
         return shown
     marked, at = fits._replace(makes_room=True), shown.index(fits) if fits in shown else len(shown)
     return [*shown[:at], marked, *shown[at + 1 :]]
-
-
-def _time(at_ms: int | None) -> str | None:
-    return None if at_ms is None else rfc3339(at_ms)
 
 
 def _state_json(state: LimitState | None, unlogged_units: int) -> dict[str, object] | None:
