@@ -108,14 +108,12 @@ class Log:
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         live = self._live(limit, states, at_ms)
-        too_much = sum(units for _, units in live) + cost - limit.number
+        too_much, wait_ms = sum(units for _, units in live) + cost - limit.number, 0
         for ends_ms, units in live:
             if too_much <= 0:
                 break
-            too_much -= units
-            if too_much <= 0:
-                return ends_ms - at_ms
-        return 0
+            too_much, wait_ms = too_much - units, ends_ms - at_ms
+        return wait_ms
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Entries:
         current: Entries = states.current or ()

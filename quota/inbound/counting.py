@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -27,7 +28,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -36,15 +37,14 @@ class Counts:
         """One request, and how long its decision took."""
         request, took, took_us = f"requests|{rule}|{outcome}", _TOOK[bisect_left(BUCKETS_S, took_s)], int(took_s * 1e6)
         with self._lock:
-            counts = self._counts
-            counts[request] = counts.get(request, 0) + 1
-            counts[took] = counts.get(took, 0) + 1
-            counts[_SUM_US] = counts.get(_SUM_US, 0) + took_us
+            self._counts[request] += 1
+            self._counts[took] += 1
+            self._counts[_SUM_US] += took_us
 
     def hand_over(self, storage: Storage) -> None:
         """Add everything to the storage's totals. Raises StorageAway, and then keeps what was not taken."""
         with self._lock:
-            rest, self._counts = self._counts, {}
+            rest, self._counts = dict(self._counts), Counter()
         try:
             while rest:
                 part = dict(list(rest.items())[:MAX_TOTALS])
@@ -52,8 +52,7 @@ class Counts:
                 rest = {name: number for name, number in rest.items() if name not in part}
         finally:
             with self._lock:
-                for name, number in rest.items():
-                    self._counts[name] = self._counts.get(name, 0) + number
+                self._counts.update(rest)
 
 
 class Requests(NamedTuple):

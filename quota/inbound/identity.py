@@ -142,29 +142,28 @@ class Identify:
 
     def asgi(self, scope: Mapping[str, Any]) -> str:
         """The identity behind an ASGI scope."""
-        if self._key_field is not None:
-            key = self._key(_asgi_lines(scope, self._key_field))
-            if key:
-                return key
-        name = at_once("user", self._user(scope)) if self._user is not None else _asgi_user(scope)
-        if name:
-            return _named("u", name)
         client = scope.get("client")
-        return self._proxies.client(client[0] if client else None, lambda: _asgi_lines(scope, self._proxies.field))
+        return self._who(scope, client[0] if client else None, _asgi_user, _asgi_lines)
 
     def wsgi(self, environ: Mapping[str, Any]) -> str:
         """The identity behind a WSGI environ."""
-        if self._key_field is not None:
-            key = self._key(_wsgi_lines(environ, self._key_field))
-            if key:
-                return key
-        name = at_once("user", self._user(environ)) if self._user is not None else environ.get("REMOTE_USER")
+        peer = environ.get("REMOTE_ADDR")
+        return self._who(environ, None if peer == _WAITRESS_UNIX else peer, _wsgi_user, _wsgi_lines)
+
+    def _who(
+        self,
+        request: Mapping[str, Any],
+        peer: str | None,
+        user_of: Callable[[Mapping[str, Any]], str | None],
+        lines_of: Callable[[Mapping[str, Any], str], list[str]],
+    ) -> str:
+        key = None if self._key_field is None else self._key(lines_of(request, self._key_field))
+        if key:
+            return key
+        name = at_once("user", (user_of if self._user is None else self._user)(request))
         if name:
             return _named("u", name)
-        peer = environ.get("REMOTE_ADDR")
-        if peer == _WAITRESS_UNIX:
-            peer = None
-        return self._proxies.client(peer, lambda: _wsgi_lines(environ, self._proxies.field))
+        return self._proxies.client(peer, lambda: lines_of(request, self._proxies.field))
 
     def _key(self, lines: Sequence[str]) -> str | None:
         """The identity of a known key. Of several different keys nobody can tell which one the application takes."""
@@ -280,6 +279,10 @@ def _asgi_lines(scope: Mapping[str, Any], field: str) -> list[str]:
 def _wsgi_lines(environ: Mapping[str, Any], field: str) -> list[str]:
     value = environ.get(f"HTTP_{field.upper().replace('-', '_')}")
     return [] if value is None else [str(value).strip()]
+
+
+def _wsgi_user(environ: Mapping[str, Any]) -> str | None:
+    return environ.get("REMOTE_USER")
 
 
 def _asgi_user(scope: Mapping[str, Any]) -> str | None:
