@@ -158,9 +158,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
                 "a password stands here, and every user of this machine can read this file",
                 f'write {key} = "env:NAME" or "file:PATH", or chmod 600 this file',
             )
-        elif kind == "file" and _everybody_reads(path):
-            message = f"every user of this machine can read {one_line(path)}, which holds a password"
-            yield Finding("warning", location, message, "chmod 600 the file")
+        elif kind == "file":
+            yield from _exposed(location, path, f"{one_line(path)}, which holds a password")
     if "ssl" not in url:
         return
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
@@ -187,10 +186,15 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
             "no server",
             "let them speak TLS, and remove it",
         )
-    if "ssl_keyfile" in options and _everybody_reads(options["ssl_keyfile"]):
-        path = one_line(options["ssl_keyfile"])
-        message = f"every user of this machine can read the private key {path}"
-        yield Finding("warning", f"{place}.ssl_keyfile", message, "chmod 600 the file")
+    if "ssl_keyfile" in options:
+        path = options["ssl_keyfile"]
+        yield from _exposed(f"{place}.ssl_keyfile", path, f"the private key {one_line(path)}")
+
+
+def _exposed(location: str, path: str, what: str) -> Iterator[Finding]:
+    """A finding for a file with a secret that others can read."""
+    if _everybody_reads(path):
+        yield Finding("warning", location, f"every user of this machine can read {what}", "chmod 600 the file")
 
 
 def _everybody_reads(path: str | Path) -> bool:
@@ -415,8 +419,8 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
         yield finding_of("warning", location, error, "make it readable")
         return
     path = ref.removeprefix("file:")
-    if path != ref and _everybody_reads(path):
-        yield Finding("warning", location, "every user of this machine can read the key file", "chmod 600 the file")
+    if path != ref:
+        yield from _exposed(location, path, "the key file")
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
@@ -493,21 +497,16 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
-    location, ref = f"credentials.{credential.name}", credential.auth_ref or ""
+    location, ref = f"credentials.{credential.name}.auth", credential.auth_ref or ""
     path = ref.partition(":")[2]
     if not path or ref.startswith("bearer:"):
         return
     try:
-        mode = os.stat(path).st_mode
+        os.stat(path)
     except OSError as error:
-        yield Finding(
-            "warning", f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable"
-        )
-        return
-    if mode & 0o004:
-        yield Finding(
-            "warning", f"{location}.auth", "every user of this machine can read this file", "chmod 600 the file"
-        )
+        message = f"{one_line(path)} cannot be read: {error.strerror}"
+        yield Finding("warning", location, message, "make it readable")
+    yield from _exposed(location, path, "this file")
 
 
 def _cloud_projects(settings: Settings) -> Iterator[Finding]:

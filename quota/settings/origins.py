@@ -74,11 +74,9 @@ def _computed(settings: Settings) -> Iterator[Origin]:
         path = dotted("credentials", credential.name)
         yield Origin(dotted(path, "project"), credential.project, "default")
         for index, limit in enumerate(credential.limits):
-            at = f"{path}.limits[{index}]"
-            yield Origin(f"{at}.name", limit.name, "cost book", f"cost book {credential.api}")
-            yield Origin(f"{at}.quota", limit.quota_units, "cost book", f"cost book {credential.api}")
-            yield Origin(f"{at}.headroom", limit.headroom_units, "cost book", f"cost book {credential.api}")
-            yield Origin(f"{at}.window", limit.view.window.name, "cost book", f"cost book {credential.api}")
+            values = {"name": limit.name, "quota": limit.quota_units, "headroom": limit.headroom_units}
+            for key, value in {**values, "window": limit.view.window.name}.items():
+                yield Origin(f"{path}.limits[{index}].{key}", value, "cost book", f"cost book {credential.api}")
 
 
 class _Default(NamedTuple):
