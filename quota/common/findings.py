@@ -33,6 +33,11 @@ class Finding:
         return {"level": self.level, "location": self.location, "message": self.message, "remedy": self.remedy}
 
 
+def warning(location: str, message: str, remedy: str = "") -> Finding:
+    """A finding of something that may be intended."""
+    return Finding("warning", location, message, remedy)
+
+
 def finding_of(level: Level, location: str, said: object, remedy: str = "") -> Finding:
     """The finding for an error that says "what is wrong; what to do". `remedy` is for one that names none."""
     message, _, named = redact(str(said)).partition("; ")

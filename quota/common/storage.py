@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from quota.common.findings import Finding
+from quota.common.findings import Finding, warning
 from quota.common.folders import doubt_at
 from quota.common.text import one_line
 
@@ -99,12 +99,9 @@ def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Fin
 def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:
     kind = file_system(there, mounts)
     if kind in IN_MEMORY:
-        yield Finding(
-            "warning", location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts"
-        )
+        yield warning(location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts")
     elif kind in NETWORK:
-        yield Finding(
-            "warning",
+        yield warning(
             location,
             f"{name} is on {kind}, where locks may not hold: {holds} may be damaged",
             "move it to a local disk",

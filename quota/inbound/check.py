@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPMethod
 
-from quota.common.findings import Finding
+from quota.common.findings import Finding, warning
 from quota.common.storage import obstacle
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
@@ -54,7 +54,7 @@ def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     for number, rule in enumerate(rules.rules):
         location = f"inbound.{rule.name}"
         for method in sorted(rule.methods.difference(METHODS)):
-            yield Finding("warning", f"{location}.methods", f"{method} is no usual method", nearest(method, METHODS))
+            yield warning(f"{location}.methods", f"{method} is no usual method", nearest(method, METHODS))
         before = next((one for one in rules.rules[:number] if one.hides(rule)), None)
         if before is not None:
             yield location, f"no request reaches it: {_takes(before)}; put {rule.name} before it"
@@ -90,4 +90,4 @@ def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     prevented = obstacle(path) if path else None
     if prevented is not None:
         why, remedy = prevented
-        yield Finding("warning", "inbound.url", f"inbound storage {one_line(path)} cannot be written: {why}", remedy)
+        yield warning("inbound.url", f"inbound storage {one_line(path)} cannot be written: {why}", remedy)

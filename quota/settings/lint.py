@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock
-from quota.common.findings import Finding, finding_of, ranked
+from quota.common.findings import Finding, finding_of, ranked, warning
 from quota.common.owners import doubt_of_way
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
@@ -91,8 +91,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
     if outage is None:
         return
     if outage.machines > 1 and settings.ledger.file is not None:
-        yield Finding(
-            "warning",
+        yield warning(
             "ledger.url",
             f"an embedded ledger is shared by one machine only, and there are {outage.machines}: each would spend the "
             "whole budget",
@@ -128,7 +127,7 @@ def _ways(settings: Settings) -> Iterator[Finding]:
             continue
         if why:
             message = f"others could put another folder in the place of {one_line(folder)}, because {why}"
-            yield Finding("warning", location, message, "change that (chmod, chown), or choose another folder")
+            yield warning(location, message, "change that (chmod, chown), or choose another folder")
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
@@ -152,8 +151,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
         kind, _, path = ref.partition(":")
         in_file = not ref and settings.variables.keys().isdisjoint((place, location))
         if in_file and settings.path is not None and _everybody_reads(settings.path):
-            yield Finding(
-                "warning",
+            yield warning(
                 location,
                 "a password stands here, and every user of this machine can read this file",
                 f'write {key} = "env:NAME" or "file:PATH", or chmod 600 this file',
@@ -164,23 +162,20 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
         return
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
     if options.get("ssl_cert_reqs") == "none":
-        yield Finding(
-            "warning",
+        yield warning(
             f"{place}.ssl_cert_reqs",
             "the server's certificate is not checked: whoever is in between can read the password and change the "
             "answers",
             'remove it, and name your CA: ssl_ca_certs = "PATH"',
         )
     elif options.get("ssl_check_hostname", "true").upper() in FALSE:
-        yield Finding(
-            "warning",
+        yield warning(
             f"{place}.ssl_check_hostname",
             "any certificate of a trusted CA is taken for the server's",
             "remove it, and call the server as its certificate does",
         )
     if url.startswith("rediss") and options.get("sentinel_ssl") == "false":
-        yield Finding(
-            "warning",
+        yield warning(
             f"{place}.sentinel_ssl",
             "the sentinels are asked without TLS: whoever is in between can read their password and say that there is "
             "no server",
@@ -194,7 +189,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: S
 def _exposed(location: str, path: str, what: str) -> Iterator[Finding]:
     """A finding for a file with a secret that others can read."""
     if _everybody_reads(path):
-        yield Finding("warning", location, f"every user of this machine can read {what}", "chmod 600 the file")
+        yield warning(location, f"every user of this machine can read {what}", "chmod 600 the file")
 
 
 def _everybody_reads(path: str | Path) -> bool:
@@ -208,8 +203,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
     if settings.jobs and settings.store.retention_ms < DAY_MS:
-        yield Finding(
-            "warning",
+        yield warning(
             "store.retention",
             "a run that is refused may go on only a day later, and would begin again: what it fetched is deleted by "
             "then",
@@ -219,8 +213,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
         allowed_ms = credential.book.retention_ms
         if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
             days = many(allowed_ms // DAY_MS, "day")
-            yield Finding(
-                "warning",
+            yield warning(
                 "store.retention",
                 f"the terms of {credential.book.api} allow what it returned to be kept for {days} before it is "
                 "fetched again or deleted",
@@ -236,8 +229,7 @@ def _fleeting(settings: Settings) -> Iterator[Finding]:
         return
     kind = file_system(settings.store.file) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
     if kind in ("overlay", "tmpfs"):
-        yield Finding(
-            "warning",
+        yield warning(
             "store.name",
             "the store's file ends with this pod, and to the ledger the next pod is another store: its jobs would wait",
             'name it, for example name = "cluster", or keep it on a volume',
@@ -254,17 +246,14 @@ def _path(location: str, file: str | None) -> Iterator[Finding]:
     for index in range(1, len(path.parts) - 1):
         meant = Path("/", *path.parts[index:])
         if len(meant.parts) > 2 and os.path.isdir(meant.parent):
-            yield Finding(
-                "warning",
+            yield warning(
                 location,
                 f"means {one_line(path)}, in a folder that is not there",
                 f"write sqlite:///{one_line(meant)} for the absolute path",
             )
             return
     if location == "store.url":  # the ledger creates its own folder
-        yield Finding(
-            "warning", location, f"folder {one_line(path.parent)} is not there", "make it, or correct the path"
-        )
+        yield warning(location, f"folder {one_line(path.parent)} is not there", "make it, or correct the path")
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -305,8 +294,7 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
     longest_ms = limit.view.window.longest_ms
     quota_units = min([one.units for one in bucket.quotas if longest_ms <= one.window.longest_ms], default=MAX_UNITS)
     if limit.limit_units > quota_units:
-        yield Finding(
-            "warning",
+        yield warning(
             location,
             f"limit {limit.name!r} lets {many(limit.limit_units, 'unit')} through and cost book {book.name!r} says "
             f"that upstream grants {quota_units:,}",
@@ -347,8 +335,7 @@ def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: s
         by, such = f"in any {window.name}", "time"
         if isinstance(window, Calendar):
             by, such = f"by the {window.spelled_out()}", window.period
-        yield Finding(
-            "warning",
+        yield warning(
             location,
             f"no limit counts bucket {bucket.name!r} as upstream does, {by}: up to {many(most, 'unit')} fit into one "
             f"such {such}, and it grants {quota.units:,}",
@@ -373,8 +360,7 @@ def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> 
             if name not in known:
                 hints -= 1
                 near = nearest(name, known if hints >= 0 else islice(known, 12))
-                yield Finding(
-                    "warning",
+                yield warning(
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this credential",
                     f"ignore this if scripts charge under that name; {near}",
@@ -389,8 +375,7 @@ def _unsettled(book: CostBook) -> Iterator[Finding]:
     """A bound that no answer settles stands for good, so that a budget is soon spent on what nobody used."""
     bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
     if bounds and book.answers.units is None:
-        yield Finding(
-            "warning",
+        yield warning(
             f"cost book {book.name}",
             f"{', '.join(bounds[:3])}: `reserve` is the most that a call may cost, and `answers` has no `units` that "
             "say what it did cost",
@@ -406,8 +391,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
     ref = credential.key_ref
     if ref is None:
         if credential.endpoint is None and credential.auth_ref is None:
-            yield Finding(
-                "warning",
+            yield warning(
                 location,
                 "there is no key, so the API itself will not answer",
                 'add key = "env:NAME" or "file:/path"; the emulator takes any key, but wants one',
@@ -446,8 +430,7 @@ EXAMPLE_PROJECT = "my-project"
 
 def _project(credential: CredentialSettings) -> Iterator[Finding]:
     if credential.project == EXAMPLE_PROJECT:
-        yield Finding(
-            "warning",
+        yield warning(
             f"credentials.{credential.name}.project",
             f"still {EXAMPLE_PROJECT!r}, as `quota init` wrote it: others who share this ledger and left it so spend "
             "the same budget",
@@ -465,31 +448,27 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
     ref = credential.auth_ref
     asks = credential.key_ref is None and (ref or "").startswith(("adc", "service-account:"))
     if credential.scopes != credential.book.scopes and not asks:
-        yield Finding(
-            "warning",
+        yield warning(
             f"{location}.scopes",
             "have no effect: only an account asks for them, and a key or a token has its rights already",
             'remove the key, or add auth = "adc" or "service-account:PATH"',
         )
     if credential.cloud_project is None:
         if ref is not None and credential.key_ref is not None:
-            yield Finding(
-                "warning",
+            yield warning(
                 f"{location}.auth",
                 "has no effect beside a key without cloud_project",
                 "add the id or number of the project in Google Cloud",
             )
         return
     if credential.book.monitoring is None:
-        yield Finding(
-            "warning",
+        yield warning(
             f"{location}.cloud_project",
             f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
             "remove the key, or add the table to the book",
         )
     if ref is None and credential.endpoint is None:
-        yield Finding(
-            "warning",
+        yield warning(
             f"{location}.auth",
             "missing: `quota reconcile` may not read the project's figures",
             'add "adc", "service-account:PATH" or "authorized-user:PATH"',
@@ -505,7 +484,7 @@ def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
         os.stat(path)
     except OSError as error:
         message = f"{one_line(path)} cannot be read: {error.strerror}"
-        yield Finding("warning", location, message, "make it readable")
+        yield warning(location, message, "make it readable")
     yield from _exposed(location, path, "this file")
 
 
@@ -561,8 +540,7 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
         )
     for index, region in enumerate(job.regions):
         if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
-            yield Finding(
-                "warning",
+            yield warning(
                 f"jobs.{job.name}.regions[{index}]",
                 f"{region!r} does not look like a region code of two capital letters",
                 'write for example "DE"; ignore this if the fetch function takes other names',
@@ -576,17 +554,16 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
         location = f"jobs.{job.name}.machines"
         if settings.ledger.file is not None:
             what = "has no effect: an embedded ledger is shared by one machine only"
-            yield Finding("warning", location, what, "give all machines one redis:// ledger, or remove the key")
+            yield warning(location, what, "give all machines one redis:// ledger, or remove the key")
         elif settings.machines_of(job) == 1:
             what = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
-            yield Finding("warning", location, what, "give their number in [ledger] unavailable = { machines = N }")
+            yield warning(location, what, "give their number in [ledger] unavailable = { machines = N }")
 
 
 def _begin_anew(settings: Settings) -> Iterator[Finding]:
     for job in settings.jobs.values():
         if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
-            yield Finding(
-                "warning",
+            yield warning(
                 f"jobs.{job.name}.fetch",
                 f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
                 'keep the store of this job on a disk that lasts, with places = "store"',
