@@ -30,7 +30,7 @@ from quota.common.hosts import plain_path
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import Field, KeyPlace, Refill, value_at
 from quota.terms.evidence import Level
-from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, MINUTE_MS, SECOND_MS
+from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -506,11 +506,11 @@ class _Answer:
                 return None
             ms = math.ceil(float(text) * SECOND_MS)
             return self.at_ms + ms if form == "seconds" else self._from_date(ms)
-        ms_or_none = _http_date_ms(text) if form == "http-date" else _rfc3339_ms(text)
-        return None if ms_or_none is None else self._from_date(ms_or_none)
+        date_ms = _date_ms(parsedate_to_datetime if form == "http-date" else datetime.fromisoformat, text)
+        return None if date_ms is None else self._from_date(date_ms)
 
     def _from_date(self, ms: int) -> int:
-        date_ms = _http_date_ms(self._headers.get("date", ""))
+        date_ms = _date_ms(parsedate_to_datetime, self._headers.get("date", ""))
         return ms if date_ms is None else self.at_ms + ms - date_ms
 
 
@@ -534,36 +534,22 @@ def _whole(value: object) -> int | None:
     return int(figure) if figure is not None and figure == int(figure) else None
 
 
-_SPANS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
-
-
 def _duration_ms(text: str) -> int | None:
     """`2h9m`, `6m0s`, `40591s`, `1.5s`, `20ms`; the full stop of a sentence may follow."""
     text = text.rstrip(".")[:64]
     parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])", text, re.ASCII)
     if not parts or "".join(map("".join, parts)) != text:
         return None
-    return math.ceil(sum(float(number) * _SPANS_MS[unit] for number, unit in parts))
+    return math.ceil(sum(float(number) * UNITS_MS[unit] for number, unit in parts))
 
 
-def _http_date_ms(text: str) -> int | None:
+def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
+    """A date, as it is read. Without a zone it is in UTC."""
     try:
-        return _ms_of(parsedate_to_datetime(text[:64]))
+        moment = read(text[:64])
+        return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-
-
-def _rfc3339_ms(text: str) -> int | None:
-    try:
-        return _ms_of(datetime.fromisoformat(text[:64]))
-    except (ValueError, OverflowError):
-        return None
-
-
-def _ms_of(moment: datetime) -> int:
-    """Without a zone it is in UTC."""
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return math.ceil(moment.timestamp() * SECOND_MS)
 
 
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)

@@ -27,7 +27,7 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
-_UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
+UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
 
 Period = Literal["quarter-hour", "hour", "day", "week", "month"]
@@ -65,14 +65,14 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise ValueError(f'{text!r} is not a duration; write for example "30m", "24h" or "7d"')
-    return int(match[1]) * _UNITS_MS[match[2]]
+    return int(match[1]) * UNITS_MS[match[2]]
 
 
 def format_duration(duration_ms: int) -> str:
     """The shortest exact spelling with hours as the largest unit: 86_400_000 -> `"24h"`."""
     for unit in ("h", "m", "s"):
-        if duration_ms % _UNITS_MS[unit] == 0:
-            return f"{duration_ms // _UNITS_MS[unit]}{unit}"
+        if duration_ms % UNITS_MS[unit] == 0:
+            return f"{duration_ms // UNITS_MS[unit]}{unit}"
     return f"{duration_ms}ms"
 
 
