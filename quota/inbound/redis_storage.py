@@ -9,6 +9,7 @@ process asks again (I7). That happens where a window ends while the call is on i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import nlargest
 from typing import Any
 
@@ -130,10 +131,8 @@ class RedisStorage:
                         self._ask("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms), ends_s=ends_s)
                 found = self._ask(*read, ends_s=ends_s)
             of_days = dict(zip(needed, found, strict=True))
-        try:
+        with self._reading(SALTS + "*"):
             self._plans[policy] = of_windows = names.plan(policy, now_ms, fixed, of_days)
-        except names.UnreadableError as error:
-            raise self._damaged(SALTS + "*") from error
         self._fixed = fixed
         known = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
         self._days = {name: day for name, day in known.items() if day[1] > now_ms}
@@ -162,19 +161,15 @@ class RedisStorage:
             self._script("inbound_totals", [str(len(keys)), *keys, *words])
 
     def totals(self) -> Mapping[str, int]:
-        try:
+        with self._reading(TOTALS):
             return {name: _count(number) for name, number in _pairs(self._ask("HGETALL", TOTALS)).items()}
-        except ValueError as error:
-            raise self._damaged(TOTALS) from error
 
     def alive(self, policy: Policy) -> int:
         window_ms = policy.longest.window_ms
         number = (self._now_ms() - MET_LAG_MS) // window_ms
         keys = [f"{MET}{policy.rule}:{window_ms}:{n}" for n in (number - 1, number)]
-        try:
+        with self._reading(MET + "*"):
             counts = [[_count(count or "0") for count in self._ask("HMGET", key, "new", "again")] for key in keys]
-        except ValueError as error:
-            raise self._damaged(MET + "*") from error
         return sum(counts[0]) + counts[1][0]
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
@@ -193,10 +188,8 @@ class RedisStorage:
             cursor = "0"
             while True:
                 cursor, *found = self._script("inbound_top", ["1", key, cursor, packed])
-                try:
+                with self._reading(key):
                     yield from zip(found[::2], map(_count, found[1::2]), strict=True)
-                except ValueError as error:
-                    raise self._damaged(key) from error
                 if cursor == "0":
                     break
 
@@ -204,11 +197,9 @@ class RedisStorage:
         wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}:*"
         for key in self._keys(wanted):
             _, *found = self._script("inbound_top", ["1", key, "0", "0"])
-            try:
+            with self._reading(key):
                 if found:
                     yield key.rpartition(":")[2], _count(found[1])
-            except (ValueError, IndexError) as error:
-                raise self._damaged(key) from error
 
     def _keys(self, wanted: str) -> Iterator[str]:
         try:
@@ -224,10 +215,8 @@ class RedisStorage:
         since_ms = now_ms + names.ROTATION_LEAD_MS
         self._ask("HSET", FIXED, str(since_ms), names.new_salt())
         self._ask("PEXPIRE", FIXED, str(names.SALTS_KEPT_MS))
-        try:
+        with self._reading(FIXED):
             gone = names.outdated(fixed, now_ms)
-        except names.UnreadableError as error:
-            raise self._damaged(FIXED) from error
         if gone:
             self._ask("HDEL", FIXED, *gone)
         return since_ms
@@ -262,11 +251,16 @@ class RedisStorage:
     def _away(self, error: Failed) -> StorageAway:
         return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S, user_of(self._url)))
 
-    def _damaged(self, key: str) -> StorageAway:
-        return StorageAway(
-            f"inbound storage {self.label} has a key {key} that is not ours, or damaged; delete it, or give inbound "
-            "limits a database of their own"
-        )
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Raises StorageAway where what stands at a key cannot be read."""
+        try:
+            yield
+        except (ValueError, IndexError, names.UnreadableError) as error:
+            raise StorageAway(
+                f"inbound storage {self.label} has a key {key} that is not ours, or damaged; delete it, or give "
+                "inbound limits a database of their own"
+            ) from error
 
     def close(self) -> None:
         self._client.close()
