@@ -312,24 +312,20 @@ class SqliteFile:
         return (self.unusable or self.error)(message)
 
     def _explained(self, error: sqlite3.Error) -> Exception:
-        wording, code = self.wording, _code(error)
-        if code in _BUSY:
-            return self.error(wording.locked)
+        wording, code, said = self.wording, _code(error), str(error)
         if code == sqlite3.SQLITE_NOTADB:
             return self._useless(wording.not_a_database)
-        if code == sqlite3.SQLITE_READONLY:
-            return self.error(wording.read_only)
-        if code == sqlite3.SQLITE_CANTOPEN:
-            return self.error(wording.cannot_open)
-        if code == sqlite3.SQLITE_FULL:
-            return self.error(wording.disk_full)
-        said = str(error)
         # Or a text is none, or somebody removed a table or column that the format has.
         if code == sqlite3.SQLITE_CORRUPT or said.startswith(("Could not decode", "no such table", "no such column")):
             return self._useless(wording.damaged)
-        if code == sqlite3.SQLITE_IOERR:
-            return self.error(wording.disk_fails)
-        return self.error(wording.other.replace("{reason}", said))
+        known = {
+            **dict.fromkeys(_BUSY, wording.locked),
+            sqlite3.SQLITE_READONLY: wording.read_only,
+            sqlite3.SQLITE_CANTOPEN: wording.cannot_open,
+            sqlite3.SQLITE_FULL: wording.disk_full,
+            sqlite3.SQLITE_IOERR: wording.disk_fails,
+        }
+        return self.error(known.get(code) or wording.other.replace("{reason}", said))
 
 
 def statements(script: str) -> list[str]:
