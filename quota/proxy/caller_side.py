@@ -49,16 +49,12 @@ class CallerSide:
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, piece by piece. `leaves` is called before the first piece leaves, and with it the request. Raises
         CallerGoneError."""
-        head, self._head = self._head, b""
-        leaves_now = bool(head)
-        while True:
-            if leaves_now:
+        piece, self._head = self._head, b""
+        while piece or self._more:
+            if piece:
                 leaves()
-                yield head
-            if not self._more:
-                break
-            head = await self._next()
-            leaves_now = bool(head)
+                yield piece
+            piece = await self._next() if self._more else b""
         leaves()
         self._read.set()
 

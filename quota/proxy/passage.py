@@ -1,6 +1,7 @@
 """One request on its way: charged, sent, and its answer read while it passes.
 
 connections    what requests leave by
+refusal        what the caller of a refused request is told
 Passage        one request
 """
 
@@ -28,11 +29,10 @@ from quota.errors import ConfigError, CostExceedsLimit, Refused, UsageError
 from quota.proxy.asked import UnfitError, narrowed, without_hops
 from quota.proxy.caller_side import MAX_HELD_BYTES, CallerGoneError
 from quota.proxy.mask import Mask
-from quota.proxy.refusals import refusal
 from quota.terms.attribution import labels
 from quota.terms.reserve import NO_BODY, RequestBody
 from quota.web.lifecycle import PIECE_BYTES, hold_little
-from quota.web.problem import send_problem
+from quota.web.problem import Problem, send_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -100,6 +100,17 @@ def connections() -> aiohttp.ClientSession:
         read_bufsize=PIECE_BYTES // 2,  # twice that is held
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
+    )
+
+
+def refusal(decision: Decision) -> Problem:
+    """The answer to a refused request: 429, or 503 where nobody decided. It never says to come back early."""
+    after_ms = decision.retry_after_ms
+    return Problem(
+        503 if decision.reason == "ledger-unavailable" else 429,
+        decision.sentence(),
+        members={"decision": decision.as_json()},
+        retry_after_s=None if after_ms is None else -(-after_ms // 1_000),
     )
 
 
@@ -242,7 +253,8 @@ class Passage:
             head = unpacked(packing, packed, partial(_unpack, packing))
         await gate.answered(attempt, status, head, answer.headers)
         mask = Mask(self._target.secret)
-        fields = _encoded([*without_hops(_pairs(answer)), *self._spent(attempt)], mask)
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
+        fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
             raise UnfitError(502, f"{host} gave an answer that is no HTTP.")
         usage = attempt.usage(status, answer.headers) if packing in PLAIN else None
@@ -265,11 +277,6 @@ class Passage:
             await gate.settle(attempt, usage.take())
         await self._send({"type": "http.response.body", "body": mask.end()})
         return True
-
-
-def _pairs(answer: aiohttp.ClientResponse) -> Iterator[tuple[str, str]]:
-    for name, value in answer.raw_headers:
-        yield name.decode("latin-1"), value.decode("latin-1")
 
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
