@@ -8,7 +8,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +22,7 @@ from quota.errors import UsageError
 from quota.jobs.api import cursor, pages, resources
 from quota.jobs.api.health import Health
 from quota.jobs.api.openapi import document
-from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters, required, words_of
+from quota.jobs.api.parameters import ParameterError, ProblemError, limit_of, read_parameters, required, words_of
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.web.problem import Problem
@@ -69,20 +69,11 @@ def make_app(session: Session) -> App:
         routes=[Route(path, answer, methods=["GET"]) for path, answer in routes],
         exception_handlers={
             HTTPException: _http_error,
-            ParameterError: _bad_parameter,
-            _Answer: lambda _request, answer: _problem_response(answer.problem),
+            ProblemError: lambda _request, error: _problem_response(error.problem),
         },
     )
     app.router.redirect_slashes = False
     return app
-
-
-class _Answer(Exception):  # noqa: N818  # it ends a request, as an answer
-    """Answer with this problem."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
 
 
 class _Readers:
@@ -97,9 +88,9 @@ class _Readers:
         self._away = False
 
     async def read(self, question: Callable[[Reader], T]) -> T:
-        """The answer of a reader. Raises _Answer if the store cannot be read, or too many wait."""
+        """The answer of a reader. Raises ProblemError if the store cannot be read, or too many wait."""
         if self._waiting >= MAX_WAITING:
-            raise _Answer(BUSY)
+            raise ProblemError(BUSY)
         self._waiting += 1
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
@@ -107,7 +98,7 @@ class _Readers:
             if not self._away:
                 logger.error("%s", line("store_away", error=error))
             self._away = True
-            raise _Answer(STORE_AWAY) from None
+            raise ProblemError(STORE_AWAY) from None
         finally:
             self._waiting -= 1
         if self._away:
@@ -144,7 +135,7 @@ class _Api:
         if chart is None:
             known = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
             if known:
-                raise _Answer(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
+                raise ProblemError(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
             raise ParameterError("region", f"region={show(region)}: no job fetches it")
         _check_version(version, chart.version)
         token = cursor.encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
@@ -169,7 +160,7 @@ class _Api:
         video_id = _path_parameter(request, "video_id")
         found = await self._store.read(lambda reader: reader.video(video_id))
         if found is None:
-            raise _Answer(Problem(404, f"The store has no video {show(video_id)}."))
+            raise ProblemError(Problem(404, f"The store has no video {show(video_id)}."))
         row, refreshed_ms = found
         return _json(request, resources.video(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
@@ -178,7 +169,7 @@ class _Api:
         channel_id = _path_parameter(request, "channel_id")
         row = await self._store.read(lambda reader: reader.channel(channel_id))
         if row is None:
-            raise _Answer(Problem(404, f"The store has no channel {show(channel_id)}."))
+            raise ProblemError(Problem(404, f"The store has no channel {show(channel_id)}."))
         return _json(request, resources.channel(row), row.refreshed_ms if isinstance(row.refreshed_ms, int) else 0)
 
     async def healthz(self, request: Request) -> Response:
@@ -259,12 +250,6 @@ def _matches(conditions: list[str], tag: str) -> bool:
 
 def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, dict(problem.fields()))
-
-
-def _bad_parameter(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ParameterError)  # noqa: S101  # the handler's own type
-    members: dict[str, Any] = {"parameter": error.name} if error.name else {}
-    return _problem_response(Problem(400, error.detail, members=members))
 
 
 def _http_error(request: Request, error: Exception) -> Response:

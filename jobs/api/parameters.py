@@ -7,6 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from quota.common.text import nearest, shorten, show
 from quota.jobs.store.fulltext import length_of_last
+from quota.web.problem import Problem
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 100
@@ -18,13 +19,19 @@ MIN_BEGINNING = 2
 videos, a phrase of 500 characters 1 s."""
 
 
-class ParameterError(ValueError):
+class ProblemError(Exception):
+    """Ends a request: it is answered with this problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+class ParameterError(ProblemError):
     """What is wrong with which parameter, for the client."""
 
     def __init__(self, name: str, detail: str) -> None:
-        super().__init__(detail)
-        self.name = name
-        self.detail = detail
+        super().__init__(Problem(400, detail, members={"parameter": name} if name else {}))
 
 
 def read_parameters(query: bytes, known: Collection[str]) -> dict[str, str]:

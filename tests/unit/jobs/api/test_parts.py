@@ -80,7 +80,7 @@ def test_parameters_are_read(query: bytes, found: dict[str, str]) -> None:
 def test_parameters_that_no_answer_heeds_are_turned_away(query: bytes) -> None:
     with pytest.raises(ParameterError) as said:
         read_parameters(query, ("a", "b"))
-    assert said.value.detail.isprintable()
+    assert said.value.problem.detail.isprintable()
 
 
 @pytest.mark.parametrize("written", ["1", "50", "100", "007"])
