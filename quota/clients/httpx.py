@@ -170,12 +170,12 @@ def sender() -> Callable[[HostGate, Below, httpx.Request], httpx.Response]:
                 attempt.never_left()
             raise
         status, headers = response.status_code, response.headers
-        if not attempt.reads_body(status, headers):
-            attempt.answered(status, b"", headers)
-            return _watched(httpx, Watched, attempt, response, response.stream)
-        stream = Peeked(cast("httpx.SyncByteStream", response.stream))
+        stream, head = cast("httpx.SyncByteStream", response.stream), b""
         try:
-            attempt.answered(status, _decoded(httpx, response, stream.peek()), headers)
+            if attempt.reads_body(status, headers):
+                stream = peeked = Peeked(stream)
+                head = _decoded(httpx, response, peeked.peek())
+            attempt.answered(status, head, headers)
         except BaseException:  # interrupted: nobody else knows of the response
             stream.close()
             raise
@@ -247,12 +247,12 @@ def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Await
                 await gate.never_left(attempt)
             raise
         status, headers = response.status_code, response.headers
-        if not attempt.reads_body(status, headers):
-            await gate.answered(attempt, status, b"", headers)
-            return _watched(httpx, Watched, attempt, response, response.stream, gate)
-        stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
+        stream, head = cast("httpx.AsyncByteStream", response.stream), b""
         try:
-            await gate.answered(attempt, status, _decoded(httpx, response, await stream.peek()), headers)
+            if attempt.reads_body(status, headers):
+                stream = peeked = Peeked(stream)
+                head = _decoded(httpx, response, await peeked.peek())
+            await gate.answered(attempt, status, head, headers)
         except BaseException:  # cancelled: nobody else knows of the response
             await stream.aclose()
             raise

@@ -453,21 +453,26 @@ def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
     assert charged(ledger) == {"videos.list": 1}
 
 
+@pytest.mark.parametrize(("path", "event"), [("/spent", "bucket_closed"), ("/ok", "attempt_answered")])
 def test_an_answer_is_closed_where_a_signal_handler_raises_while_it_is_understood(
-    server: PlainServer, ledger: Ledger
+    server: PlainServer, ledger: Ledger, caplog: pytest.LogCaptureFixture, path: str, event: str
 ) -> None:
+    """Also one whose body says nothing."""
+
     class Interrupts(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            raise KeyboardInterrupt
+            if record.getMessage().startswith(event):
+                raise KeyboardInterrupt
 
     inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1), trust_env=False)
     transport = httpx_transport(make_budget(ledger), name_of, hosts=[server.host], inner=inner)
     handler = Interrupts()
+    caplog.set_level(logging.DEBUG, "quota")
     logging.getLogger("quota").addHandler(handler)
     with httpx.Client(transport=transport, timeout=httpx.Timeout(100, pool=1)) as client, PlainServer(answer) as other:
         try:
             with pytest.raises(KeyboardInterrupt):
-                client.get(f"{server.address}/spent")
+                client.get(f"{server.address}{path}")
         finally:
             logging.getLogger("quota").removeHandler(handler)
         assert client.get(f"{other.address}/ok").status_code == 200, "its connection is free"
