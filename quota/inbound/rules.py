@@ -68,7 +68,8 @@ class Rule:
         if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= self.policy.most:
             raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its least limit")
         self.name, self.cost = name, cost
-        self.path, self.pattern, self.methods = path, self._pattern(path), self._methods(methods)
+        self.path, self.pattern = path, EVERYTHING if path is None else _pattern("path", path)
+        self.methods = self._methods(methods)
         self.fail: Fail = fail
         self.shadow = _flag("shadow", shadow)
         windows = [format_duration(one.window_ms) for one in self.limits]
@@ -87,17 +88,6 @@ class Rule:
         """Whether this rule, standing before `later`, takes all that `later` means."""
         methods = not self.methods or (bool(later.methods) and set(later.methods) <= set(self.methods))
         return methods and self.pattern.covers(later.pattern)
-
-    @staticmethod
-    def _pattern(path: str | None) -> Pattern:
-        if path is None:
-            return EVERYTHING
-        if not isinstance(path, str):
-            raise ConfigError(f"path: {show(path)} is no path; it begins with /")
-        try:
-            return parse_pattern(path)
-        except ValueError as error:
-            raise ConfigError(f"path: {error}") from None
 
     @staticmethod
     def _methods(methods: Iterable[str]) -> frozenset[str]:
@@ -147,7 +137,7 @@ class Rules:
             raise ConfigError("url: it is not a str")  # not shown: it may hold a password
         self.url = url
         self.x_fields = _flag("x_fields", x_fields)
-        self.exempt = tuple(self._exempt(exempt))
+        self.exempt = tuple(_pattern("exempt", path) for path in several("exempt", exempt, "paths"))
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
             raise ConfigError(
                 f'key_field: {show(key_field)} is no name of a header field; write for example "X-API-Key"'
@@ -193,13 +183,14 @@ class Rules:
                     break
         return tuple(found.values())
 
-    @staticmethod
-    def _exempt(patterns: Iterable[str]) -> Iterable[Pattern]:
-        for text in several("exempt", patterns, "paths"):
-            try:
-                yield parse_pattern(text)
-            except (ValueError, AttributeError) as error:
-                raise ConfigError(f"exempt: {error}") from None
+
+def _pattern(key: str, path: object) -> Pattern:
+    if not isinstance(path, str):
+        raise ConfigError(f"{key}: {show(path)} is no path; it begins with /")
+    try:
+        return parse_pattern(path)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _choice(key: str, value: object, known: tuple[str, ...]) -> None:

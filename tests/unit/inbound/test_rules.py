@@ -126,6 +126,7 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rules([MINUTE]), "each is a Rule"),  # type: ignore[list-item]
         (lambda: Rules([], exempt="/a"), "a list of paths"),
         (lambda: Rules([], exempt=["a"]), "exempt: 'a' is no path"),
+        (lambda: Rules([], exempt=[7]), "exempt: 7 is no path"),  # type: ignore[list-item]
     ],
 )
 def test_a_rule_that_cannot_be_used_says_why(make: Any, said: str) -> None:
