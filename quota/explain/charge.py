@@ -163,13 +163,9 @@ def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained |
     if made is not None:
         after = (made[0], made[1] - 1) if made[1] else (made[0] - 1, NEVER)
         entry = next((e for e in ledger.read(project, after, made[0], 1) if (e.ms, e.seq) == made), None)
-    if entry is None:
-        return (
-            None
-            if drawn is None
-            else ChargeExplained(charge_id, budget.credential, project, ledger.now_ms(), None, drawn, (), ())
-        )
-    limits, others = _around(session, budget, entry)
+    if entry is None and drawn is None:
+        return None
+    limits, others = ((), ()) if entry is None else _around(session, budget, entry)
     return ChargeExplained(charge_id, budget.credential, project, ledger.now_ms(), entry, drawn, limits, others)
 
 
