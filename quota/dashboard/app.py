@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -24,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from quota.common.clock import host_clock
-from quota.dashboard.contract import GROUP, Contributor, Forecast
+from quota.dashboard.contract import GROUP, Contribution, Forecast
 from quota.dashboard.kept import Kept, Reading
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import find_refusal, read_curves, read_now, read_samples, read_spent, samples_of_silence
@@ -45,13 +46,6 @@ WARM_S = 60.0
 LEAST_REFRESH_S, MOST_REFRESH_S = 5, 3600
 
 
-def _contributors() -> dict[str, Contributor]:
-    """What the entry points of GROUP add, by name."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.load() for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
-
-
 class Dashboard:
     """Everything that is read of a session, each part kept by itself."""
 
@@ -60,8 +54,10 @@ class Dashboard:
         for name in session.settings.credentials:
             session.budget(name)  # before several threads ask for it
         self.site = Site(session.settings, session.ledger.label, shared=session.ledger.shared)
-        adds = _contributors()
-        self.added = {name: Kept(partial(add, session)) for name, add in adds.items()}
+        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+        self.added: dict[str, Kept[Contribution]] = {
+            point.name: Kept(partial(point.load(), session)) for point in points
+        }
         self.now = Kept(lambda: read_now(session))
         self.curves = Kept(lambda: read_curves(session, self._forecast()))
         self.spent = Kept(lambda: read_spent(session))

@@ -52,20 +52,15 @@ class Kept(Generic[T]):
         self._read = read
         self._clock = clock
         self._changed = threading.Condition()
-        self._reading: Reading[T] = Reading()
+        self.last: Reading[T] = Reading()
         self._under_way = False
         self._due_s = 0.0  # of the monotonic clock
         self._read_s = 0.0
         self._took_s = 0.0
 
-    @property
-    def last(self) -> Reading[T]:
-        """What is there now."""
-        return self._reading
-
     def slow(self, patience_s: float) -> bool:
         """Whether reading it takes longer than that, so that what is there is shown."""
-        return self._reading.value is not None and self._took_s > patience_s
+        return self.last.value is not None and self._took_s > patience_s
 
     def begin(self) -> None:
         """Begin to read it, if it is due."""
@@ -82,10 +77,10 @@ class Kept(Generic[T]):
         self.begin()
         with self._changed:
             if self._under_way:
-                old = time.monotonic() - self._read_s > OLD_S and self._reading.error is None
-                wait_s = max(patience_s, FIRST_S) if self._reading.value is None or old else patience_s
+                old = time.monotonic() - self._read_s > OLD_S and self.last.error is None
+                wait_s = max(patience_s, FIRST_S) if self.last.value is None or old else patience_s
                 self._changed.wait_for(lambda: not self._under_way, wait_s)
-            return self._reading
+            return self.last
 
     def _read_once(self) -> None:
         began_s = time.monotonic()
@@ -101,14 +96,14 @@ class Kept(Generic[T]):
 
     def _keep(self, value: T | None, error: str | None, took_s: float) -> None:
         """End a reading that took `took_s`. The caller holds `_changed`."""
-        last, now_ms = self._reading, self._clock()
+        last, now_ms = self.last, self._clock()
         if error is None:
-            self._reading = Reading(value, now_ms)
+            self.last = Reading(value, now_ms)
             self._read_s = time.monotonic()
             self._took_s = took_s
         else:
             failing_ms = now_ms if last.failing_ms is None else last.failing_ms
-            self._reading = Reading(last.value, last.read_ms, redact(error), failing_ms)
+            self.last = Reading(last.value, last.read_ms, redact(error), failing_ms)
         keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else AGAIN_S
         self._due_s = time.monotonic() + keeps_s
         self._under_way = False

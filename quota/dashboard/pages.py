@@ -129,7 +129,7 @@ class Site:
             spans=[words.duration(span_ms) for span_ms in SPANS_MS],
             jobs=_freshness(state.regions),
             notes=[note for _, one in state.added if one.value is not None for note in one.value.notes],
-            refusals=_folded([_refused(one) for one in (() if now is None else now.refusals)], REFUSALS),
+            refusals=_folded([{"kept": one, "key": key_of(one)} for one in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
             several_projects=now is not None and len({one.project for one in now.status.credentials}) > 1,
@@ -324,7 +324,7 @@ def _by(refusals: Sequence[Refusals]) -> str:
     return listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(refusals).items())
 
 
-# -- freshness, refusals ----------------------------------------------------------------------------------------------
+# -- freshness, explanations -------------------------------------------------------------------------------------------
 
 
 def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
@@ -332,10 +332,6 @@ def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
     for one in regions:
         found.setdefault((one.project, one.job), []).append(one)
     return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in found.items()]
-
-
-def _refused(kept: KeptRefusal) -> dict[str, Any]:
-    return {"kept": kept, "key": key_of(kept)}
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
