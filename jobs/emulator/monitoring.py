@@ -129,11 +129,11 @@ def _usage(asked: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
 def _limits(meter: Meter) -> Series:
     noon_ms = meter.now_ms() // DAY_MS * DAY_MS
     series: Series = {}
-    for bucket in meter.buckets:
+    for bucket, quota_units in meter.quota_units.items():
         quota_metric, limit_name = replies.quota_names(bucket)
         key: Labels = (("limit_name", limit_name), ("quota_metric", quota_metric))
         days_ms = (noon_ms - n * DAY_MS for n in range(3))
-        series[key] = [_Point(at_ms, at_ms, meter.quota_units(bucket)) for at_ms in days_ms]
+        series[key] = [_Point(at_ms, at_ms, quota_units) for at_ms in days_ms]
     return series
 
 

@@ -95,7 +95,6 @@ class Emulator:
         self._lock = threading.Lock()  # guards the meter and the faults, together
         self._meter = Meter(allocation, quota, clock)
         self._faults = FaultQueue()
-        self._quota = quota
         self._lag_ms = lag_ms
         self._thread: threading.Thread | None = None
         self._serving = False
@@ -111,8 +110,8 @@ class Emulator:
     @property
     def announcement(self) -> str:
         """One line that says where the emulator listens and what it grants."""
-        allocation = self._meter.allocation
-        return f"YouTube Data API v3 emulator: {self.address} ({allocation}, {many(self._quota, 'unit')} a day)"
+        units = many(self._meter.quota_units["units"], "unit")
+        return f"YouTube Data API v3 emulator: {self.address} ({self._meter.allocation}, {units} a day)"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)
@@ -275,7 +274,7 @@ class Emulator:
         if charge.refused and charge.bucket == "units":
             return replies.error("403 quotaExceeded")
         if charge.refused:
-            return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units(charge.bucket))
+            return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units[charge.bucket])
         try:
             return self._perform(request, arrival.method)
         except Rejected as rejected:

@@ -93,10 +93,8 @@ class Meter:
 
     def __init__(self, allocation: Allocation, quota: int, clock: Callable[[], int]) -> None:
         self.allocation = allocation
-        self._clock = clock
-        self._quota_units = {"units": quota}
-        if allocation == "buckets":
-            self._quota_units |= BUCKET_QUOTA_CALLS
+        self.now_ms = clock
+        self.quota_units = {"units": quota} | (BUCKET_QUOTA_CALLS if allocation == "buckets" else {})
         self.reset()
 
     def reset(self) -> None:
@@ -121,7 +119,7 @@ class Meter:
         not use up the day's quota: that may still cover cheaper calls."""
         bucket, units = price(method, self.allocation)
         today = self._today(project, bucket)
-        refused = today.exhausted or today.used_units + units > self._quota_units[bucket]
+        refused = today.exhausted or today.used_units + units > self.quota_units[bucket]
         if not refused:
             today.used_units += units
             self._note(project, method, bucket, units)
@@ -147,7 +145,7 @@ class Meter:
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
         """Keep what the day's quota covered, by the minute, for as long as anybody compares it."""
-        minute_ms = self._clock() // MINUTE_MS * MINUTE_MS
+        minute_ms = self.now_ms() // MINUTE_MS * MINUTE_MS
         oldest = next(iter(self._minutes), None)
         if oldest is not None and oldest.start_ms < minute_ms - KEPT_MS:
             kept = {key: units for key, units in self._minutes.items() if key.start_ms >= minute_ms - KEPT_MS}
@@ -157,16 +155,6 @@ class Meter:
     def minutes(self) -> list[tuple[Minute, int]]:
         """The units that the day's quota covered in each minute of the last days, oldest first."""
         return sorted(self._minutes.items())
-
-    def now_ms(self) -> int:
-        return self._clock()
-
-    @property
-    def buckets(self) -> tuple[str, ...]:
-        return tuple(self._quota_units)
-
-    def quota_units(self, bucket: str) -> int:
-        return self._quota_units[bucket]
 
     def usage(self) -> dict[str, Any]:
         return {
@@ -180,21 +168,21 @@ class Meter:
                     "requests": tally.requests,
                     "units": self._per_bucket(tally.units),
                     "refused_units": self._per_bucket(tally.refused_units),
-                    "remaining_units": {bucket: self._remaining(project, bucket) for bucket in self._quota_units},
+                    "remaining_units": {bucket: self._remaining(project, bucket) for bucket in self.quota_units},
                 }
                 for project, tally in self._by_project.items()
             },
         }
 
     def _per_bucket(self, units: Counter[str]) -> dict[str, int]:
-        return {bucket: units[bucket] for bucket in self._quota_units}
+        return {bucket: units[bucket] for bucket in self.quota_units}
 
     def _remaining(self, project: str, bucket: str) -> int:
         today = self._today(project, bucket)
-        return 0 if today.exhausted else self._quota_units[bucket] - today.used_units
+        return 0 if today.exhausted else self.quota_units[bucket] - today.used_units
 
     def _today(self, project: str, bucket: str) -> _Day:
-        day = datetime.fromtimestamp(self._clock() // 1000, _PACIFIC).date()
+        day = datetime.fromtimestamp(self.now_ms() // 1000, _PACIFIC).date()
         known = self._days.get((project, bucket))
         if known is None or known.day != day:
             known = self._days[project, bucket] = _Day(day)
