@@ -198,7 +198,7 @@ class Passage:
         """What leaves: the address and the header fields. Raises UnfitError where there is no token to be had."""
         target, sign = self._target, partial(self._target.signed, self._asked, self._url)
         try:
-            url, fields = await asyncio.to_thread(sign) if target.signing_waits else sign()
+            url, fields = await asyncio.to_thread(sign) if target.caller.waits else sign()
         except ConfigError as error:
             raise UnfitError(500, str(error)) from None
         except GoogleAuthError as error:
@@ -252,7 +252,7 @@ class Passage:
             packed = await peek(answer)
             head = unpacked(packing, packed, partial(_unpack, packing))
         await gate.answered(attempt, status, head, answer.headers)
-        mask = Mask(self._target.secret)
+        mask = Mask(self._target.caller.secret)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:

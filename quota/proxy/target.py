@@ -36,22 +36,14 @@ class Target:
         self._overrides = access.overrides
         self.gate = AsyncHostGate(session.budget(credential), access.method, host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
-        self._caller = inner._signing(chosen, (host,), access.place, access.scopes)
+        self.caller = inner._signing(chosen, (host,), access.place, access.scopes)
         self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
         self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
-
-    @property
-    def secret(self) -> str | None:
-        return self._caller.secret
-
-    @property
-    def signing_waits(self) -> bool:
-        return self._caller.waits
 
     def url(self, asked: Asked) -> str:
         """Where a request goes, without a key of its caller's own."""
         url = f"{self.root}{asked.target}"
-        if not (self._caller.signs and self._secret_fields and "?" in url):
+        if not (self.caller.signs and self._secret_fields and "?" in url):
             return url
         return with_query(url, without=self._secret_fields)
 
@@ -65,10 +57,10 @@ class Target:
         return said[0].upper()
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields]:
-        """The URL and the header fields as they leave. May wait for a token, where `signing_waits`."""
-        if not self._caller.signs:
+        """The URL and the header fields as they leave. May wait for a token, where the caller `waits`."""
+        if not self.caller.signs:
             return url, asked.fields
-        signed, own = self._caller.signed(asked.verb, url, {})
+        signed, own = self.caller.signed(asked.verb, url, {})
         kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
         return signed, [*kept, *own.items()]
 
