@@ -234,7 +234,7 @@ HttpError.__init__ = _init_without_secrets
 def _check_metered(http: Any, uri: str) -> None:
     """Raise UsageError if `http` does not charge requests to `uri`."""
     metered = _metered(http)
-    if metered is None or not metered.meters(uri):
+    if metered is None or not metered.gate.serves(uri):
         raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
 
 
@@ -255,7 +255,7 @@ _send_batch = BatchHttpRequest._execute
 
 
 def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
-    payers = {metered.payer for name in order if (metered := _metered(requests[name].http)) is not None}
+    payers = {metered.gate.payer for name in order if (metered := _metered(requests[name].http)) is not None}
     if payers:
         _check_metered(http, self._batch_uri)
     if len(payers) > 1:
@@ -448,8 +448,8 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
     ) -> None:
         self.watch = watch
-        self._gate = _Gate(meter, document)
-        self._types = connection_types(_Connection, gate=self._gate, watch=watch, timeout_s=timeout_s)
+        self.gate = _Gate(meter, document)
+        self._types = connection_types(_Connection, gate=self.gate, watch=watch, timeout_s=timeout_s)
         self._start_pool()
         start_over_in_child(self)
         loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
@@ -472,9 +472,9 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         BadAnswer for a redirect to something that is not HTTP."""
         if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
             check_redirect(uri)
-        if headers and not self._gate.keeps_key(uri):
+        if headers and not self.gate.keeps_key(uri):
             headers = {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
-        self._gate.forget()
+        self.gate.forget()
         metered = self._types.get(uri.partition(":")[0].lower())
         try:
             with nullcontext() if self.watch is None else self.watch.request():
@@ -485,17 +485,8 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
             pool = self.connections
             for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
                 pool.pop(name).hang_up()
-        self._gate.answered(response, content)
+        self.gate.answered(response, content)
         return response, digestible(response, content)
-
-    @property
-    def payer(self) -> tuple[str, str]:
-        """The project and the credential that this Http charges."""
-        return self._gate.payer
-
-    def meters(self, uri: str) -> bool:
-        """Whether this Http charges requests to `uri`."""
-        return self._gate.serves(uri)
 
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 

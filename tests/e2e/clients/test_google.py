@@ -354,7 +354,7 @@ def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) 
     """Also of those that fit another's path: `/x/{id}:cancel` and `/x/{id}`. A batch and a download have only this."""
     name, version = api.split()
     document = json.loads(get_static_doc(name, version))
-    routes = MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes
+    routes = MeteredHttp(Meter(make_budget(ledger)), document).gate._routes
     described = list(methods_of(document))
     assert described
     for method in described:
@@ -401,18 +401,18 @@ def test_what_is_nearly_a_methods_path_is_charged_as_that_method(
     ledger: Ledger, verb: str, path: str, method: str | None
 ) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
-    assert MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes.method(verb, path) == method
+    assert MeteredHttp(Meter(make_budget(ledger)), document).gate._routes.method(verb, path) == method
 
 
 @pytest.mark.parametrize("path", ["//batch/youtube/v3", "/Batch/youtube/v3/", "/batch", "/%62atch"])
 def test_a_batch_is_one_however_its_path_is_written(ledger: Ledger, path: str) -> None:
-    routes = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("youtube", "v3")))._gate._routes
+    routes = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("youtube", "v3"))).gate._routes
     assert (routes.is_batch("POST", path), routes.is_batch("POST", "/batches")) == (True, False)
 
 
 def test_a_chunk_is_known_by_its_path_also_where_that_names_a_file(ledger: Ledger) -> None:
     document = json.loads(get_static_doc("drive", "v3"))
-    gate = MeteredHttp(Meter(make_budget(ledger)), document)._gate
+    gate = MeteredHttp(Meter(make_budget(ledger)), document).gate
     path = "/upload/drive/v3/files/a-file"
     assert gate._is_chunk(None, path, "uploadType=resumable&upload_id=x")
     assert not gate._is_chunk(None, path, "uploadType=resumable")
@@ -751,7 +751,7 @@ def test_a_token_goes_nowhere_else_either(ledger: Ledger, connect: Connect, stat
 )
 def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Ledger, elsewhere: str) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
-    assert not MeteredHttp(Meter(make_budget(ledger)), document)._gate.keeps_key(elsewhere)
+    assert not MeteredHttp(Meter(make_budget(ledger)), document).gate.keeps_key(elsewhere)
 
 
 def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
@@ -827,7 +827,7 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
     ledger: Ledger, host: str, target: str, metered: bool, keeps_key: bool
 ) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
-    gate = MeteredHttp(Meter(make_budget(ledger)), document)._gate
+    gate = MeteredHttp(Meter(make_budget(ledger)), document).gate
     name, _, port = host.rpartition(":")
     verb = "POST" if "batch" in target or "token" in target else "GET"
     assert bool(gate.charge((name, int(port)), verb, target, {}, None)) == metered
@@ -837,7 +837,7 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
 
 @pytest.mark.parametrize("path", ["/oauth2/v4/token", "/oauth2/v3/token", "/o/oauth2/token", "/oauth2/token"])
 def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Ledger, path: str) -> None:
-    gate = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("calendar", "v3")))._gate
+    gate = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("calendar", "v3"))).gate
     assert not gate.charge(("www.googleapis.com", 443), "POST", path, {}, None)
     for metered in ("/calendar/v3/colors", "/oauth2/v4/tokeninfo", f"/calendar{path}"):
         assert gate.charge(("www.googleapis.com", 443), "GET", metered, {}, None)
