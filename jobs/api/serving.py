@@ -24,7 +24,7 @@ ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 NOT_LIMITED = ("/healthz",)
-"""How long an answer is kept: a supervisor asks often."""
+"""No rule counts it: a supervisor asks often."""
 
 POLICY = "default-src 'none'; frame-ancestors 'none'"
 """Documents for programs: a browser that is made to show one loads nothing for it."""

@@ -54,10 +54,6 @@ class Stream:
 
     def ticks(self, since_ms: int, until_ms: int) -> Iterator[Tick]:
         """The ticks with since_ms <= at_ms < until_ms, in order."""
-        if not self.jitter_ms:
-            for base_ms in self.schedule.fires(since_ms - self.offset_ms, until_ms - self.offset_ms):
-                yield Tick(base_ms + self.offset_ms, self.job, self.regions)
-            return
         # As far as another fire could matter to the last tick.
         since, until = since_ms - self.offset_ms - self.jitter_ms, until_ms - self.offset_ms + self.jitter_ms
         for base_ms, following_ms in pairwise(chain(self.schedule.fires(since, until), [NEVER])):
