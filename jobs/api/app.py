@@ -19,9 +19,8 @@ from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.text import show
 from quota.errors import UsageError
-from quota.jobs.api import cursor, pages, resources
+from quota.jobs.api import cursor, openapi, resources
 from quota.jobs.api.health import Health
-from quota.jobs.api.openapi import document
 from quota.jobs.api.parameters import ParameterError, ProblemError, limit_of, read_parameters, required, words_of
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
@@ -121,9 +120,9 @@ class _Api:
                 self._jobs.setdefault(region, []).append(job.name)
         self._store = _Readers(settings.store.url)
         self._health = Health(session, self._store.read)
-        listed = document()
+        listed = openapi.document()
         self._document = json.dumps(listed).encode()
-        self._page = pages.page(listed)
+        self._page = openapi.page(listed)
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
@@ -184,12 +183,12 @@ class _Api:
     async def page(self, request: Request) -> Response:
         _parameters(request)
         answer = _kept(request, self._page, "text/html; charset=utf-8")
-        answer.headers["content-security-policy"] = pages.POLICY
+        answer.headers["content-security-policy"] = openapi.POLICY
         return answer
 
     async def style(self, request: Request) -> Response:
         _parameters(request)
-        return _kept(request, pages.STYLE, "text/css; charset=utf-8")
+        return _kept(request, openapi.STYLE, "text/css; charset=utf-8")
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------

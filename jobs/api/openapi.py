@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document of the API, `openapi.json` beside this file. Tests hold every answer to it."""
+"""The OpenAPI 3.1 document of the API, `openapi.json` beside this file, and the one page that lists it.
+
+Tests hold every answer to the document. The page comes from here alone, without a script.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ import json
 from importlib.metadata import version
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 from quota.common.resources import read_text
+
+POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+STYLE = read_text("quota.jobs.api", "style.css").encode()
 
 
 def document() -> dict[str, Any]:
@@ -22,3 +30,10 @@ def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     _, _, kind, name = part["$ref"].split("/")
     found: dict[str, Any] = document["components"][kind][name]
     return found
+
+
+def page(document: dict[str, Any]) -> bytes:
+    """The page that lists an OpenAPI document."""
+    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = jinja.from_string(read_text("quota.jobs.api", "page.html"))
+    return template.render(document=document, resolved=resolved).encode()
