@@ -20,11 +20,11 @@ from starlette.routing import Route
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.dashboard.reading import read_samples, samples_of_silence
-from quota.errors import ConfigError, LedgerError
+from quota.errors import ConfigError, LedgerError, QuotaError
 from quota.proxy.asked import UnfitError, asked_of
 from quota.proxy.caller_side import CallerGoneError, CallerSide
 from quota.proxy.passage import Passage, connections
-from quota.proxy.target import targets_of
+from quota.proxy.target import Target
 from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import read_status
 from quota.session import ledger_answers
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from quota.async_session import AsyncSession
-    from quota.proxy.target import Target
     from quota.reports.metrics import Sample
     from quota.session import Session
     from quota.web.protection import App
@@ -127,15 +126,17 @@ class Proxy:
     """Passes requests on, inside `async with`. Raises ConfigError where no credential can be used."""
 
     def __init__(self, session: AsyncSession) -> None:
+        self._targets: dict[str, Target] = {}
         self._wrong: dict[str, str] = {}
-        self._targets = targets_of(session, self._is_wrong)
+        for credential in session.settings.credentials:
+            try:
+                self._targets[credential] = Target(session, credential)
+            except QuotaError as error:
+                self._wrong[credential] = str(error)
+                warn("proxy_without", error, credential=credential)
         if not self._targets:
             raise ConfigError(next(iter(self._wrong.values())))
         self._http: aiohttp.ClientSession  # from `async with` on
-
-    def _is_wrong(self, credential: str, error: Exception) -> None:
-        self._wrong[credential] = str(error)
-        warn("proxy_without", error, credential=credential)
 
     async def __aenter__(self) -> None:
         self._http = connections()

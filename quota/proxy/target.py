@@ -8,12 +8,9 @@ from urllib.parse import urlsplit
 from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate
 from quota.clients.upstream import upstream_of
-from quota.errors import QuotaError
 from quota.proxy.asked import UnfitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quota.async_session import AsyncSession
     from quota.proxy.asked import Asked, Fields
 
@@ -63,14 +60,3 @@ class Target:
         signed, own = self.caller.signed(asked.verb, url, {})
         kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
         return signed, [*kept, *own.items()]
-
-
-def targets_of(session: AsyncSession, refuse: Callable[[str, Exception], object]) -> dict[str, Target]:
-    """The targets of all credentials by their names. Those that cannot be used are told to `refuse`."""
-    found: dict[str, Target] = {}
-    for name in session.settings.credentials:
-        try:
-            found[name] = Target(session, name)
-        except QuotaError as error:
-            refuse(name, error)
-    return found
