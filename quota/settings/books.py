@@ -28,8 +28,7 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
     A relative file name is relative to `folder` (default: the working folder).
     Raises ConfigError for an unknown name or a file that is not a cost book.
     """
-    data, name, source = _tables(name, folder)
-    return _book(data, name, source)
+    return _book(*_tables(name, folder))
 
 
 def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str]:

@@ -19,7 +19,7 @@ from quota.settings.tables import ROOT
 from quota.settings.toml import Keys, dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 PREFIX = "QUOTA__"
 
@@ -98,13 +98,10 @@ def _value(kind: Kind, text: str, variable: str) -> Any:
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
     except (ValueError, RecursionError):
-        if _may_be_text(kind.kinds if isinstance(kind, Either) else (kind,)):
+        kinds = kind.kinds if isinstance(kind, Either) else (kind,)
+        if any(isinstance(one, Text) or type(one) is Kind for one in kinds):  # it may be a text
             return text
         raise ConfigError(
             f'environment variable {variable}: not a value of TOML; write for example 500, true or ["DE", "FR"]'
         ) from None
     return value
-
-
-def _may_be_text(kinds: Iterable[Kind]) -> bool:
-    return any(isinstance(kind, Text) or type(kind) is Kind for kind in kinds)

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 def check_keys(root: TomlTable) -> Mapping[str, Any]:
     """The table `[inbound]` as it stands in the file. Raises ConfigError for a key that nobody reads."""
-    table = root.table("inbound")
+    # A hint at another table would be wrong: its keys mean something else.
+    alone = TomlTable({"inbound": root.value("inbound")}, root.source, variables=root.variables)
+    table = alone.table("inbound")
     names = rule_names(table)
-    root.table("inbound", (*INBOUND, *names))
+    alone.table("inbound", (*INBOUND, *names))
     for name in names:
         row = table.table(name, tuple(INBOUND_RULE))
         if isinstance(row.value("limits") if "limits" in row else None, list):

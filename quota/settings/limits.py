@@ -137,20 +137,15 @@ def _pacing(table: TomlTable, window: Window) -> bool:
 
 
 def _numbers(table: TomlTable) -> tuple[int, int]:
-    """(quota, headroom) of a limit; `units` is a quota without headroom."""
+    """(quota, headroom) of a limit; `units` is a quota without headroom, which may be a share such as `"10%"`."""
     if "units" in table:
         return table.read("units"), 0
     quota_units = table.read("quota")
-    headroom_units = _headroom(table, quota_units) if "headroom" in table else 0
+    headroom: int | str = table.read("headroom") if "headroom" in table else 0
+    headroom_units = headroom if isinstance(headroom, int) else share_of(quota_units, int(headroom[:-1]))
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
     return quota_units, headroom_units
-
-
-def _headroom(table: TomlTable, quota_units: int) -> int:
-    """Units, or a share of the quota such as `"10%"`."""
-    value: int | str = table.read("headroom")
-    return value if isinstance(value, int) else share_of(quota_units, int(value[:-1]))
 
 
 def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:

@@ -169,15 +169,10 @@ def settings_of(config: Config) -> Settings:
         store=_store(root.read("store"), folder, ledger, jobs),
         textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
         notify=_notify(root.read("notify"), folder) if "notify" in root else None,
-        inbound=_inbound(root) if "inbound" in root else None,
+        inbound=check_keys(root) if "inbound" in root else None,
         variables=config.variables,
         called=config.source,
     )
-
-
-def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    alone = TomlTable({"inbound": root.value("inbound")}, root.source, variables=root.variables)
-    return check_keys(alone)  # its keys mean something else
 
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
