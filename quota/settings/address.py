@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_plus
 
-from quota.errors import ConfigError
 from quota.ledger.factory import canonical, file_of
 from quota.ledger.file_url import absolute, absolute_path
 from quota.settings.keys import read_secret
@@ -45,10 +44,8 @@ def place_of(url: str) -> str:
 
 def file_url(table: TomlTable, folder: Path, url: str) -> str:
     """The URL of a file, its path made absolute. Raises ConfigError for what names no file."""
-    try:
+    with table.blamed("url"):
         return absolute(url, folder)
-    except ConfigError as error:
-        raise table.error(str(error), "url") from None
 
 
 def is_reference(text: str) -> bool:
@@ -90,10 +87,8 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
             raise table.error(f"a {what} has no control characters", key)
         return text, ""
     ref = reference(table, folder, key)
-    try:
+    with table.blamed(key):
         return read_secret(ref, what, key), ref
-    except ConfigError as error:
-        raise table.error(str(error), key) from None
 
 
 def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "") -> str:
@@ -112,10 +107,8 @@ def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "
 
 def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:
     """What a key names, made absolute."""
-    try:
+    with table.blamed(key):
         return absolute_path(text, folder)
-    except ConfigError as error:
-        raise table.error(str(error), key) from None
 
 
 def _stands_in(url: str, key: str) -> bool:

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, cast, get_args
 
 from quota.common.text import many, nearest, show
-from quota.errors import UsageError
 from quota.settings.tables import SCOPE
 from quota.settings.toml import TomlTable, parse_span
 from quota.terms.api import (
@@ -38,10 +37,8 @@ def parse_hosts(root: TomlTable) -> tuple[str, ...]:
     """The hosts of the API. Raises ConfigError for what is no host."""
     hosts = root.texts("hosts")
     for index, host in enumerate(hosts):
-        try:
+        with root.blamed("hosts", index):
             Hosts(host)
-        except UsageError as error:
-            raise root.error(str(error), "hosts", index) from None
     return hosts
 
 

@@ -81,10 +81,8 @@ def _job(
 def _tables(job: TomlTable) -> dict[str, TableSettings]:
     tables = {}
     for name, row in job.read("tables").items():
-        try:
+        with job.blamed("tables"):
             check_table(name)
-        except ValueError as error:
-            raise job.error(str(error), "tables") from None
         tables[name] = TableSettings(row.read("key") or ("id",), row.read("history"))
     return tables
 
@@ -94,17 +92,13 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
     if "schedule" not in row:
         return job
     text, zone = " ".join(row.read("schedule").split()), row.read("timezone")
-    try:
+    with row.blamed("schedule"):
         schedule = parse_schedule(text, zone)
-    except ValueError as error:
-        raise row.error(str(error), "schedule") from None
     if "timezone" in row:
         if isinstance(schedule, Every):
             raise row.error("an interval does not depend on the time zone; remove this key", "timezone")
-        try:
+        with row.blamed("timezone"):
             load_zone(zone)
-        except ValueError as error:
-            raise row.error(str(error), "timezone") from None
     stagger_ms, jitter_ms = row.read("stagger") or 0, row.read("jitter") or 0
     # All regions of one tick must start before the next tick does.
     shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)

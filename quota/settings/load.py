@@ -315,10 +315,8 @@ def _credential(
 ) -> CredentialSettings:
     api = row.read("api")
     if api not in books:
-        try:
+        with row.blamed("api"):
             book = load_book(api, folder)
-        except ConfigError as error:
-            raise row.error(str(error), "api") from None
         books[api] = book, default_limits(book)
     book, its_limits = books[api]
     project = row.read("project") or name

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, datetime, time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quota.common.named import read_named
 from quota.common.text import nearest, one_line, show
-from quota.errors import ConfigError
+from quota.errors import ConfigError, QuotaError
 from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
 
 if TYPE_CHECKING:
@@ -119,6 +120,14 @@ class TomlTable:
                     inside = "" if where == path else f"{where}: "
                     return ConfigError(f"environment variable {variable}: {inside}{message}")
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
+
+    @contextmanager
+    def blamed(self, key: str, index: int | None = None) -> Iterator[None]:
+        """An error within is about this key, and is raised as a ConfigError that says so."""
+        try:
+            yield
+        except (QuotaError, ValueError) as error:
+            raise self.error(str(error), key, index) from None
 
     def at(self, key: str) -> str:
         """The dotted path of a key, always short and on one line."""
