@@ -229,7 +229,7 @@ class Described:
         return -1 if route is None else route.said
 
     def _route(self, verb: str, url: str) -> Route | None:
-        path = plain_path(re.split("[?#]", url.partition("://")[2].partition("/")[2], maxsplit=1)[0])
+        path = plain_path(re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2])
         return next((route for route in self.book.routes if route.matches(verb, path)), None)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:

@@ -100,6 +100,7 @@ def test_the_routes_name_the_method_of_a_request() -> None:
     upstream = upstream_of(a_book(routes='[routes]\n"GET /repos/**" = "repos.get"'))
     assert upstream.method("get", "https://api.vendor.example/repos/a/b?page=2#top") == "repos.get"
     assert upstream.method("GET", "https://api.vendor.example") is None
+    assert upstream.method("GET", "https://api.vendor.example?next=/repos/a") is None
     assert upstream.method("POST", "https://api.vendor.example/repos") is None
 
 
