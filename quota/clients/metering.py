@@ -32,7 +32,7 @@ from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
-from quota.terms.limits import Calendar
+from quota.terms.limits import leaves_at
 from quota.terms.reserve import NO_BODY
 
 if TYPE_CHECKING:
@@ -308,9 +308,9 @@ class Attempt:
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing
         since_ms = charged_ms(self.decision)
-        if until_ms is None:
-            until_ms = self._reset_after(bucket, since_ms)
-        ledger = self._budget.ledger
+        book, ledger = self._budget.book, self._budget.ledger
+        if until_ms is None:  # a pool that is not a bucket of the book follows the main bucket
+            until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
         if until_ms <= ledger.now_ms():
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
@@ -331,12 +331,6 @@ class Attempt:
             self.decision.id,
             why,
         )
-
-    def _reset_after(self, bucket: str, at_ms: int) -> int:
-        """When upstream resets `bucket`. A pool that is not a bucket of the book follows the main bucket."""
-        book = self._budget.book
-        window = book.buckets.get(bucket, book.main_bucket).window
-        return window.edges(at_ms)[1] if isinstance(window, Calendar) else at_ms + window.window_ms
 
 
 def reporter(job: str) -> str:

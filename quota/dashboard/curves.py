@@ -111,4 +111,4 @@ def _ahead(
     last_ms = end_ms - 1  # at the reset itself a calendar limit has begun anew
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
     moments = [*range(now_ms, last_ms, step_ms), last_ms]
-    return tuple((at_ms, used(at_ms)) for at_ms in moments if at_ms >= now_ms)
+    return tuple((at_ms, used(at_ms)) for at_ms in moments)

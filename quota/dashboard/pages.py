@@ -256,6 +256,8 @@ def _limit(
     shapes = None
     if curve is not None:
         shapes = chart(curve, max(state.limit_units, row.enforced_units), colours, row.next_capacity_ms)
+    known = () if curve is None else curve.ahead
+    end_ms, end_units = known[-1] if known else (at_ms - 1, state.used_units)
     ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
     return {
         "key": key,
@@ -266,8 +268,8 @@ def _limit(
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
-        "ahead_end": state.used_units if curve is None or not curve.ahead else curve.ahead[-1][1],
-        "ahead_end_ms": at_ms if curve is None or not curve.ahead else curve.ahead[-1][0] + 1,
+        "ahead_end": end_units,
+        "ahead_end_ms": end_ms + 1,
         "scheduled": forecast is not None and forecast.scheduled,
         "forecast_until_ms": None if forecast is None else forecast.until_ms,
         "chart": shapes,

@@ -17,7 +17,7 @@ from quota.ledger.entry import counted
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
 from quota.session import Session, projects_of
-from quota.terms.limits import Calendar, Limit, cutoff
+from quota.terms.limits import Limit, cutoff, leaves_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,8 +185,7 @@ def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[Limit
     whole_after_ms = session.ledger.whole_after_ms(budget.project)
     rows = []
     for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):
-        window = limit.view.window
-        leaves_ms = window.edges(entry.ms)[1] if isinstance(window, Calendar) else entry.ms + window.window_ms
+        leaves_ms = leaves_at(limit.view.window, entry.ms)
         after = before + limit.view.selector.cost(entry.charged_units)
         rows.append(LimitAroundCharge(limit, before, after, leaves_ms, whole_after_ms <= cutoff_ms))
     return tuple(rows), tuple(limit.name for limit in limits if limit not in counting)

@@ -96,7 +96,7 @@ def attempt_number(idempotency_key: str) -> int:
 
 def machine_name() -> str:
     """This machine's host name."""
-    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "host")
+    return os.uname().nodename
 
 
 def run_id() -> str:

@@ -179,6 +179,11 @@ def cutoff(window: Window, at_ms: int) -> int:
     return window.edges(at_ms)[0] - 1 if isinstance(window, Calendar) else at_ms - window.window_ms
 
 
+def leaves_at(window: Window, at_ms: int) -> int:
+    """The first millisecond at which a charge of `at_ms` no longer counts."""
+    return window.edges(at_ms)[1] if isinstance(window, Calendar) else at_ms + window.window_ms
+
+
 PACE_LEAD = 8
 """A paced limit runs an eighth of its window ahead of even spending. Work therefore has room at the start, and the
 whole number is available three hours before a day ends: no units are left over because a last tick is missing."""
