@@ -321,7 +321,10 @@ def longest_ms_of(view: str) -> int:
 def selector_of(view: str) -> Selector:
     """The selector of the view with this name, parsed from the name. Raises ValueError if it is not a view's name."""
     buckets, methods, jobs, _, *count = view.split("|")
-    return Selector(_read_names(buckets), _read_names(methods), _read_names(jobs), "calls" if count else "units")
+    try:
+        return Selector(_read_names(buckets), _read_names(methods), _read_names(jobs), "calls" if count else "units")
+    except UsageError as error:
+        raise ValueError(view) from error
 
 
 def _read_names(field: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from quota.terms.limits import (
     format_duration,
     longest_ms_of,
     parse_duration,
+    selector_of,
 )
 
 PACIFIC = "America/Los_Angeles"
@@ -493,3 +494,10 @@ def test_the_longest_day_has_25_hours() -> None:
         start = datetime(2026, 1, 1, tzinfo=zone) + timedelta(days=day)
         lengths.add(int((start + timedelta(days=1)).timestamp() - start.timestamp()) * 1000)
     assert max(lengths) == Calendar("day", PACIFIC).longest_ms
+
+
+@pytest.mark.parametrize("name", ["", "units|*|24h", "||*|24h", "units|*||24h", "units,|*|*|24h"])
+def test_what_is_no_views_name_is_a_value_error(name: str) -> None:
+    """Whoever reads it takes what it stands in for damaged."""
+    with pytest.raises(ValueError):  # noqa: PT011
+        selector_of(name)
