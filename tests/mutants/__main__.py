@@ -42,7 +42,7 @@ _DECISIONS = (
         for name in ("answer", "checklist", "retry_at", "unlogged", "state_fields", "pacing", "limits", "spending")
     ),
     *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
-    *(f"contract/test_{name}.py" for name in ("shadow", "evidence", "several_buckets")),
+    *(f"contract/test_{name}.py" for name in ("shadow", "evidence", "several_buckets", "reservations")),
 )
 _LEDGERS = (
     *(
@@ -161,7 +161,8 @@ class Copy:
 
 
 def tests_of(path: str) -> tuple[str, ...]:
-    return _LEDGERS if path.startswith(("quota/ledger/", "lua/")) else (*_DECISIONS, *_LEDGERS)
+    of_ledger = path.startswith(("quota/ledger/", "lua/"))
+    return (*_LEDGERS, *_DECISIONS) if of_ledger else (*_DECISIONS, *_LEDGERS)
 
 
 def falls(copy: Copy, path: str, text: str) -> bool:
