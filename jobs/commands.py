@@ -90,11 +90,11 @@ def schedule(textfile: str | None, config: str | None) -> None:
     """
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
-    # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
+    # SIGTERM from a supervisor is the regular way to end it. Others exit with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
         run_schedule(session, stop=stop)
-    click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
+    click.get_current_context().exit(0 if stop() == signal.SIGTERM else 128 + stop())
 
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")

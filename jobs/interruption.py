@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM, where a page in flight may still be stored: the first signal asks a block to stop, and ends the
-process if it does not. The handlers that were there before are put back."""
+"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes), where a page in flight may still be stored: the first asks a
+block to stop, and ends the process if it does not. The handlers that were there before are put back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ END_WITHIN_S = 9.0
 
 @contextmanager
 def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> Iterator[Callable[[], int]]:
-    """Let the block end by itself after SIGINT or SIGTERM, but within END_WITHIN_S.
+    """Let the block end by itself after SIGINT, SIGTERM or SIGHUP, but within END_WITHIN_S. One that the caller had
+    ignored, as `nohup` does, stays ignored.
 
     The yielded function returns the number of the first signal, or 0. If the block has not ended END_WITHIN_S after
     it, the process ends, whatever the block waits for, and whatever threads it has left behind. That is safe, because
@@ -38,7 +39,8 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     # system's own handler writes starts the countdown at once.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _STOPPING}
+    heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heard}
     woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     wakeups = _Wakeups()
     start_over_in_child(wakeups)
@@ -61,7 +63,7 @@ class _Wakeups:
         signal.set_wakeup_fd(-1)
 
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 SAY_AFTER_S = 0.2

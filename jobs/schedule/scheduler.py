@@ -120,7 +120,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
             scheduler.shutdown(wait=False)
         running = [queue for queue in queues.values() if queue.running is not None]
         _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
-        _finish(list(queues.values()), 128 + signal.SIGINT if stop() == signal.SIGINT else 0)
+        _finish(list(queues.values()), 0 if stop() == signal.SIGTERM else 128 + stop())
     _say("schedule_stopped")
 
 

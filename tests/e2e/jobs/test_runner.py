@@ -21,6 +21,7 @@ from tenacity import wait_fixed, wait_none
 import quota
 from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.emulator import Emulator
+from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
@@ -908,7 +909,7 @@ def test_a_run_killed_in_mid_page_loses_and_repeats_nothing_stored(recorded: Ben
     assert recorded.rows("SELECT count(*) FROM (SELECT DISTINCT region, taken_at_ms FROM rankings)") == [(7,)]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_lets_the_page_in_flight_be_stored(bench: Bench, number: signal.Signals, status: int) -> None:
     bench.configure(regions=["US", "DE"])
     bench.upstream.fault("latency", after=2, ms=700)
@@ -923,6 +924,19 @@ def test_a_signal_lets_the_page_in_flight_be_stored(bench: Bench, number: signal
     assert [r["outcome"] for r in report["regions"]] == ["partial", "skipped"]
     assert bench.count("rankings") == 150
     assert bench.run().regions[0].pages == 1
+
+
+def test_a_signal_that_the_caller_had_ignored_stays_ignored() -> None:
+    """As `nohup` does with SIGHUP, and a script with the SIGINT of its background jobs."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        with interruptible(says=False) as stop:
+            for number in before:
+                os.kill(os.getpid(), number)
+            assert stop() == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:

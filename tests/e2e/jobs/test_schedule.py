@@ -451,7 +451,7 @@ options = { seconds = %s }
 """
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_the_page_in_flight_is_stored_and_nothing_is_fetched_twice(
     tmp_path: Path, upstream: Emulator, start: Any, number: int, expected: int
 ) -> None:
