@@ -156,6 +156,15 @@ def test_the_services_keep_their_state_where_they_may_write(unit: str, command: 
     assert int(service["TimeoutStopSec"][0]) > needs_s
 
 
+@pytest.mark.parametrize("unit", sorted(path.name for path in DEPLOY.glob("*.service")))
+def test_the_guide_makes_the_services_user_and_looks_at_their_state_as_that_user(unit: str) -> None:
+    """systemd starts nothing for a user that is not there, and to any other, root too, the state is somebody else's."""
+    guide, service = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8"), units(unit)
+    (user,) = service["User"]
+    assert f"`useradd --system {user}`" in guide
+    assert f"`sudo -u {user} env {' '.join(service['Environment'])} {INSTALLED} status`" in guide
+
+
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
@@ -165,7 +174,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         (tmp_path / path.name.replace("@.", "@trending.")).write_text(text, encoding="utf-8")
         (tmp_path / path.name).write_text(text, encoding="utf-8")
     names = ["quota-run@trending.timer", "quota-run@trending.service"]
-    names += ["quota-dashboard.service", "quota-schedule.service", "quota-serve.service"]
+    names += ["quota-dashboard.service", "quota-schedule.service", "quota-serve.service", "quota-proxy.service"]
     done = subprocess.run(
         [analyze, "verify", *(str(tmp_path / name) for name in names)],
         env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"},
