@@ -203,8 +203,8 @@ def test_the_services_are_closed_to_what_they_do_not_need(unit: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def cron_job(home: Path) -> Any:
-    """The manifest, read by kubectl itself, or by a YAML reader where there is none."""
+def manifest(home: Path) -> list[Any]:
+    """What the manifest makes, read by kubectl itself, or by a YAML reader where there is none."""
     path = DEPLOY / "cronjob.yaml"
     kubectl = shutil.which("kubectl")
     if kubectl is not None:
@@ -217,9 +217,29 @@ def cron_job(home: Path) -> Any:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return [json.loads(one) for one in re.split(r"(?<=\n\})\n", done.stdout) if one]
     yaml = pytest.importorskip("yaml", reason="neither kubectl nor a YAML reader is installed")
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def cron_job(home: Path) -> Any:
+    return manifest(home)[0]
+
+
+def test_all_that_the_pod_names_is_in_the_manifest_or_in_a_command_that_makes_it(tmp_path: Path) -> None:
+    """A pod whose volume nobody made waits for it for ever."""
+    job, *others = manifest(tmp_path)
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    made = [f"{one['kind']} {one['metadata']['name']}" for one in others]
+    commands = (DEPLOY / "cronjob.yaml").read_text(encoding="utf-8")
+    for volume in pod["volumes"]:
+        if "configMap" in volume:
+            assert f"kubectl create configmap {volume['configMap']['name']} " in commands
+        if "persistentVolumeClaim" in volume:
+            assert f"PersistentVolumeClaim {volume['persistentVolumeClaim']['claimName']}" in made
+    for variable in pod["containers"][0]["env"]:
+        if "valueFrom" in variable:
+            assert f"kubectl create secret generic {variable['valueFrom']['secretKeyRef']['name']} " in commands
 
 
 def test_the_kubernetes_cron_job_runs_one_tick_at_a_time(tmp_path: Path) -> None:
