@@ -342,7 +342,8 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
         raise quota.ConfigError(f'{said}: write {known}"package.module:function"')
     found = getattr(_import(module_name, said, folder), attribute, None)
     if found is None:
-        raise quota.ConfigError(f"{said}: module {module_name:.100} has no function {attribute!r:.100}")
+        hidden = _hides_own(module_name, folder)
+        raise quota.ConfigError(f"{said}: module {module_name:.100} has no function {attribute!r:.100}{hidden}")
     if not callable(found):
         raise quota.ConfigError(f"{said}: {attribute:.100} is not a function but {type(found).__name__}")
     if made_by(found):
@@ -374,10 +375,22 @@ def _import(module_name: str, said: str, folder: Path | None) -> object:
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
         )
-        where = f"; install it, or put it in {folder}" if missing else ""
+        where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
         raise quota.ConfigError(f"{said} cannot be imported: {describe(error)}{where}") from error
+
+
+def _hides_own(module_name: str, folder: Path | None) -> str:
+    """What to do where an installed module, of Python or of ours, hides the user's own in `folder`."""
+    import sys
+
+    top = module_name.partition(".")[0]
+    origin = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
+    if folder is None or origin is None or origin.startswith(f"{folder}/"):
+        return ""
+    own = (folder / top).is_dir() or (folder / f"{top}.py").is_file()
+    return f"; {top} is {origin} here: give yours another name" if own else ""
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import socket
 import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -522,6 +524,19 @@ def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path)
     assert found.remedy == f"install it, or put it in {tmp_path}"
     (tmp_path / "fetched_by_lint.py").write_text("def fetch(client, region, cursor): ...\n")
     assert findings(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("fetch", "own", "hides"),
+    [("calendar:fetch", "calendar.py", calendar), ("quota.mine:fetch", "quota/mine.py", quota)],
+)
+def test_an_installed_module_that_hides_the_users_own_is_named(
+    tmp_path: Path, fetch: str, own: str, hides: ModuleType
+) -> None:
+    (tmp_path / own).parent.mkdir(exist_ok=True)
+    (tmp_path / own).write_text("def fetch(client, region, cursor): ...\n")
+    (found,) = findings(tmp_path, GOOD.replace('fetch = "trending"', f'fetch = "{fetch}"'))
+    assert found.remedy == f"{hides.__name__} is {hides.__file__} here: give yours another name"
 
 
 def test_errors_come_first(tmp_path: Path) -> None:
