@@ -24,9 +24,12 @@ def state_folder() -> Path:
         folder = Path(named).absolute() if named else user_state_path("quota-ledger").expanduser()
     except RuntimeError as error:
         raise ConfigError(f"this user has no home for a state folder; {REMEDY}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"QUOTA_STATE_DIR is relative, and the current folder is gone; {REMEDY}") from error
     why = doubt_at(folder)
     if why:
-        raise ConfigError(f"state folder {one_line(folder)} {why}; {REMEDY}")
+        remedy = f"run this as that user, or {REMEDY}" if why.startswith("belongs to") else REMEDY
+        raise ConfigError(f"state folder {one_line(folder)} {why}; {remedy}")
     return folder
 
 

@@ -238,7 +238,10 @@ def test_a_volume_of_root_with_the_groups_rights_is_used(place: Place) -> None:
 @needs_root
 @pytest.mark.parametrize(
     ("owner", "mode", "why"),
-    [(NOBODY, 0o700, "belongs to nobody, and this is root"), (0, 0o777, "can be written by every user")],
+    [
+        (NOBODY, 0o700, "belongs to nobody, and this is root; run this as that user, or"),
+        (0, 0o777, "can be written by every user;"),
+    ],
 )
 def test_a_state_folder_of_others_stops_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, why: str
@@ -251,7 +254,7 @@ def test_a_state_folder_of_others_stops_every_command(
     for command in (["charge", "videos.list"], ["status"], ["check"], ["doctor"]):
         with pytest.raises(quota.ConfigError) as caught:
             cli.main(command, standalone_mode=False)
-        assert str(caught.value) == f"state folder {state} {why}; set QUOTA_STATE_DIR to a folder of your own"
+        assert str(caught.value) == f"state folder {state} {why} set QUOTA_STATE_DIR to a folder of your own"
     (tmp_path / "link").symlink_to(tmp_path)
     os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
     monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "link"))

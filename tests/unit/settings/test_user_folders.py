@@ -63,3 +63,12 @@ def test_a_user_without_a_home_has_no_configuration_there_and_must_name_the_stat
     assert find_config() is None
     with pytest.raises(ConfigError, match="this user has no home for a state folder; set QUOTA_STATE_DIR"):
         state_folder()
+
+
+def test_a_relative_folder_in_one_that_is_gone_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "gone").mkdir()
+    monkeypatch.chdir(home / "gone")
+    (home / "gone").rmdir()
+    monkeypatch.setenv("QUOTA_STATE_DIR", "state")
+    with pytest.raises(ConfigError, match="QUOTA_STATE_DIR is relative, and the current folder is gone; set"):
+        state_folder()
