@@ -60,14 +60,15 @@ logger = logging.getLogger("quota.web")
 
 
 def require_web(*also: str) -> None:
-    """Import what serving needs, and these modules. Raises QuotaError where one is not installed."""
+    """Import what serving needs, and these modules. Raises UsageError where one is not installed: a supervisor need not
+    try again."""
     try:
         for name in ("starlette", "uvicorn", *also):
             import_module(name)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0] or "a package"
         how = "pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
-        raise QuotaError(f"{missing} is not installed: {how}") from None
+        raise UsageError(f"{missing} is not installed: {how}") from None
 
 
 def listen(host: str, port: int) -> socket.socket:

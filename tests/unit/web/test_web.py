@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quota.errors import QuotaError
+from quota.errors import UsageError
 from quota.web.health import Check, health
 from quota.web.lifecycle import listen, require_web
 from quota.web.problem import Problem, send_problem
@@ -162,10 +162,10 @@ def test_an_application_may_set_its_own() -> None:
 def test_a_missing_package_is_one_line_that_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        QuotaError, match=rf"^{package} is not installed: pip install 'quota-ledger\[web\]', or pipx"
+        UsageError, match=rf"^{package} is not installed: pip install 'quota-ledger\[web\]', or pipx"
     ) as said:
         require_web()
-    assert said.value.exit_status == 1
+    assert said.value.exit_status == 2, "no unit of config/deploy is started again then"
 
 
 def test_the_second_piece_of_an_answer_waits_for_nobody() -> None:
