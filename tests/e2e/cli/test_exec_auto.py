@@ -216,7 +216,9 @@ def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Qu
     for name in ("quota.py", "sitecustomize.py"):
         (quota.folder / name).write_text("print('not ours', file=__import__('sys').stderr)")
     del quota.env["PYTHONPATH"]
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "until_refused.py", "caught")
+    quota.env["PYTHONSAFEPATH"] = "1"  # for our own command, as `python -m` looks into the folder
+    program = ["env", "-u", "PYTHONSAFEPATH", sys.executable, "until_refused.py", "caught"]
+    done = quota("exec", "--auto", "--summary", "--", *program)
     assert (done.returncode, done.stderr, len(server.arrived)) == (3, "5 calls, 5 units, 1 refused\n", 5)
 
 

@@ -247,7 +247,7 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
         refused = CliRunner().invoke(cli, ["dashboard", "--host", host])
         assert (refused.exit_code, "this machine only" in refused.output) == (2, True), host
     (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
-    said = one_line(house("dashboard", "--port", "0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 1)
+    said = one_line(house("dashboard", "--port", "0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 2)
     assert (
         said == "jinja2 is not installed: pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
     )

@@ -666,4 +666,4 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "pip install 'quota-ledger[web]'" in one_line(done, 1)
+    assert "pip install 'quota-ledger[web]'" in one_line(done, 2)
