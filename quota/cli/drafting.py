@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from quota.cli.tried import Recorded, read_answer
@@ -29,7 +30,7 @@ def draft(name: str, paths: Iterable[str]) -> str:
     """The text of a cost book. Raises ConfigError for a file that has no answer."""
     answers = [read_answer(path) for path in paths]
     figures = _figures(answers)
-    hosts = sorted({urlsplit(one.request.rpartition(" ")[2]).netloc for one in answers} - {""})
+    hosts = sorted({_host(one.request) for one in answers} - {""})
     limit = next((one.headers[figures["limit"]] for one in answers if figures.get("limit", "") in one.headers), "")
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
     lines = [
@@ -61,6 +62,13 @@ def draft(name: str, paths: Iterable[str]) -> str:
         *_closed(answers, timed="reset" in figures),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _host(request: str) -> str:
+    """Where a recorded request went, without the password that its address may hold; empty where it has none."""
+    with suppress(ValueError):
+        return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
+    return ""
 
 
 def _figures(answers: list[Recorded]) -> dict[str, str]:

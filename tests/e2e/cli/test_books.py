@@ -206,3 +206,12 @@ def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
     assert "--from needs --new" in quota("costs", "--from", "one.json").stderr
     (quota.folder / "one.json").write_text("[]")
     assert quota("costs", "--new", "own", "--from", "one.json").returncode == 78
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"), [("https://[x/", []), ("https://me:hush@a.example:8443/v1", ["a.example:8443"])]
+)
+def test_a_draft_has_the_host_of_an_address_and_no_password(quota: Quota, address: str, hosts: list[str]) -> None:
+    answer = {"status": 200, "headers": {}, "body": "", "request": f"GET {address}"}
+    (quota.folder / "one.json").write_text(json.dumps(answer))
+    assert tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)["hosts"] == hosts
