@@ -162,7 +162,7 @@ def _read(row: Sequence[Any]) -> Run | None:
     try:
         listed = tuple(map(_region, json.loads(regions))) if regions else ()
         decided = json.loads(refusal) if refusal else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     return Run(
         run,

@@ -164,7 +164,7 @@ class Record:
             runs = [_run(row, now_ms) for row in data.get("runs") or ()]
             ticks = dict(data.get("ticks") or {})
             self.ticks = {tick: min(whole(ms, "", 0, MAX_NUMBER), now_ms + MAX_TICK_MS) for tick, ms in ticks.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, UsageError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError):
             runs, self.ticks = [], {}  # not ours: the next claim writes it anew
         self.runs = [run for run in runs if run.until_ms > now_ms]
         self.ticks = {tick: until_ms for tick, until_ms in self.ticks.items() if until_ms > now_ms}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Charge, Id
 
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
-"""What is raised where a reply is none of ours."""
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What is raised where a reply is none of ours. Python reads no JSON that is nested very deep."""
 
 
 def units_text(charge: Charge) -> str:

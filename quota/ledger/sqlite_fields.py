@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.ledger.unlogged import UnloggedUsage
 
-UNREADABLE = (ValueError, LookupError, AttributeError)
-"""What is raised where a field is none of ours."""
+UNREADABLE = (ValueError, LookupError, AttributeError, RecursionError)
+"""What is raised where a field is none of ours. Python reads no JSON that is nested very deep."""
 
 COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key, settled"
 

@@ -24,6 +24,7 @@ from quota.ledger.state_changes import Change, StateChanges
 from quota.ledger.state_fields import read_usages
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import DAY_MS
+from support.claims import claim_of
 from support.processes import Children
 from support.proxy import Proxy
 from support.setup import Setup, limit
@@ -358,3 +359,22 @@ def test_a_report_that_cannot_be_read_again_is_refused(setup: Setup, epoch: str,
     with pytest.raises(UsageError):
         setup.ledger.add_unlogged(setup.project, epoch, [lost])
     assert unlogged(setup) == []
+
+
+DEEP = "[" * 100_000
+
+
+def put(setup: Setup, name: str, text: str) -> None:
+    setup.ledger._change_state(setup.project, (name,), lambda *_: Change(None, {name: text}))
+
+
+def test_a_field_that_is_nested_deeper_than_python_reads_is_one_line(setup: Setup) -> None:
+    put(setup, "closed:units", f"{MIN_RETENTION_MS} 1 {DEEP}")
+    with pytest.raises(LedgerError):
+        setup.ledger.notes(setup.project)
+
+
+def test_claims_that_are_nested_deeper_than_python_reads_are_written_anew(setup: Setup) -> None:
+    claim = claim_of("a")
+    put(setup, f"claim:{claim.name}", f"{setup.now_ms + DAY_MS} {DEEP}")
+    assert not setup.ledger.claim(setup.project, claim).elsewhere

@@ -311,6 +311,8 @@ def assert_whole(run: Run) -> None:
         ("began_at_ms", -1),
         ("outcome", b"x"),
         ("regions", b"\xff"),
+        ("regions", "[" * 100_000),
+        ("refusal", "[" * 100_000),
     ],
 )
 def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, value: object) -> None:
