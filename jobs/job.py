@@ -100,12 +100,13 @@ class Page:
                     raise ValueError(
                         f'each of a page\'s {what} must be an object with a text "id", not {show(resource)}'
                     )
-        if not isinstance(self.rows, dict):
-            raise ValueError(f"a page's rows must be lists by the name of their table, not {show(self.rows)}")
-        for table, objects in (*self.rows.items(), *self.places.items()):
-            check_table(table)
-            if not isinstance(objects, (list, tuple)):
-                raise ValueError(f"a page's rows of table {table!r} must be a list, not {type(objects).__name__}")
+        for what, tables in (("rows", self.rows), ("places", self.places)):
+            if not isinstance(tables, dict):
+                raise ValueError(f"a page's {what} must be lists by the name of their table, not {show(tables)}")
+            for table, objects in tables.items():
+                check_table(table)
+                if not isinstance(objects, (list, tuple)):
+                    raise ValueError(f"a page's {what} of table {table!r} must be a list, not {type(objects).__name__}")
         if self.cursor is not None and not isinstance(self.cursor, dict):
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if is_deep(self.cursor):
