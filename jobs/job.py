@@ -231,6 +231,17 @@ class RunReport(Run):
         return "" if self.away is None else f"; the rest {self.away}"
 
 
+def leave_out(error: Exception, part: str, page: Page) -> None:
+    """Note on the error of a step that the pass may go on without this part of it, as this page says."""
+    error.goes_on = part, page  # type: ignore[attr-defined]
+
+
+def left_out_by(error: Exception) -> tuple[str, Page] | None:
+    """What `leave_out` noted on an error; None if the pass ends with it."""
+    found: tuple[str, Page] | None = getattr(error, "goes_on", None)
+    return found
+
+
 # -- fetch functions ---------------------------------------------------------------------------------------------------
 
 Attempt = str | Callable[[Cursor | None], str]

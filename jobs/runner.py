@@ -20,8 +20,8 @@ How a step may end, and what follows:
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
-one of several searches or lists in its pass, which goes on without it (`goes_on` of the error) and then fails; at once
-after two in a row.
+one of several searches or lists in its pass, which goes on without it (`leave_out`) and then fails; at once after two
+in a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import RunReport, load_fetch, load_sink, pages_of
+from quota.jobs.job import RunReport, left_out_by, load_fetch, load_sink, pages_of
 from quota.jobs.lock import lock_name, only_one, store_id_of
 from quota.jobs.places import check_cursor, work_of
 from quota.jobs.progress import Watcher
@@ -342,10 +342,11 @@ class _Run:
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
-                part, onward = getattr(error, "goes_on", ("", None))
-                if onward is None or not failure.of_one_call:
+                left_out = left_out_by(error)
+                if left_out is None or not failure.of_one_call:
                     return self._give_up(checkpoint, failure)
-                page, rows = onward, rows_of(self.job.name, {}, onward.places)
+                part, page = left_out
+                rows = rows_of(self.job.name, {}, page.places)
                 self.left_out, lost = f"{part}: {failure.message}", lost + 1
                 if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
                     return self._give_up(checkpoint, replace(failure, kind="region"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Place, with_next
-from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
+from quota.jobs.job import Cursor, Page, checked_id, first_attempt, leave_out, resources
 from quota.terms.arguments import texts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def fetch(
     except Exception as error:
         if len(queries) > 1:
             left = Page(cursor={"turns": turns[1:]} if turns[1:] else None, complete=False)
-            error.goes_on = f"search {turns[0]['words']!r:.100}", left  # type: ignore[attr-defined]
+            leave_out(error, f"search {turns[0]['words']!r:.100}", left)
         raise
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.clients.failures import answer_in
 from quota.errors import BadAnswer
-from quota.jobs.job import Page, resources
+from quota.jobs.job import Page, leave_out, resources
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -92,7 +92,7 @@ class Walks:
         if is_passed_over(error):
             return self.page(passed)
         place = {**self.places[0], "failed": self._step}
-        error.goes_on = f"{what} {place['id']}", self.page(place, complete=False)  # type: ignore[attr-defined]
+        leave_out(error, f"{what} {place['id']}", self.page(place, complete=False))
         raise error
 
     def is_full(self, place: Place) -> bool:
