@@ -6,6 +6,8 @@ It tries the jobs that use most of the limits that refuse: a longer interval, fe
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -66,22 +68,17 @@ def smallest_changes(
     return tuple(changes), notes
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        settings: Settings,
-        outcome: Simulated,
-        state: State,
-        fetches: Mapping[str, Fetch],
-        may_be_refused: Sequence[str],
-    ) -> None:
-        self.settings = settings
-        self.outcome = outcome
-        self.state = state
-        self.fetches = fetches
-        self.may_be_refused = may_be_refused
-        self.simulations = 0
-        self.refused = {r.job: None for r in outcome.refusals if r.job not in may_be_refused}
+    settings: Settings
+    outcome: Simulated
+    state: State
+    fetches: Mapping[str, Fetch]
+    may_be_refused: Sequence[str]
+    simulations: int = 0
+
+    def __post_init__(self) -> None:
+        self.refused = {r.job for r in self.outcome.refusals if r.job not in self.may_be_refused}
 
     # -- which changes there are -------------------------------------------------------------------------------------
 
@@ -91,7 +88,9 @@ class _Search:
             found = [
                 self._smallest(job, "schedule", [replace(job, schedule=text) for text in slower(job)]),
                 self._smallest(job, "pages", [replace(job, pages=pages) for pages in range(job.pages - 1, 0, -1)]),
-                self._smallest(job, "regions", [replace(job, regions=few) for few in _fewer(job.regions)]),
+                self._smallest(
+                    job, "regions", [replace(job, regions=job.regions[:n]) for n in range(len(job.regions) - 1, 0, -1)]
+                ),
                 self._smallest(job, "leave", self._leaves(job)),
             ]
             changes += [change for change in found if change is not None]
@@ -105,35 +104,31 @@ class _Search:
         (credential,) = credentials
         jobs = [job for job in self.settings.jobs.values() if job.credential == credential and job.schedule is not None]
         changes = []
-        factors = (125, 150, 200, 250, 300, 400, 500, 600, 800, 1_200, 1_600, 2_400)
-        sets = [[_slowed(job, percent) for job in jobs] for percent in factors]
-        best = first_that_fits([*range(len(sets))], lambda index: self._fits(sets[index]))
-        if best is not None:
-            schedules = {(old.schedule, new.schedule) for old, new in zip(jobs, sets[best], strict=True)}
+        percent = first_that_fits(_PERCENTS, lambda percent: self._fits([_slowed(job, percent) for job in jobs]))
+        if percent is not None:
+            schedules = {(job.schedule, _slowed(job, percent).schedule) for job in jobs}
             same = len(schedules) == 1
-            before, after = (f'"{text}"' for text in schedules.pop()) if same else ("1", f"1/{factors[best] / 100:g}")
+            before, after = (f'"{text}"' for text in schedules.pop()) if same else ("1", f"1/{percent / 100:g}")
             changes.append(Change(None, credential, "schedule" if same else "ticks a day", before, after))
-        max_pages = max(job.pages for job in jobs)
-        limited = [[replace(job, pages=min(job.pages, pages)) for job in jobs] for pages in range(max_pages - 1, 0, -1)]
-        best = first_that_fits([*range(len(limited))], lambda index: self._fits(limited[index]))
-        if best is not None:
-            changes.append(Change(None, credential, "pages", f"up to {max_pages}", f"up to {max_pages - 1 - best}"))
+        most = max(job.pages for job in jobs)
+        pages = first_that_fits(range(most - 1, 0, -1), lambda n: self._fits([_with_pages(job, n) for job in jobs]))
+        if pages is not None:
+            changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {pages}"))
         return changes
 
     def _suspects(self) -> list[JobSettings]:
         """Jobs that use a limit which refused a tick of theirs or of others; those that use most come first."""
         settings = self.settings
         full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
-        wants: dict[str, int] = {}
+        wants: Counter[str] = Counter()
         for wanted in self.outcome.wanted:
             if any(
                 (wanted.project, limit.name) in full
                 and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
                 for limit in of_jobs(self._limits(wanted.project), settings.jobs)
             ):
-                wants[wanted.job] = wants.get(wanted.job, 0) + sum(wanted.units.values())
-        names = sorted((name for name in wants if wants[name]), key=lambda name: -wants[name])
-        return [settings.jobs[name] for name in names[:MAX_JOBS]]
+                wants[wanted.job] += sum(wanted.units.values())
+        return [settings.jobs[name] for name, units in wants.most_common(MAX_JOBS) if units]
 
     def _limits(self, project: str) -> tuple[Limit, ...]:
         return next(c.limits for c in self.settings.credentials.values() if c.project == project)
@@ -163,21 +158,13 @@ class _Search:
 
     def _dearest(self, job: JobSettings, limit: Limit) -> int:
         """The most that a limit counts for one call of a job during the plan: it must always hold that."""
-        start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms
-        return max(max(self._counted(job, method, limit, start_ms, until_ms)) for method in self._methods(job))
-
-    def _methods(self, job: JobSettings) -> list[str]:
-        """The methods that one pass over one region calls."""
-        book = self.settings.credentials[job.credential].book
-        return [book.canonical(step.method or "unknown") for step in pass_steps(job, self.fetches[job.name])]
-
-    def _counted(self, job: JobSettings, method: str, limit: Limit, start_ms: int, until_ms: int) -> list[int]:
-        """What a limit counts for one call, by each of the prices during that time."""
         book, selector = self.settings.credentials[job.credential].book, limit.view.selector
-        return [
+        steps = pass_steps(job, self.fetches[job.name])
+        return max(
             sum(selector.cost(part.units) for part in price.parts if selector.counts(part.bucket, method, job.name))
-            for price in prices_between(book, method, start_ms, until_ms)
-        ]
+            for method in {book.canonical(step.method or "unknown") for step in steps}
+            for price in prices_between(book, method, self.outcome.start_ms, self.outcome.until_ms)
+        )
 
     # -- whether one fits --------------------------------------------------------------------------------------------
 
@@ -211,15 +198,16 @@ def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | N
     """The first of `candidates` that fits, by binary search. They go from the smallest change to the largest."""
     if not candidates or not fits(candidates[-1]):
         return None
-    low, high = 0, len(candidates) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(candidates[middle]) else (middle + 1, high)
-    return candidates[high]
+    return candidates[bisect_left(candidates, True, hi=len(candidates) - 1, key=fits)]
+
+
+def _with_pages(job: JobSettings, most: int) -> JobSettings:
+    return replace(job, pages=min(job.pages, most))
 
 
 # -- ladders of changes ------------------------------------------------------------------------------------------------
 
+_PERCENTS = (125, 150, 200, 250, 300, 400, 500, 600, 800, 1_200, 1_600, 2_400)
 _MINUTE_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30)
 _HOUR_STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
 
@@ -271,15 +259,8 @@ def _slowed(job: JobSettings, percent: int) -> JobSettings:
         return replace(job, schedule=f"every {format_duration(max(1, minutes) * MINUTE_MS)}")
     now = len(schedule.minutes) * len(schedule.hours)
     lines = _slower_crons(job.schedule, schedule)
-    return (
-        replace(job, schedule=next((text for text, count in lines if count * percent <= now * 100), lines[-1][0]))
-        if lines
-        else job
-    )
-
-
-def _fewer(regions: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(regions[:count]) for count in range(len(regions) - 1, 0, -1)]
+    longest = lines[-1][0] if lines else job.schedule
+    return replace(job, schedule=next((text for text, count in lines if count * percent <= now * 100), longest))
 
 
 def _steps(units: int) -> list[int]:
