@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import quota
@@ -220,35 +220,26 @@ def _refused(session: Session, job: JobSettings, decision: Decision) -> RunRepor
     )
 
 
+@dataclass(eq=False)
 class _Run:
     """Covers the regions of one run. `end` says how the run ends, as soon as something has ended it."""
 
-    def __init__(
-        self,
-        session: Session,
-        job: JobSettings,
-        store: Store,
-        hold: Hold,
-        attempts: Attempts,
-        sink: Sink | None,
-        stop: Callable[[], int],
-        watcher: Watcher,
-        clock: Callable[[], int],
-    ) -> None:
-        self.session = session
-        self.job = job
-        self.store = store
-        self.hold = hold
-        self.attempts = attempts
-        self.sink = sink
-        self.work = work_of(session, job)
-        self.stop = stop
-        self.watcher = watcher
-        self.clock = clock
-        self.end: RunReport | None = None
-        self.here = Checkpoint(job.name, "", work=self.work)  # of the current region
-        self.left_out: str | None = None  # why the pass over the current region goes on without a part of it
-        self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
+    session: Session
+    job: JobSettings
+    store: Store
+    hold: Hold
+    attempts: Attempts
+    sink: Sink | None
+    stop: Callable[[], int]
+    watcher: Watcher
+    clock: Callable[[], int]
+    end: RunReport | None = None
+    left_out: str | None = None  # why the pass over the current region goes on without a part of it
+    added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
+
+    def __post_init__(self) -> None:
+        self.work = work_of(self.session, self.job)
+        self.here = Checkpoint(self.job.name, "", work=self.work)  # of the current region
 
     def cover(self, regions: Sequence[str], max_regions: int) -> RunReport:
         """Cover these regions, as far as their turn has come."""
