@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quota.clients.failures import answer_in, is_any, is_transient, refused_login
 from quota.common.clock import host_clock
+from quota.common.redact import redact
 from quota.common.text import describe, one_line
 from quota.errors import BadAnswer
 
@@ -46,9 +47,9 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     answer = answer_in(error)
     if answer is not None:
         return _classify_answer(answer, method, book)
-    message = _redacted(describe(error))
+    message = redact(describe(error))
     if isinstance(error, BadAnswer):
-        return Failure("answer", one_line(_redacted(str(error))))
+        return Failure("answer", one_line(redact(str(error))))
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
         certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))
@@ -91,9 +92,3 @@ def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
             return Failure("cursor", message, answered=True)
         case _:
             return Failure("region", message, answered=True)
-
-
-def _redacted(text: str) -> str:
-    from quota.common.redact import redact
-
-    return redact(text)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.store import Store
-    from quota.ledger.claims import Claimed, Ending, Holder
+    from quota.ledger.claims import Claimed, Ending
     from quota.settings.model import JobSettings
 
 MIN_HOLD_MS = HOUR_MS
@@ -143,34 +143,24 @@ class Hold:
             except quota.LedgerError as error:
                 if self._places is not None:
                     raise
-                self._say_unanswered(error)
+                # What a run then spends is said by the budget.
+                level = logging.WARNING if self._claim.tick else logging.DEBUG
+                log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
                 return
             self._take(regions, claimed)
             if claimed.tick:
                 return
 
     def _take(self, regions: Iterable[str], claimed: Claimed) -> None:
-        if claimed.tick:
-            self._lose_tick(claimed.tick, regions, claimed.now_ms)
+        if claimed.tick:  # another run has it: this one does not begin, or, if it had begun, it has been replaced
+            self.tick_is, now_ms = claimed.tick, claimed.now_ms
+            if self._began:
+                away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
+                self.away.update(dict.fromkeys(regions, away))
         for region, holder in claimed.elsewhere.items():
-            self.away[region] = self._away(holder, claimed.now_ms)
-
-    def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
-        """Another run has the tick: this run does not begin, or, if it had begun, it has been replaced."""
-        self.tick_is = tick_is
-        if self._began:
-            away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
-            self.away.update(dict.fromkeys(regions, away))
-
-    def _away(self, holder: Holder, now_ms: int) -> Away:
-        same = holder.owner == self._owner
-        return Away(
-            holder.host or "another machine", holder.seen_ms, holder.until_ms, now_ms, same, self._new and not same
-        )
-
-    def _say_unanswered(self, error: quota.LedgerError) -> None:
-        level = logging.WARNING if self._claim.tick else logging.DEBUG  # what a run then spends is said by the budget
-        log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
+            same = holder.owner == self._owner
+            times_ms = holder.seen_ms, holder.until_ms, claimed.now_ms
+            self.away[region] = Away(holder.host or "another machine", *times_ms, same, self._new and not same)
 
     def furthest(self) -> Away | None:
         """The region that is away for longest; None if none is."""

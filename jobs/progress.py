@@ -34,14 +34,6 @@ def named(job: str, region: str) -> str:
     return f"{job} {region}".rstrip()
 
 
-def _region_line(job: str, outcome: RegionOfRun) -> str | None:
-    """The line of a region that fetched something. Errors are printed at the end; the last line names who is next."""
-    if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
-        return None
-    pages, items = many(outcome.pages, "page"), many(outcome.items, "item")
-    return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {items}"
-
-
 class Watcher:
     """Follows the progress of a run, and says nothing. The methods of others must not raise.
 
@@ -102,9 +94,10 @@ class _Lines(Watcher):
             self.say(_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
-        line = _region_line(self.job, outcome)
-        if line is not None:
-            self.say(line)
+        """A line if it fetched something. Errors are printed at the end; the last line names who is next."""
+        if outcome.outcome != "failed" and (outcome.pages or outcome.outcome == "done"):
+            pages, items = many(outcome.pages, "page"), many(outcome.items, "item")
+            self.say(f"{named(self.job, outcome.region)}: {outcome.outcome}, {pages}, {items}")
 
 
 class _Live(_Lines):

@@ -42,7 +42,11 @@ def write_metrics(
     of_job += [] if exit_status is None else of_run(labels, host_clock(), exit_status)
     of_job += of_regions(labels, checkpoints)
     sums, refused = _sums(session, settings, project) if status is not None else ((), ())
-    of_project = [written, *_of_project(session, settings, project, status)]
+    of_project = [written]
+    if status is not None:
+        of_project += of_status(status, project)
+    else:
+        of_project += of_silence(project, session.budget(settings.credential).owed_units())
     for samples, jobs in ((of_job, (job,)), (of_project, ("", OTHER))):
         charged = [one for one in sums if one.job in jobs]
         samples += of_sums(project, charged, [one for one in refused if one.job in jobs])
@@ -60,12 +64,6 @@ def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[Runni
     except LedgerError as error:
         warn("textfile_without_history", error, project=project)
         return (), ()
-
-
-def _of_project(session: Session, job: JobSettings, project: str, status: Status | None) -> list[Sample]:
-    if status is not None:
-        return of_status(status, project)
-    return of_silence(project, session.budget(job.credential).owed_units())
 
 
 def of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
