@@ -305,7 +305,11 @@ class Store:
 
         self._write(work)
 
-    def _again(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _changed(
+        self, checkpoint: Checkpoint, work: Callable[[sqlite3.Connection], object], within_s: float | None = None
+    ) -> Checkpoint:
+        """Where the region stands after `work`."""
+        self._file.transact(work, write=True, within_s=within_s)
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
     def check_space(self) -> None:
@@ -384,8 +388,7 @@ class Store:
                     "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*key_of(checkpoint), digest_of(page.cursor))
                 )
 
-        self._file.transact(work, write=True, within_s=PAGE_BUSY_TIMEOUT_S)
-        return self._again(checkpoint)
+        return self._changed(checkpoint, work, PAGE_BUSY_TIMEOUT_S)
 
     def note_units(self, job: str, units: Mapping[int, int]) -> None:
         """Note what the attempts of a run at its pages have cost, by the page's number in its pass."""
@@ -418,8 +421,7 @@ class Store:
             " WHERE job = ? AND work = ? AND region = ?"
         )
         completed_at_ms = max(self._clock(), checkpoint.started_at_ms or 0)
-        self._write(lambda db: db.execute(sql, (completed_at_ms, *key_of(checkpoint))))
-        return self._again(checkpoint)
+        return self._changed(checkpoint, lambda db: db.execute(sql, (completed_at_ms, *key_of(checkpoint))))
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
         """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.
@@ -435,8 +437,7 @@ class Store:
             if not keep_cursor:
                 db.execute(RESTART, key_of(checkpoint))
 
-        self._write(work)
-        return self._again(checkpoint)
+        return self._changed(checkpoint, work)
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Begin a pass again from its first page, and delete the rankings it has stored so far."""
@@ -448,8 +449,7 @@ class Store:
             )
             db.execute(RESTART, key_of(checkpoint))
 
-        self._write(work)
-        return self._again(checkpoint)
+        return self._changed(checkpoint, work)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
