@@ -57,28 +57,23 @@ def fetch(
 
 
 def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
-    answer = (
-        client.commentThreads()
-        .list(
-            part="snippet,replies",
-            videoId=place["id"],
-            order="time",
-            textFormat="plainText",
-            maxResults=PAGE_COMMENTS,
-            pageToken=place.get("token"),
-        )
-        .execute()
+    call = client.commentThreads().list(
+        part="snippet,replies",
+        videoId=place["id"],
+        order="time",
+        textFormat="plainText",
+        maxResults=PAGE_COMMENTS,
+        pageToken=place.get("token"),
     )
+    answer = call.execute()
     found = {thread["id"]: thread for thread in usable(answer)}
     known = dict(store.select(_STORED, ids=json.dumps([*found])))
     comments: dict[str, dict[str, Any]] = {}
     waiting = []
     for name, thread in found.items():
         told = part(thread, "snippet")
-        count, inline = (
-            count_or_none(told.get("totalReplyCount")),
-            with_ids(part(thread, "replies").get("comments", [])),
-        )
+        count = count_or_none(told.get("totalReplyCount"))
+        inline = with_ids(part(thread, "replies").get("comments", []))
         comments[name] = {**_row(part(told, "topLevelComment"), place["id"]), "id": name, "reply_count": count}
         comments |= {reply["id"]: _row(reply, place["id"], name) for reply in inline}
         if count is not None and count > len(inline) and (walks.is_full(place) or known.get(name) != count):
@@ -92,17 +87,14 @@ def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
 def _replies(client: Any, walks: Walks, place: Place) -> Page:
     """The next replies of the first thread that waits for its own."""
     thread = place["threads"][0]
-    answer = (
-        client.comments()
-        .list(
-            part="snippet",
-            parentId=thread,
-            textFormat="plainText",
-            maxResults=PAGE_COMMENTS,
-            pageToken=place.get("replies"),
-        )
-        .execute()
+    call = client.comments().list(
+        part="snippet",
+        parentId=thread,
+        textFormat="plainText",
+        maxResults=PAGE_COMMENTS,
+        pageToken=place.get("replies"),
     )
+    answer = call.execute()
     comments = {reply["id"]: _row(reply, place["id"], thread) for reply in usable(answer)}
     return walks.page(_after_replies(place, answer.get("nextPageToken")), rows={"comments": [*comments.values()]})
 

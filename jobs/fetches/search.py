@@ -53,18 +53,15 @@ def fetch(
 
 
 def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str | None) -> Page:
-    answer = (
-        client.search()
-        .list(
-            part="id",
-            type="video",
-            q=turns[0]["words"],
-            maxResults=PAGE_ITEMS,
-            pageToken=turns[0].get("token"),
-            **parameters,
-        )
-        .execute()
+    call = client.search().list(
+        part="id",
+        type="video",
+        q=turns[0]["words"],
+        maxResults=PAGE_ITEMS,
+        pageToken=turns[0].get("token"),
+        **parameters,
     )
+    answer = call.execute()
     token = answer.get("nextPageToken")
     found = [item.get("id") for item in answer.get("items", [])]
     # Each id gives its kind. Skip the ids of channels and playlists.

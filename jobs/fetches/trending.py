@@ -11,17 +11,14 @@ from quota.jobs.job import Cursor, Page, first_attempt, resources
 @first_attempt("videos.list")
 def fetch(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
     """The next page of the chart. `category` narrows it to one category id ("10" is music)."""
-    answer = (
-        client.videos()
-        .list(
-            part=PARTS,
-            chart="mostPopular",
-            regionCode=region or None,
-            videoCategoryId=category,
-            maxResults=PAGE_ITEMS,
-            pageToken=cursor["token"] if cursor else None,
-        )
-        .execute()
+    call = client.videos().list(
+        part=PARTS,
+        chart="mostPopular",
+        regionCode=region or None,
+        videoCategoryId=category,
+        maxResults=PAGE_ITEMS,
+        pageToken=cursor["token"] if cursor else None,
     )
+    answer = call.execute()
     token = answer.get("nextPageToken")
     return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)

@@ -68,16 +68,13 @@ def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
 
 def _videos(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
     place = walks.places[0]
-    answer = (
-        client.playlistItems()
-        .list(
-            part="snippet,contentDetails",
-            playlistId=playlist,
-            maxResults=PAGE_ITEMS,
-            pageToken=place.get("token"),
-        )
-        .execute()
+    call = client.playlistItems().list(
+        part="snippet,contentDetails",
+        playlistId=playlist,
+        maxResults=PAGE_ITEMS,
+        pageToken=place.get("token"),
     )
+    answer = call.execute()
     items = [_video(item) for item in usable(answer)]
     listed = {video["id"]: video for video in items if video is not None}
     known = dict(store.select(_STORED, ids=json.dumps([*listed])))
