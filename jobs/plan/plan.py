@@ -9,6 +9,7 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from functools import partial
@@ -227,21 +228,17 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
-    refused: dict[str, list[Refusal]] = {}
-    for refusal in outcome.refusals:
-        refused.setdefault(refusal.job, []).append(refusal)
     for job in settings.jobs.values():
         if job.schedule is None:
             continue
-        totals, mine = outcome.jobs[job.name], refused.get(job.name, [])
-        first = mine[0] if mine else None
+        totals, mine = outcome.jobs[job.name], [refusal for refusal in outcome.refusals if refusal.job == job.name]
         yield JobPlan(
             name=job.name,
             ticks=totals.ticks,
             refused_ticks=len(mine),
             refused_regions=sum(refusal.regions for refusal in mine),
-            first_refused_ms=None if first is None else first.at_ms,
-            first_refused_by=None if first is None else first.limit,
+            first_refused_ms=mine[0].at_ms if mine else None,
+            first_refused_by=mine[0].limit if mine else None,
             passes=totals.passes,
         )
 
@@ -284,11 +281,10 @@ def _before(project: str, state: State) -> list[Spent]:
 def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:
     """The part of `spent` that a limit counts: units or calls, by slot or day."""
     selector = limit.view.selector
-    total: dict[int, int] = {}
+    total: Counter[int] = Counter()
     for row in spent:
         if row.project == project and selector.counts(row.bucket, row.method, row.job):
-            for when, units in (row.calls if selector.count == "calls" else row.units).items():
-                total[when] = total.get(when, 0) + units
+            total.update(row.calls if selector.count == "calls" else row.units)
     return total
 
 

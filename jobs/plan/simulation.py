@@ -36,7 +36,6 @@ from quota.terms.limits import DAY_MS, MINUTE_MS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from quota.decision import Decision
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.ledger.grants import Grant
@@ -169,7 +168,6 @@ EMPTY = State()
 
 def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
-
     from quota.jobs.places import checkpoints_of
     from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
@@ -422,7 +420,8 @@ class _Simulation:
                 one = [(call.method, None, call.unknown)]
                 (decision,) = job.budget._decide(one, job.name, region.name, commit=True)
                 if not decision.admitted:
-                    self.refused_until[call.knows] = (_until(decision), decision.refused_by)
+                    next_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
+                    self.refused_until[call.knows] = (next_ms, decision.refused_by)
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
                 for spent, part in zip(call.spent, call.parts, strict=True):
@@ -430,7 +429,3 @@ class _Simulation:
                 region.cursor = index + 1
             job.complete(region, at_ms)
         return None
-
-
-def _until(decision: Decision) -> int:
-    return NEVER if decision.retry_at_ms is None else decision.retry_at_ms
