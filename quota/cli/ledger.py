@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from quota.cli.options import Group, config_option, json_option
-from quota.cli.output import print_json, say
-from quota.common.clock import elapsed_s, host_clock, rfc3339
+from quota.cli.output import now_and_then, print_json, say
+from quota.common.clock import host_clock, rfc3339
 from quota.common.members import members
 from quota.common.text import listed, many
 from quota.decision import SET_THE_CLOCK
@@ -162,28 +162,23 @@ def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[
     from quota.ledger.fence import OvertakenError
     from quota.ledger.move import carry_out
 
-    said_s = elapsed_s()
+    say_progress = now_and_then(SAY_EVERY_S)
 
     def progress(project: str, copied: int, charges: int) -> None:
-        nonlocal said_s
-        if elapsed_s() - said_s >= SAY_EVERY_S:
-            said_s = elapsed_s()
-            say(f"project {project}: {copied:,} of {many(charges, 'charge')} copied", err=True)
+        say_progress(f"project {project}: {copied:,} of {many(charges, 'charge')} copied")
 
-    later = f"run it again, or take it back: quota ledger move {target.label} {source.label}"
     try:
         return [carry_out(source, target, step, progress) for step in steps]
     except OvertakenError:
         raise
-    except LedgerError as error:
-        if not _begun(source, steps):
-            raise LedgerError(f"{error}; nothing was moved, and {source.label} is as it was") from error
-        raise LedgerError(f"{error}; the move is not finished: {later}") from error
-    except KeyboardInterrupt:
+    except (LedgerError, KeyboardInterrupt) as error:
+        stands = f"nothing was moved, and {source.label} is as it was"
         if _begun(source, steps):
-            say(f"quota: the move is not finished: {later}", err=True)
-        else:
-            say(f"quota: nothing was moved, and {source.label} is as it was", err=True)
+            back = f"quota ledger move {target.label} {source.label}"
+            stands = f"the move is not finished: run it again, or take it back: {back}"
+        if isinstance(error, LedgerError):
+            raise LedgerError(f"{error}; {stands}") from error
+        say(f"quota: {stands}", err=True)
         raise
 
 

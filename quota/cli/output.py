@@ -16,6 +16,7 @@ from quota.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
 
     from rich.console import Console
 
@@ -75,6 +76,21 @@ def say(line: str, *, err: bool = False) -> None:
     click.echo(printable(line), err=err)
 
 
+def now_and_then(every_s: float) -> Callable[[str], None]:
+    """Tells people who wait how far it is, on stderr: of the lines that it gets, one in this time."""
+    from quota.common.clock import elapsed_s
+
+    said_s = elapsed_s()
+
+    def say_progress(line: str) -> None:
+        nonlocal said_s
+        if elapsed_s() - said_s >= every_s:
+            said_s = elapsed_s()
+            say(line, err=True)
+
+    return say_progress
+
+
 def say_built_in(session: Session, *, err: bool) -> None:
     """Say that no configuration was found: the user may think of another budget than the one that is charged."""
     from quota.settings.model import BUILT_IN_NOTICE
@@ -107,19 +123,14 @@ def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
     level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()
     shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-    handler.setFormatter(_json_formatter() or formatter or LineFormatter(shown))
+    handler.setFormatter(formatter or LineFormatter(shown))
+    if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) == "json":
+        from quota.common.json_log import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=(level or "warning").upper(), handlers=[handler], force=formatter is not None)
     install()
     quiet_libraries()
-
-
-def _json_formatter() -> logging.Formatter | None:
-    """The formatter that QUOTA_LOG_FORMAT=json asks for; None for the usual one."""
-    if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) != "json":
-        return None
-    from quota.common.json_log import JsonFormatter
-
-    return JsonFormatter()
 
 
 def _chosen(variable: str, choices: tuple[str, ...]) -> str:

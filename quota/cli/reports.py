@@ -18,7 +18,7 @@ from quota.cli.options import (
     only_job_option,
     since_option,
 )
-from quota.cli.output import fail, new_console, output_lost, print_json, print_rich, say, say_built_in
+from quota.cli.output import fail, new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, one_line, show
 from quota.errors import BadAnswer, QuotaError
 from quota.session import projects_of
@@ -58,29 +58,19 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         if watch:
             _watch(lambda: render_status(read_status(session, next_capacity=False)))
             return
-        progress = _said_now_and_then() if sys.stderr.isatty() else None
-        current = read_status(session, progress=progress, next_capacity=as_json)  # no table shows it
+        say_progress = now_and_then(WATCH_S)
+
+        def progress(read: int, credentials: int) -> None:
+            say_progress(f"{read:,} of {many(credentials, 'credential')} read")
+
+        told = progress if sys.stderr.isatty() else None
+        current = read_status(session, progress=told, next_capacity=as_json)  # no table shows it
     if as_json:
         print_json(current.as_json())
     else:
         print_rich(render_status(current))
     if checks:
         click.get_current_context().exit(current.exit_status)
-
-
-def _said_now_and_then() -> Callable[[int, int], None]:
-    """A line for people who wait, every two seconds."""
-    from quota.common.clock import elapsed_s
-
-    said_s = elapsed_s()
-
-    def progress(read: int, credentials: int) -> None:
-        nonlocal said_s
-        if elapsed_s() - said_s >= WATCH_S:
-            said_s = elapsed_s()
-            say(f"{read:,} of {many(credentials, 'credential')} read", err=True)
-
-    return progress
 
 
 def _repeat(draw: Callable[[], None]) -> None:
