@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -35,16 +35,15 @@ def charge(file: str | None, **call: Any) -> int:
       quota charge videos.list --json
       printf 'search.list\\nvideos.list 3\\n' | quota charge --file -
     """
+    if file is None and call["method"] is None:
+        raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
     if file is None:
-        if call["method"] is None:
-            raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
-    elif call["method"] is not None:
+        return _decide(commit=True, **call)
+    if call["method"] is not None:
         raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
-    elif call["units"] is not None:
+    if call["units"] is not None:
         raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
-    if file is not None:
-        return _charge_together(file=file, **call)
-    return _decide(commit=True, **call)
+    return _charge_together(file=file, **call)
 
 
 @click.command()
@@ -214,7 +213,6 @@ def exec_(
                 session.budget(credential).refund(decision.id)
             refunded = "; the charge was refunded"
         return _not_started(command, error, refunded)
-    raise AssertionError("another program has taken the place of this one")
 
 
 def _auto(
@@ -240,7 +238,6 @@ def _auto(
         _become(command, environment_of(config, credential, job))
     except OSError as error:
         return _not_started(command, error)
-    raise AssertionError("another program has taken the place of this one")
 
 
 def _not_started(command: list[str], error: OSError, refunded: str = "") -> int:
@@ -248,7 +245,7 @@ def _not_started(command: list[str], error: OSError, refunded: str = "") -> int:
     return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-def _become(command: list[str], env: Mapping[str, str] = os.environ) -> None:
+def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn:
     """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
     the program would inherit that: `yes | head` would not end.
     """
