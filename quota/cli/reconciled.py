@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc, weekday
+from quota.common.members import members
 from quota.common.text import many, spell
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import RenderableType
 
@@ -100,11 +101,11 @@ def _since(count: BucketCount, result: Reconciled) -> str:
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
     since = f"since {_since(count, result)}"
     if count.unknown:
-        more = _named(_more(count), lambda row: row.upstream_units - row.our_units)
+        more = _named(_more(count))
         yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
     if count.drift_units:
-        less = _named(_less(count), lambda row: row.our_units - row.upstream_units)
-        yield (f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed")
+        less = _named(_less(count))
+        yield f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed"
 
 
 def _more(count: BucketCount) -> list[MethodCount]:
@@ -115,8 +116,10 @@ def _less(count: BucketCount) -> list[MethodCount]:
     return [row for row in count.methods if row.our_units > row.upstream_units]
 
 
-def _named(rows: list[MethodCount], difference: Callable[[MethodCount], int]) -> str:
-    named = ", ".join(f"{row.method or 'no method'} {difference(row):,}" for row in rows[:MAX_METHODS])
+def _named(rows: list[MethodCount]) -> str:
+    """The methods, each with its difference."""
+    differences = [(row.method or "no method", abs(row.upstream_units - row.our_units)) for row in rows[:MAX_METHODS]]
+    named = ", ".join(f"{method} {units:,}" for method, units in differences)
     rest = len(rows) - MAX_METHODS
     others = f" and {many(rest, 'other method')}" if rest > 0 else ""
     return f": {named}{others}" if named else ""
@@ -160,23 +163,16 @@ def notices_of(result: Reconciled) -> Iterator[Notice]:
 
     for count in result.buckets:
         since_ms, until_ms = count.period
-        theirs, ours = count.upstream_units, count.our_units
-        of_project = f"bucket {count.bucket} of project {result.project}"
         day = rfc3339(since_ms)
-        lost, found = many(count.drift_units, "unit"), many(count.unknown_units, "unit")
-        said = {
-            "drift": f"{of_project}: {lost} charged since {day} that upstream did not count",
-            "unknown": f"{of_project}: upstream counted {found} since {day} not charged here",
-        }
-        for kind, units, of_units in (("drift", count.drift_units, theirs), ("unknown", count.unknown_units, ours)):
+        drift = f"{many(count.drift_units, 'unit')} charged since {day} that upstream did not count"
+        unknown = f"upstream counted {many(count.unknown_units, 'unit')} since {day} not charged here"
+        units_of_each = members(count, "upstream_units our_units drift_units unknown_units")
+        facts = {"bucket": count.bucket, "since": day, **units_of_each}
+        for kind, units, of_units, said in (
+            ("drift", count.drift_units, count.upstream_units, drift),
+            ("unknown", count.unknown_units, count.our_units, unknown),
+        ):
             if units * 100 > of_units * DRIFT_PERCENT:
-                facts = {
-                    "bucket": count.bucket,
-                    "since": day,
-                    "upstream_units": theirs,
-                    "our_units": ours,
-                    "drift_units": count.drift_units,
-                    "unknown_units": count.unknown_units,
-                }
+                message = f"bucket {count.bucket} of project {result.project}: {said}"
                 subject = f"{count.bucket} {since_ms} {kind}"
-                yield Notice("drift", result.project, subject, said[kind], until_ms - since_ms, facts)
+                yield Notice("drift", result.project, subject, message, until_ms - since_ms, facts)
