@@ -100,7 +100,8 @@ def costs(
         rows = list(_priced(known, method, now_ms))
         if as_json:
             definition = {} if book is None or method is not None else {"definition": book_tables(book)}
-            print_json({**_source_json(known), **definition, "methods": [row.as_json() for row in rows]})
+            source = {"book": known.name, "source": known.source, "read_on": known.read_on.isoformat()}
+            print_json({**source, **definition, "methods": [row.as_json() for row in rows]})
         else:
             _show_prices(known, rows)
 
@@ -179,10 +180,6 @@ def _show_prices(book: CostBook, rows: Sequence[Priced]) -> None:
         say(row.line(width))
     say(f"cost book {book.name}, read on {book.read_on} from")
     say(book.source)
-
-
-def _source_json(book: CostBook) -> dict[str, object]:
-    return {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
 
 
 def _price_json(price: Price) -> dict[str, object]:

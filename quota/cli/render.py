@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
@@ -89,12 +90,8 @@ def render_spending(spending: Spending) -> RenderableType:
     total += (f"{spending.total_units:,}",)
     together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
     joined = [(" ".join(row[:-2]), *row[-2:]) for row in rows]
-    return FirstThatFits(
-        [
-            *tables(columns, rows, footer=total),
-            *tables(together, joined, footer=("total", *total[-2:])),
-        ]
-    )
+    narrow = tables(together, joined, footer=("total", *total[-2:]))
+    return FirstThatFits(chain(tables(columns, rows, footer=total), narrow))
 
 
 def render_bought(bought: Sequence[Bought]) -> RenderableType:
@@ -115,14 +112,14 @@ def _per_unit(one: Bought) -> str:
 def spending_notes(spending: Spending) -> list[str]:
     """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
     notes = []
-    if spending.refused:
-        calls = sum(one.calls for one in spending.refused)
-        named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.refused).items())
-        notes.append(f"{many(calls, 'call')} refused: {named}; see `quota log --refused`")
-    if spending.would_refuse:
-        calls = sum(one.calls for one in spending.would_refuse)
-        named = listed(f"{count:,} by {name}" for name, count in refused_by(spending.would_refuse).items())
-        notes.append(f"{many(calls, 'call')} left that a shadow limit would have refused: {named}")
+    for refused, said, see in (
+        (spending.refused, "refused", "; see `quota log --refused`"),
+        (spending.would_refuse, "left that a shadow limit would have refused", ""),
+    ):
+        if refused:
+            calls = many(sum(one.calls for one in refused), "call")
+            named = listed(f"{count:,} by {name}" for name, count in refused_by(refused).items())
+            notes.append(f"{calls} {said}: {named}{see}")
     if spending.adds_buckets_up:
         apart = ",".join([*spending.by, "bucket"])
         notes.append(f"units of several buckets are added up; `quota spend --by {apart}` tells them apart")
@@ -255,10 +252,6 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
         if finding.remedy:
             parts.append(Padding(line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
     levels = [finding.level for finding in findings]
-    counts = (
-        many(levels.count("error"), "error"),
-        many(levels.count("warning"), "warning"),
-        f"{levels.count('ok')} ok",
-    )
-    parts.append(line(", ".join(counts), "bold"))
+    errors, warnings = (many(levels.count(level), level) for level in ("error", "warning"))
+    parts.append(line(f"{errors}, {warnings}, {levels.count('ok')} ok", "bold"))
     return stacked(parts)
