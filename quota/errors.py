@@ -77,25 +77,17 @@ class BadAnswer(QuotaError):
     A client without limits raises it only for redirects that lead nowhere: see `quota.clients.google.service`.
     """
 
-    exit_status = 1
-
 
 class UnknownCharge(QuotaError):
     """No charge has this id, or it left the log: corrections reach back as far as the log does."""
-
-    exit_status = 1
 
 
 class MoveRefused(QuotaError):
     """A ledger cannot be moved there. Nothing was changed."""
 
-    exit_status = 1
-
 
 class RepairRefused(QuotaError):
     """The ledger's clock and this machine's disagree, so neither can date what is repaired. Nothing was changed."""
-
-    exit_status = 1
 
 
 class Refused(QuotaError):

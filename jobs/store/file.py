@@ -10,7 +10,6 @@ is_time         whether a value that was read is a time
 from __future__ import annotations
 
 import os
-from typing import ClassVar
 
 import quota
 from quota.common.sqlite_file import Wording
@@ -27,8 +26,6 @@ NO_SPACE = "no space is left for it: free some, then run again"
 
 class StoreError(quota.QuotaError):
     """The local store cannot be used. The message names the file and the remedy."""
-
-    exit_status: ClassVar[int] = 1
 
 
 def wording(path: str) -> Wording:
