@@ -136,16 +136,14 @@ class Decision(NamedTuple):
         """The decision under the names that the command line prints."""
         from quota.common.members import members
 
-        asked = members(self, "admitted id source credential project method cost_units reason refused_by")
         fields = "name cost_units used_units limit_units remaining_units"
-        limits = [members(one, fields, if_any="would_refuse") for one in self.limits]
-        at = None if self.retry_at_ms is None else rfc3339(self.retry_at_ms)
         return {
-            **asked,
-            "remaining_units": self.remaining_units,
-            "retry_at": at,
+            **members(
+                self, "admitted id source credential project method cost_units reason refused_by remaining_units"
+            ),
+            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
             "retry_after_ms": self.retry_after_ms,
-            "limits": limits,
+            "limits": [members(one, fields, if_any="would_refuse") for one in self.limits],
         }
 
     def __str__(self) -> str:
