@@ -258,7 +258,8 @@ class Awaiter:
         return await wrap_future(self._submit(self._others, work), loop=loop)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
-        self._check_open()
+        if self._closed:
+            raise UsageError(SESSION_CLOSED)
         try:
             return threads.submit(work)
         except RuntimeError as error:  # this process ends, or may start no more threads
@@ -306,10 +307,6 @@ class Awaiter:
         self._closed = True
         self._asker.shutdown(wait=False)
         self._others.shutdown(wait=False)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(SESSION_CLOSED)
 
     def start_over_in_child(self) -> None:
         """A forked child lacks its parent's threads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cache, cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -90,10 +90,6 @@ class Session(OfOneProcess):
         return attempt_number(self._attempt_keys.next())
 
     @cached_property
-    def _jitter_ms(self) -> int:
-        return machine_jitter_ms()
-
-    @cached_property
     def _state_folder(self) -> Path:
         return state_folder()
 
@@ -138,7 +134,7 @@ class Session(OfOneProcess):
                 ledger=self.ledger,
                 leave=self._leaves.get(chosen.name),
                 clock=self._clock,
-                jitter_ms=self._jitter_ms,
+                jitter_ms=machine_jitter_ms(),
                 attempt_keys=self._attempt_keys,
                 allowance=self._open_allowance(),
                 high_water_mark=self._open_high_water_mark(identity),
@@ -446,6 +442,7 @@ def ledger_answers(session: Session) -> bool | None:
     return True
 
 
+@cache
 def machine_jitter_ms() -> int:
     """A delay in ms of up to a minute, different between machines but constant on each. The machines that wait for an
     exhausted bucket therefore do not all return in the same second when it reopens."""
