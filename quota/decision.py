@@ -136,11 +136,10 @@ class Decision(NamedTuple):
         """The decision under the names that the command line prints."""
         from quota.common.members import members
 
+        asked = "admitted id source credential project method cost_units reason refused_by remaining_units"
         fields = "name cost_units used_units limit_units remaining_units"
         return {
-            **members(
-                self, "admitted id source credential project method cost_units reason refused_by remaining_units"
-            ),
+            **members(self, asked),
             "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
             "retry_after_ms": self.retry_after_ms,
             "limits": [members(one, fields, if_any="would_refuse") for one in self.limits],
