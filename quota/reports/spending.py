@@ -352,11 +352,12 @@ class _Part:
             yield _Row(hour_ms, e.method, e.job, e.region, e.bucket, run, 1, e.units)
 
 
-def catch_up(ledger: Ledger, project: str) -> None:
+def catch_up(ledger: Ledger, project: str, within_s: float = CATCH_UP_S, *, present_hour: bool = False) -> None:
     """Roll up what nobody has rolled up yet, but not for long. A user who may only read goes without."""
-    ends_s = time.monotonic() + CATCH_UP_S
+    ends_s = time.monotonic() + within_s
     with suppress(LedgerError):
-        while history_in(ledger).roll_up(project, host_clock()) and time.monotonic() < ends_s:
+        history = history_in(ledger)
+        while history.roll_up(project, host_clock(), present_hour=present_hour) and time.monotonic() < ends_s:
             pass
 
 
@@ -367,10 +368,7 @@ def read_sums(ledger: Ledger, project: str) -> tuple[tuple[RunningSum, ...], tup
     What nobody has rolled up yet is rolled up for SUMS_S, also of the present hour, so that the next reader need not
     read it again. In an hour of thousands of charges the sums may be behind for a while; none ever falls.
     """
-    ends_s = time.monotonic() + SUMS_S
-    with suppress(LedgerError):
-        while history_in(ledger).roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
-            pass
+    catch_up(ledger, project, SUMS_S, present_hour=True)
     now_ms = ledger.now_ms()
     history = history_in(ledger).history(project, now_ms, now_ms)
     return history.sums_with(ledger.read(project, history.rolled_up, NEVER, SUMS_READ)), history.refused_sums
@@ -381,12 +379,11 @@ def _is_other(hour: HourOfSpending) -> bool:
 
 
 def _refused(parts: Iterable[_Part], since_ms: int) -> tuple[Refusals, ...]:
-    calls: dict[tuple[str, str, str], int] = {}
+    calls: Counter[tuple[str, str, str]] = Counter()
     for part in parts:
         for one in part.history.refused:
             if one.hour_ms >= since_ms // HOUR_MS * HOUR_MS:
-                key = one.limit, one.job, one.reason
-                calls[key] = calls.get(key, 0) + one.calls
+                calls[one.limit, one.job, one.reason] += one.calls
     ranked = sorted(calls.items(), key=lambda row: (-row[1], row[0]))
     return tuple(Refusals(*key, count) for key, count in ranked)
 
