@@ -17,6 +17,7 @@ unknown, used by 11:10, and count from then on like charges of that time.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -138,18 +139,17 @@ def compare(
 
 
 def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostBook) -> tuple[MethodCount, ...]:
-    theirs: dict[str, int] = {}
+    theirs, charged, calls = Counter[str](), Counter[str](), Counter[str]()
     for one in upstream:
-        theirs[one.method] = theirs.get(one.method, 0) + one.units
-    charged: dict[str, list[int]] = {}
+        theirs[one.method] += one.units
     for one in ours:
         if one.units:  # a refunded charge is not a call
-            charged.setdefault(one.method, []).append(one.units)
+            charged[one.method] += one.units
+            calls[one.method] += 1
     rows = []
     for method in {**theirs, **charged}:
         price = book.price(method).units if method in book.methods else None
-        units = charged.get(method, [])
-        rows.append(MethodCount(method, theirs.get(method, 0), sum(units), len(units), price))
+        rows.append(MethodCount(method, theirs[method], charged[method], calls[method], price))
     return tuple(sorted(rows, key=lambda row: (-abs(row.upstream_units - row.our_units), row.method)))
 
 
@@ -160,15 +160,15 @@ def unlogged(count: BucketCount, limit: Limit, lost_units: int, now_ms: int) -> 
     is the same each time that upstream and the log are, and reports of one period merge by the largest.
     """
     window = limit.view.window
-    expiries: dict[int, int] = {}
+    expiries: Counter[int] = Counter()
     for units, by_ms in count.unknown:
         taken, lost_units = min(units, lost_units), max(0, lost_units - units)
         until_ms = _expires(window, by_ms)
         if units > taken and until_ms > now_ms:
-            expiries[until_ms] = expiries.get(until_ms, 0) + units - taken
+            expiries[until_ms] += units - taken
     if not expiries:
         return None
-    parts: Expiries = tuple((expiries[until_ms], until_ms) for until_ms in sorted(expiries))
+    parts: Expiries = tuple((units, until_ms) for until_ms, units in sorted(expiries.items()))
     return UnloggedUsage(limit.view.name, upstream_epoch(count.bucket, count.period.since_ms), parts, (0, 0))
 
 

@@ -233,12 +233,9 @@ def _settle_accounts(budget: Budget) -> None:
     Raises LedgerError where the ledger does not answer.
     """
     book = budget.book
-
-    def charged(method: str) -> bool:
-        return bool(book.price(method).parts)
-
+    charged = [method for method in book.methods if book.price(method).parts]
     try:
-        decision = budget.peek(min(filter(charged, book.methods), key=lambda method: book.price(method).units))
+        decision = budget.peek(min(charged, key=lambda method: book.price(method).units))
     except UsageError:
         return
     if decision.reason in ("ledger-unavailable", "clock", "counting") or (decision.admitted and decision.detail):
@@ -270,15 +267,12 @@ def _compared(
     now_ms: int,
 ) -> Iterator[BucketCount]:
     """Both counts of a bucket in each of these periods; of one that is over, where anybody counted anything."""
-    ours = list(_ours(entries, metric, None if metric.bucket in book.buckets else _pool(book, metric)))
+    pool = None if metric.bucket in book.buckets else next(one for one in book.pools if one.name == metric.bucket)
+    ours = list(_ours(entries, metric, pool))
     for period in periods:
         count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
         if period.until_ms > now_ms or count.upstream_units or count.our_units:
             yield count
-
-
-def _pool(book: CostBook, metric: Metric) -> Pool:
-    return next(pool for pool in book.pools if pool.name == metric.bucket)
 
 
 def _theirs(figures: Figures, metric: Metric, method_of: Callable[[str], str]) -> list[Counted]:
