@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quota.explain.admits import Change, Setting
     from quota.explain.charge import ChargeExplained
-    from quota.explain.refusal import Expiry, RefusalExplained
+    from quota.explain.refusal import RefusalExplained
 
 ROWS = 10
 """The most rows in the table of what fills a limit; the JSON has all."""
@@ -222,7 +222,8 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
     for one in x.expiries:
-        rows.append((_moment_to_the_second(one), f"{one.units:,}", _what(one), one.job or "-", fits * one.makes_room))
+        what = f"{one.method} {one.charge_id}" if one.kind == "charge" else _WHAT[one.kind]
+        rows.append((_second_up(one.at_ms), f"{one.units:,}", what, one.job or "-", fits * one.makes_room))
     heading = f"{_noun(x, x.expiring)}s"
     yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
 
@@ -233,22 +234,12 @@ def _noun(x: RefusalExplained, name: str | None) -> str:
     return "unit" if row is None else row.noun
 
 
-def _what(one: Expiry) -> str:
-    if one.kind == "charge":
-        return f"{one.method} {one.charge_id}"
-    return _WHAT[one.kind]
-
-
 _WHAT = {
     "lost": "charges that the log lacks",
     "upstream": "used by others, as upstream said",
     "reset": "all of them: reset",
     "pace": "its pace goes on",
 }
-
-
-def _moment_to_the_second(one: Expiry) -> str:
-    return second(-(-one.at_ms // 1000) * 1000)
 
 
 def _admits(x: RefusalExplained) -> Iterator[str]:
@@ -311,7 +302,8 @@ def _setting(one: Setting, job: str) -> str:
 def charge_told(x: ChargeExplained) -> Iterator[Part]:
     """What a charge was, and each limit before and after it."""
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
-    yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{_drawn(x)}", "strong")
+    drawn = "" if x.drawn is None else " on this machine's allowance, while the ledger did not answer"
+    yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{drawn}", "strong")
     who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
     yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
@@ -325,12 +317,6 @@ def charge_told(x: ChargeExplained) -> Iterator[Part]:
     for one in x.also:
         yield Line("")
         yield from charge_told(one)
-
-
-def _drawn(x: ChargeExplained) -> str:
-    if x.drawn is None:
-        return ""
-    return " on this machine's allowance, while the ledger did not answer"
 
 
 def _corrected(x: ChargeExplained) -> str:
@@ -361,11 +347,16 @@ def _around(x: ChargeExplained) -> Table:
                 f"{least}{one.before_units:,}",
                 f"{least}{one.after_units:,}",
                 f"{one.limit.limit_units:,}",
-                until + second(-(-one.leaves_ms // 1000) * 1000),
+                until + _second_up(one.leaves_ms),
             )
         )
     headings = ("limit", "window", "before", "after", "of", "stops counting")
     return Table(headings, rows, frozenset((2, 3, 4)), without=(1,))
+
+
+def _second_up(at_ms: int) -> str:
+    """Rounded up to a second, as `_up`."""
+    return second(-(-at_ms // 1000) * 1000)
 
 
 def _up(at_ms: int) -> int:
