@@ -172,13 +172,14 @@ class RedisLedger(StateChanges, OfOneProcess):
                 if _is_unknown_script(error) and not question.whole:
                     question = Question(request, commit, whole=True)
                     continue
+                never_left = isinstance(error, Lost) and not error.left
                 if last_try or not _may_retry(error, started_s):
-                    if counting is None or may_be_done or not isinstance(error, Lost) or error.left:
+                    if counting is None or may_be_done or not never_left:
                         raise self._error(error, request.project) from error
                     return counting
-                may_be_done, last_try = may_be_done or _may_be_done(error), True
+                may_be_done, last_try = may_be_done or not never_left, True  # what may be retried was lost
                 continue
-            result = self._result(request, reply)
+            result = self._read(partial(result_of, request), reply)
             if policy := policy_in(reply):
                 self._say_evicts(policy)
             if result.outcome != "counting" or elapsed_s() - started_s >= COUNT_WITHIN_S:
@@ -198,12 +199,6 @@ class RedisLedger(StateChanges, OfOneProcess):
                 self._questions.clear()
             known = self._questions[kind] = Question(request, commit)
         return known
-
-    def _result(self, request: ChargeRequest, reply: Any) -> ChargeResult:
-        try:
-            return result_of(request, reply)
-        except UNREADABLE as error:
-            raise self._unreadable(reply) from error
 
     def _ask(self, project: str, words: list[bytes], since_s: float) -> Any:
         """Of a decision that began then: it ends within the second, whatever it waits for."""
@@ -394,12 +389,8 @@ class RedisLedger(StateChanges, OfOneProcess):
     def roll_up(
         self, project: str, caller_ms: int, within_s: float | None = None, *, present_hour: bool = False
     ) -> bool:
-        keys = (*keys_of(project), history_key(project))
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
-        try:
-            _, more = self._run("roll_up", keys, args, within_s=within_s)
-        except Failed as error:  # the next one to ask goes on from there
-            raise self._error(error, project) from error
+        _, more = self._once("roll_up", project, args, within_s)  # the next one to ask goes on from there
         return bool(int(more))
 
     def history(self, project: str, since_ms: int, now_ms: int) -> History:
@@ -421,11 +412,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         args = [str(len(counts))]
         for one in counts:
             args += (str(one.hour_ms // HOUR_MS), one.limit, one.job, one.reason, str(one.calls))
-        keys = (*keys_of(project), history_key(project))
-        try:
-            self._run("add_refusals", keys, [*args, *refusals], within_s=within_s)
-        except Failed as error:
-            raise self._error(error, project) from error
+        self._once("add_refusals", project, [*args, *refusals], within_s)
 
     def refusals(self, project: str) -> Sequence[str]:
         self._field(project, "last")
@@ -477,6 +464,13 @@ class RedisLedger(StateChanges, OfOneProcess):
         keys = (*keys_of(project), history_key(project)) if with_history else keys_of(project)
         return self._retried(partial(self._run, name, keys, args), project)
 
+    def _once(self, name: str, project: str, args: Sequence[str], within_s: float | None) -> Any:
+        """Run a script over the history, which is not tried again."""
+        try:
+            return self._run(name, (*keys_of(project), history_key(project)), args, within_s=within_s)
+        except Failed as error:
+            raise self._error(error, project) from error
+
     def _query(self, *command: str) -> Any:
         return self._retried(lambda ends_s: self._command(*command, ends_s=ends_s))
 
@@ -497,10 +491,7 @@ class RedisLedger(StateChanges, OfOneProcess):
         try:
             return reader(reply)
         except UNREADABLE as error:
-            raise self._unreadable(reply) from error
-
-    def _unreadable(self, reply: object) -> LedgerError:
-        return LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}")
+            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
 
     def _error(self, error: Failed, project: str = "") -> LedgerError:
         """What is raised for it. With the `project` that a script was about, it also finds out what it may not do."""
@@ -565,11 +556,6 @@ class RedisLedger(StateChanges, OfOneProcess):
 def _may_retry(error: Failed, started_s: float) -> bool:
     """Whether the answer was lost, early enough to retry within the second."""
     return isinstance(error, Lost) and elapsed_s() - started_s <= RETRY_WITHIN_S
-
-
-def _may_be_done(error: Failed) -> bool:
-    """Whether the server may have done what has no answer."""
-    return isinstance(error, Lost) and error.left
 
 
 def _is_unknown_script(error: Failed) -> bool:
