@@ -9,6 +9,7 @@ docs/ledger-rules.md.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import NEVER, elapsed_s, host_clock
@@ -391,18 +392,14 @@ class SqliteLedger(StateChanges, OfOneProcess):
         return self._transact(project, work, write=True, within_s=within_s)
 
     def history(self, project: str, since_ms: int, now_ms: int) -> History:
-        def work(db: sqlite3.Connection) -> History:
-            return sqlite_history.read_history(db, project, since_ms, now_ms)
-
-        return self._transact(project, work, write=False)
+        read = partial(sqlite_history.read_history, project=project, since_ms=since_ms, now_ms=now_ms)
+        return self._transact(project, read, write=False)
 
     def add_refusals(
         self, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str], within_s: float | None = None
     ) -> None:
-        def work(db: sqlite3.Connection) -> None:
-            sqlite_history.add_refusals(db, project, counts, refusals)
-
-        self._transact(project, work, write=True, within_s=within_s)
+        add = partial(sqlite_history.add_refusals, project=project, counts=counts, refusals=refusals)
+        self._transact(project, add, write=True, within_s=within_s)
 
     def refusals(self, project: str) -> Sequence[str]:
         return self._transact(project, lambda db: sqlite_history.read_refusals(db, project), write=False)

@@ -127,16 +127,9 @@ def _cutoff(check: LimitCheck, now_ms: int) -> int:
 @lru_cache(maxsize=1_000)
 def _counted_if_selected(view: View) -> tuple[str, tuple[str, ...]]:
     """L2. What a view counts of a charge, in SQL, and the names that it selects."""
-    selected, names = _selected(view)
-    return f"CASE WHEN {selected} THEN {_counted(view)} ELSE 0 END", names
-
-
-def _counted(view: View) -> str:
-    return "MIN(units, 1)" if view.selector.count == "calls" else "units"
-
-
-def _selected(view: View) -> tuple[str, tuple[str, ...]]:
     selector = view.selector
     fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
-    conditions = [f"{field} IN ({marks(names)})" for field, names in fields.items() if names]
-    return " AND ".join(conditions) or "1", (*selector.buckets, *selector.methods, *selector.jobs)
+    selected = " AND ".join([f"{field} IN ({marks(names)})" for field, names in fields.items() if names]) or "1"
+    counted = "MIN(units, 1)" if selector.count == "calls" else "units"
+    names = (*selector.buckets, *selector.methods, *selector.jobs)
+    return f"CASE WHEN {selected} THEN {counted} ELSE 0 END", names
