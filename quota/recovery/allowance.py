@@ -164,8 +164,7 @@ class Allowance:
         newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE upstream = ?", (upstream,)).fetchone()
         (newest_ms,) = checked_row(newest, integers=1, below=LATEST_MS)
         now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew the allowance
-        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE upstream = ? AND drawn_ms > ?"
-        (used_units,) = checked_row(db.execute(sql, (upstream, now_ms - longest_ms)).fetchone(), integers=1)
+        used_units = _units(db, "upstream = ? AND drawn_ms > ?", upstream, now_ms - longest_ms)
         remaining_units, units = self.allowance_units - used_units, sum(charge.units for charge in charges)
         if units > remaining_units:
             return None
@@ -245,13 +244,8 @@ class Allowance:
 
     def drawn_units(self, identity: Identity, at_ms: int, longest_ms: int) -> int:
         """What counted against the allowance at `at_ms`, as far as the journal still has it."""
-        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE upstream = ? AND drawn_ms > ? AND drawn_ms <= ?"
-
-        def work(db: sqlite3.Connection) -> int:
-            row = db.execute(sql, (identity.upstream_hash, at_ms - longest_ms, at_ms)).fetchone()
-            return int(checked_row(row, integers=1)[0])
-
-        return self._transact(work, 0)
+        which, values = "upstream = ? AND drawn_ms > ? AND drawn_ms <= ?", (at_ms - longest_ms, at_ms)
+        return self._transact(lambda db: _units(db, which, identity.upstream_hash, *values), 0)
 
     def check(self) -> None:
         """Raises LedgerError if there is a journal and it cannot be used. Makes none."""
@@ -260,13 +254,8 @@ class Allowance:
 
     def owed_units(self, identity: Identity) -> int:
         """What was drawn and is not repaid; 0 if the journal cannot be read."""
-        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE identity = ? AND NOT repaid"
-
-        def work(db: sqlite3.Connection) -> int:
-            return int(checked_row(db.execute(sql, (identity.hash,)).fetchone(), integers=1)[0])
-
         try:
-            return self._transact(work, 0)
+            return self._transact(lambda db: _units(db, "identity = ? AND NOT repaid", identity.hash), 0)
         except LedgerError as error:
             self._warn(error)
             return 0
@@ -393,6 +382,12 @@ def _draws(db: sqlite3.Connection, identity: Identity, which: str, *values: obje
         checked_row((drawn_ms,), integers=1, below=LATEST_MS)
         draws.append(Draw(number, drawn_ms, bool(repaid), Charge(*charge)))
     return draws
+
+
+def _units(db: sqlite3.Connection, which: str, *values: object) -> int:
+    """The units of all draws of which this is true, a piece of SQL of our own."""
+    sql = f"SELECT COALESCE(SUM(units), 0) FROM draws WHERE {which}"  # noqa: S608  # constants
+    return int(checked_row(db.execute(sql, values).fetchone(), integers=1)[0])
 
 
 def _read_unpaid(db: sqlite3.Connection, identity: Identity, after: int) -> tuple[str, list[Draw]]:

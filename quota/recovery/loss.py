@@ -88,7 +88,10 @@ def compare(
     losses, other_losses = _known_losses(watermarks, root, since_ms, now_ms)
     paths = _paths(watermarks)
     before = {one: _first_gone(ledger, project, one, paths.get(one._replace(slices=()), ())) for one in here}
-    still_logged = {one: _still_logged(ledger, project, one, before[one]) for one in here}
+    still_logged = {}
+    for one in here:  # all of it, if the log has the last entry that was seen
+        logged = _logged_part(ledger, project, one, before[one])
+        still_logged[one] = one if logged.last == one.last else logged
     for told in _told_of(watermarks, root, since_ms):
         logged = _logged_part(ledger, project, told)
         if logged.last != told.last:
@@ -282,12 +285,6 @@ def _first_gone(ledger: Ledger, project: str, observation: ViewObservation, path
         return _NEVER
     there = {(entry.ms, entry.seq) for entry in read_entries(ledger, project, seen[0][0], seen[-1][0])}
     return next((one for one in seen if one not in there), _NEVER)
-
-
-def _still_logged(ledger: Ledger, project: str, observation: ViewObservation, before: Id) -> ViewObservation:
-    """What the log still has of an observation: all of it, if it has the last entry that was seen."""
-    logged = _logged_part(ledger, project, observation, before)
-    return observation if logged.last == observation.last else logged
 
 
 _NEVER: Id = (NEVER, NEVER)
