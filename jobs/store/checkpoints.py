@@ -58,11 +58,8 @@ class Checkpoint:
 
 def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
     empty = Checkpoint(job, region, work=work)
-    row = db.execute(
-        "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
-        " FROM checkpoints WHERE job = ? AND work = ? AND region = ?",
-        key_of(empty),
-    ).fetchone()
+    sql = f"SELECT {', '.join(_PLACE)} FROM checkpoints WHERE job = ? AND work = ? AND region = ?"  # noqa: S608
+    row = db.execute(sql, key_of(empty)).fetchone()
     return (row and _checkpoint(job, region, work, *row)) or empty
 
 

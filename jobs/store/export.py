@@ -52,8 +52,9 @@ BUILT_IN = {
 
 WITHOUT_REGION = ("channels", "history")
 
+_OF_ROWS = "key, job, region, first_seen_ms, refreshed_ms, data"
 _ROWS = (
-    "SELECT key, job, region, first_seen_ms, refreshed_ms, data FROM rows"
+    f"SELECT {_OF_ROWS} FROM rows"  # noqa: S608  # a constant
     " WHERE name = :table AND refreshed_ms >= :since_ms AND (:region IS NULL OR region = :region) ORDER BY id"
 )
 
@@ -76,39 +77,32 @@ class Export:
 
     def __init__(self, db: sqlite3.Connection, table: str, since_ms: int, region: str | None) -> None:
         self._db = db
-        self._table = table
         self._values = {"table": table, "since_ms": since_ms, "region": region}
         self._own = table not in BUILT_IN
         if self._own and table not in (known := [name for name, *_ in tables_of(db)]):
             raise UsageError(f"the store has no table {show(table)}; {nearest(table, [*BUILT_IN, *known])}")
         self._called = columns_of(db, table, -1) if self._own else {}
+        columns, where = BUILT_IN.get(table, (_OF_ROWS, ""))
+        self._names = columns.replace(" ", "").split(",")
+        self._sql = _ROWS if self._own else f"SELECT {columns} FROM {table} WHERE {where}"  # noqa: S608 - ours
         if region is not None and table in WITHOUT_REGION:
             raise UsageError(f"{table} belong to no region; leave out --region")
 
     def write(self, file: IO[str], *, as_csv: bool) -> int:
         """Write the records, times in RFC 3339; returns how many. CSV has a header, and a list or an object as JSON."""
-        put = csv_writer(file, self._columns()) if as_csv else partial(_put_json, file)
+        columns = [_shown(name) for name in self._names]
+        if self._own:
+            columns[-1:] = self._called.values()  # in the place of `data`
+        put = csv_writer(file, columns) if as_csv else partial(_put_json, file)
         count = 0
         for record in self._records():
             put(record)
             count += 1
         return count
 
-    def _columns(self) -> list[str]:
-        if not self._own:
-            return [_shown(name) for name in BUILT_IN[self._table][0].replace(" ", "").split(",")]
-        return ["key", "job", "region", "first_seen_at", "refreshed_at", *self._called.values()]
-
     def _records(self) -> Iterator[dict[str, Any]]:
-        if self._own:
-            names = ["key", "job", "region", "first_seen_ms", "refreshed_ms", "data"]
-            sql = _ROWS
-        else:
-            columns, where = BUILT_IN[self._table]
-            names = columns.replace(" ", "").split(",")
-            sql = f"SELECT {columns} FROM {self._table} WHERE {where}"  # noqa: S608 - ours
-        for row in self._db.execute(sql, self._values):
-            record = {_shown(name): _value(name, value) for name, value in zip(names, row, strict=True)}
+        for row in self._db.execute(self._sql, self._values):
+            record = {_shown(name): _value(name, value) for name, value in zip(self._names, row, strict=True)}
             if self._own:
                 fields = record.pop("data")
                 record = {**{self._called.get(name, name): value for name, value in fields.items()}, **record}
