@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import quota
-from quota.common.findings import Finding, finding_of
+from quota.common.findings import Finding, finding_of, warning
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import one_line
 from quota.jobs.job import NotImported, fetch_to_look_at, sink_to_look_at
@@ -54,7 +54,7 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # a folder that is missing is told
     if prevented is not None:
         why, remedy = prevented
-        yield Finding("warning", "store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
+        yield warning("store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 from quota.common.clock import host_clock, weekday
-from quota.common.findings import Finding, Level, finding_of, ranked
+from quota.common.findings import Finding, Level, finding_of, ranked, warning
 from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
@@ -52,8 +52,7 @@ def journal(session: Session) -> list[Finding]:
 def _renamed(session: Session) -> Iterator[Finding]:
     """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
     for name, until_ms in projects_left(session):
-        yield Finding(
-            "warning",
+        yield warning(
             "credentials",
             f"what was charged here for project {name!r} counts until {weekday(until_ms)}, and no credential has that "
             "project any more: one that was renamed has a new budget, and upstream sees the sum of both",
@@ -76,7 +75,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
         prevented = obstacle(path)
         if prevented is not None:
             why, remedy = prevented
-            return [Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)]
+            return [warning("ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)]
         if not os.path.lexists(path):
             return []
     try:

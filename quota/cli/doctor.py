@@ -14,7 +14,7 @@ from statistics import median
 
 from quota.cli.check import books_of, journal
 from quota.common.clock import host_clock, rfc3339
-from quota.common.findings import Finding, finding_of, ranked
+from quota.common.findings import Finding, finding_of, ranked, warning
 from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
@@ -59,7 +59,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
 def _configuration(session: Session) -> Iterator[Finding]:
     settings = session.settings
     if settings.path is None:
-        yield Finding("warning", "configuration", "no quota.toml was found", "run `quota init`")
+        yield warning("configuration", "no quota.toml was found", "run `quota init`")
         return
     found = [finding.level for finding in lint(settings)]
     errors, warnings = found.count("error"), found.count("warning")
@@ -106,8 +106,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
 def _state_folder() -> Iterator[Finding]:
     named, folder = os.environ.get("QUOTA_STATE_DIR", ""), state_folder()
     if named and not os.path.isabs(named):
-        yield Finding(
-            "warning",
+        yield warning(
             "state folder",
             f"QUOTA_STATE_DIR={one_line(named)} is relative: a command that starts in another folder has another state "
             "folder, and does not know what was seen or is owed here",
@@ -125,7 +124,7 @@ def _speed(session: Session, name: str) -> Finding:
     p50_ms = median(took_ms)
     message = f"{session.ledger.label} answers in {p50_ms:.1f} ms (median of {PEEKS} peeks)"
     if p50_ms > SLOW_MS:
-        return Finding("warning", "ledger", message, "see what the server is busy with, or move it nearer")
+        return warning("ledger", message, "see what the server is busy with, or move it nearer")
     return Finding("ok", "ledger", message)
 
 
@@ -153,8 +152,7 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
     ahead = repairable(session.ledger).ahead(project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
-        yield Finding(
-            "warning",
+        yield warning(
             f"project {project}",
             f"a clock was wrong and dated {charges} ahead, the newest {rfc3339(ahead.newest_ms)}",
             "if the clocks are right now, run `quota ledger repair`",
@@ -167,8 +165,7 @@ def _young_windows(session: Session, credential: CredentialSettings) -> Iterator
     for limit in credential.limits:
         exact_ms = exact_from(limit.view.window, since_ms, now_ms)
         if exact_ms is not None:
-            yield Finding(
-                "warning",
+            yield warning(
                 f"limit {limit.name}",
                 f"counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window was so long before, and "
                 "the ledger has let go of what is older",
@@ -181,8 +178,7 @@ def _young_windows(session: Session, credential: CredentialSettings) -> Iterator
 
 def _project(credential: CredentialSettings) -> Iterator[Finding]:
     if credential.project == EXAMPLE_PROJECT:
-        yield Finding(
-            "warning",
+        yield warning(
             f"credential {credential.name}",
             f"its project is still called {EXAMPLE_PROJECT!r}: others who left it so spend the same budget",
             "name it after the project of your key",
@@ -197,7 +193,7 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
         yield finding_of("error", location, error)
         return
     if credential.key_ref is None and credential.endpoint is None:
-        yield Finding("warning", location, "there is none", 'add key = "env:NAME" or "file:/path"')
+        yield warning(location, "there is none", 'add key = "env:NAME" or "file:/path"')
     elif call:
         yield _call(session, credential, location)
     else:
@@ -212,7 +208,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     quiet_libraries()
     book = credential.book.at(host_clock())
     if book.probe is None:
-        return Finding("warning", location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
+        return warning(location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
     method, parameters = book.probe
     charged = [f"{part.units} of bucket {part.bucket}" for part in book.price(method).parts]
     cost = f"{method}, {' and '.join(charged) or 'free'}"
@@ -223,7 +219,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
             resource = getattr(resource, part)()
         getattr(resource, verb)(**parameters).execute()
     except Refused as refusal:
-        return Finding("warning", location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
+        return warning(location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
     except BadAnswer as error:
         return Finding("error", location, redact(str(error)), "check `endpoint`, and the proxies of this machine")
     except QuotaError as error:
@@ -233,7 +229,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         if status is None:
             return Finding("error", location, f"upstream did not answer: {said}", "check network and `endpoint`")
         if status == TOO_MANY or status >= SERVER_ERROR:
-            return Finding("warning", location, f"upstream is in trouble: {said}", "run it again later")
+            return warning(location, f"upstream is in trouble: {said}", "run it again later")
         return Finding("error", location, f"upstream does not accept it: {said}", "check the key and what it may call")
     return Finding("ok", location, f"upstream accepts it ({cost})")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from quota.common.findings import Finding, finding_of
+from quota.common.findings import Finding, finding_of, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,9 +25,7 @@ def findings(
     if refused:
         yield finding_of("error", "server writes", refused, "no call is admitted until it can be written to")
     if not facts:
-        yield Finding(
-            "warning", "server", "what it is and how it keeps its data could not be seen", "let this user run INFO"
-        )
+        yield warning("server", "what it is and how it keeps its data could not be seen", "let this user run INFO")
     else:
         yield _version(facts)
         yield _persistence(facts)
@@ -59,8 +57,7 @@ def _persistence(facts: dict[str, str]) -> Finding:
         return Finding("ok", where, "an append-only file")
     if facts.get("rdb_last_bgsave_status", "ok") != "ok":
         return Finding("error", where, "the server cannot save its data", "see the server's log")
-    return Finding(
-        "warning",
+    return warning(
         where,
         "no append-only file: a restart loses what was charged since the last snapshot, or everything",
         "set appendonly yes",
@@ -86,8 +83,7 @@ def evicts(policy: str) -> tuple[str, str]:
 def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Finding]:
     for key, lifetime_ms in zip(keys, lifetimes, strict=True):
         if lifetime_ms == NO_LIFETIME:
-            yield Finding(
-                "warning",
+            yield warning(
                 "server keys",
                 f"{key} has no lifetime: another program took it away",
                 "charge once; the first charge of a minute gives it one again",

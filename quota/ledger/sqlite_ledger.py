@@ -172,12 +172,12 @@ class SqliteLedger(StateChanges, OfOneProcess):
         return self._transact(project, lambda db: trimmed_through_ms(db, project), write=False)
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.common.findings import Finding  # late: `quota doctor` alone asks
+        from quota.common.findings import warning  # late: `quota doctor` alone asks
         from quota.common.storage import examine_folder
 
         path = self._file.path
         if not path:
-            return [Finding("warning", "ledger file", "in memory: it ends with this process", "name a file in the url")]
+            return [warning("ledger file", "in memory: it ends with this process", "name a file in the url")]
         return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
 
     # -- corrections and reading -------------------------------------------------------------------------------------
