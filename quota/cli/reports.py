@@ -31,7 +31,7 @@ WATCH_S = 2
 @click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
 @json_option
 @config_option
-def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None:
+def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
     OPEN: the cheapest call would be admitted now. FULL: a limit is used up until the time shown. CLOSED: upstream
@@ -54,10 +54,10 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
             say_built_in(session, err=True)
         if watch and as_json:
             _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
-            return
+            return 0
         if watch:
             _watch(lambda: render_status(read_status(session, next_capacity=False)))
-            return
+            return 0
         say_progress = now_and_then(WATCH_S)
 
         def progress(read: int, credentials: int) -> None:
@@ -69,8 +69,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         print_json(current.as_json())
     else:
         print_rich(render_status(current))
-    if checks:
-        click.get_current_context().exit(current.exit_status)
+    return current.exit_status if checks else 0
 
 
 def _repeat(draw: Callable[[], None]) -> None:
@@ -330,7 +329,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 @only_credential_option
 @json_option
 @config_option
-def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> None:
+def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
     """Compare our count with the provider's own, and tighten ours.
 
     It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
@@ -355,7 +354,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
                 failed = True
                 fail(f"{one.name}: {error}")
         if failed and not results:
-            click.get_current_context().exit(BadAnswer.exit_status)
+            return BadAnswer.exit_status
         if as_json:
             print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
         else:
@@ -368,5 +367,4 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
             from quota.reports.notify import notify
 
             notify(session, [notice for result in results for notice in notices_of(result)])
-    if failed or (checks and any(result.differs for result in results)):
-        click.get_current_context().exit(1)
+    return 1 if failed or (checks and any(result.differs for result in results)) else 0
