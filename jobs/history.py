@@ -21,13 +21,8 @@ MAX_WHY = 60
 
 STYLES = {"failed": "red", UNFINISHED: "yellow"}
 COLUMNS = (
-    Column("began"),
-    Column("job"),
-    Column("outcome"),
-    Column("regions"),
-    Column("items", number=True),
-    Column("units", number=True),
-    Column("took", number=True),
+    *map(Column, ("began", "job", "outcome", "regions")),
+    *(Column(heading, number=True) for heading in ("items", "units", "took")),
     Column("why"),
 )
 

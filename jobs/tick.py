@@ -75,14 +75,10 @@ def run(
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, configured(config, textfile) as session:
         ping = _ping(session, job)
-
-        def begins() -> None:
-            if ping is not None:
-                ping.start()
-
         try:
             # What a fetch function prints does not get into the report.
             with redirect_stdout(sys.stderr), watching(job, quiet, verbose) as watcher:
+                begins = (lambda: None) if ping is None else ping.start
                 report = run_job(session, job, regions=regions, here=here, refusal=begins, stop=stop, watcher=watcher)
         except BaseException as error:
             report = failed_report(session, job, error)

@@ -166,16 +166,8 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
 
 
 def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
-    columns = [
-        Column("rule"),
-        Column("requests"),
-        Column("limits"),
-        Column("algorithm"),
-        Column("identities", number=True),
-        Column("admitted", number=True),
-        Column("refused", number=True),
-        Column("not asked", number=True),
-    ]
+    columns = [Column(heading) for heading in ("rule", "requests", "limits", "algorithm")]
+    columns += [Column(heading, number=True) for heading in ("identities", "admitted", "refused", "not asked")]
     rows = []
     for rule in rules:
         refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
