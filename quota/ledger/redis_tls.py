@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 WAIT_S = 0.1
 """How long a server may take to show what is behind an error: the decision that failed waits for it."""
 
-_NOT_TRUSTED = (2, 18, 19, 20, 21, 27)
-"""OpenSSL's codes for a chain that ends in no certificate known here (X509_V_ERR_...)."""
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST = (9,), (10,), (62, 64)
+_OTHER_HOST, _UNKNOWN_CA = (62, 64), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
+_UNTRUSTED = {
+    **dict.fromkeys((2, 18, 19, 20, 21, 27), _UNKNOWN_CA),
+    9: "is not valid yet; correct the clock here, or where it was made",
+    10: "has expired; renew it, or correct this machine's clock",
+}
+"""What OpenSSL's codes say of a certificate (X509_V_ERR_...)."""
 
 _WITHOUT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 """How OpenSSL calls an answer that is no TLS, over its versions."""
@@ -163,15 +167,8 @@ def fault_of(error: ssl.SSLError, host: str) -> Misconfigured | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OTHER_HOST:
             return Misconfigured(f"its certificate is not for {host}; use a name that it is for, or renew it")
-        if error.verify_code in _NOT_TRUSTED:
-            return Misconfigured(
-                'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
-            )
-        if error.verify_code in _EXPIRED:
-            return Misconfigured("its certificate has expired; renew it, or correct this machine's clock")
-        if error.verify_code in _NOT_YET_VALID:
-            return Misconfigured("its certificate is not valid yet; correct the clock here, or where it was made")
-        return Misconfigured(f"its certificate cannot be trusted: {one_line(error.verify_message)}")
+        why = _UNTRUSTED.get(error.verify_code, f"cannot be trusted: {one_line(error.verify_message)}")
+        return Misconfigured(f"its certificate {why}")
     reason = str(error.reason or "")
     if "CERTIFICATE_REQUIRED" in reason or "ALERT_HANDSHAKE_FAILURE" in reason:
         return Misconfigured("it wants a client certificate; add ssl_certfile and ssl_keyfile")
