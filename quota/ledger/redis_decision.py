@@ -97,14 +97,9 @@ _QUESTION = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%
 """What is packed already, and between it the words that each decision has of its own."""
 
 
-def _bulk(word: str) -> bytes:
-    """A word of a command as it is sent."""
-    data = word.encode()
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
 def _bulks(words: Iterable[str]) -> bytes:
-    return b"".join(map(_bulk, words))
+    """Words of a command as they are sent."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(data), data) for data in map(str.encode, words)])
 
 
 def _keys(request: ChargeRequest) -> str:

@@ -34,23 +34,18 @@ def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
 def read_entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, idempotency_key, corrected = row
     ms, seq = read_id(charge_id)
-    bucket, charged = _bucket_and_units(u)
+    bucket, _, units = u.rpartition("=")
+    charged = checked_count(int(units))
     counted = checked_count(int(corrected)) if corrected else charged
     return Entry(
         ms=ms,
         seq=seq,
         units=counted,
         charged_units=charged,
-        bucket=bucket,
+        bucket=bucket if "=" in u else DEFAULT_BUCKET,
         method=method,
         job=job,
         region=region,
         idempotency_key=idempotency_key,
         settled=bool(corrected),
     )
-
-
-def _bucket_and_units(u: str) -> tuple[str, int]:
-    """What the field `u` of an entry says."""
-    bucket, equals, units = u.rpartition("=")
-    return bucket if equals else DEFAULT_BUCKET, checked_count(int(units))
