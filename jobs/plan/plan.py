@@ -163,7 +163,8 @@ def make_plan(
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
     if first_day is not None:
-        start_ms = _midnight(first_day, zone)
+        midnight = datetime(first_day.year, first_day.month, first_day.day, tzinfo=ZoneInfo(zone))
+        start_ms = int(midnight.timestamp()) * 1000
     # A plan that begins at midnight covers whole days only. Any other plan also covers the rest of its first day.
     until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
     for _ in range(days):
@@ -189,10 +190,6 @@ def make_plan(
         notes=tuple(notes),
         spent=tuple(outcome.spent),
     )
-
-
-def _midnight(day: date, zone: str) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone)).timestamp()) * 1000
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:

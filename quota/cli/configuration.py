@@ -35,11 +35,9 @@ def init(path: str, force: bool, api: str | None) -> None:
     """
     from shlex import quote
 
-    from quota.common.resources import path_of
+    from quota.common.resources import path_of, read_text
 
     if api is None:
-        from quota.common.resources import read_text
-
         text = read_text("quota.config", "quota.toml")
     else:
         from quota.cli.starting import configuration_for
@@ -60,7 +58,6 @@ def init(path: str, force: bool, api: str | None) -> None:
 
 def _write_whole(path: str, text: str, *, replace: bool) -> None:
     """Write all of a file, or leave what was there: a disk may be full. Raises OSError."""
-    import os
     from contextlib import suppress
 
     from quota.common.folders import readable

@@ -26,7 +26,6 @@ from quota.settings.ageing import ageing
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
 from quota.settings.model import CredentialSettings, Settings
-from quota.terms.costs import CostBook
 from quota.terms.limits import MINUTE_MS, SECOND_MS
 
 PEEKS = 20
@@ -47,7 +46,9 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
     for credential in session.settings.credentials.values():
         findings += _project(credential)
         findings += _key(session, credential, call=call)
-    findings += [finding for book in books_of(session) for finding in _cost_book(book)]
+    for book in books_of(session):
+        fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
+        findings += list(ageing(book, host_clock())) or [fine]
     findings += _state_folder()
     findings += journal(session)
     findings += _textfile(session.settings.textfile)
@@ -234,12 +235,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     return Finding("ok", location, f"upstream accepts it ({cost})")
 
 
-# -- prices, and what other packages know ------------------------------------------------------------------------------
-
-
-def _cost_book(book: CostBook) -> Iterator[Finding]:
-    findings = list(ageing(book, host_clock()))
-    yield from findings or [Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")]
+# -- who is told, and what other packages know -------------------------------------------------------------------------
 
 
 def _textfile(folder: str | None) -> Iterator[Finding]:

@@ -81,8 +81,8 @@ def render_spending(spending: Spending) -> RenderableType:
     columns = [*(Column(f"{field} (UTC)" if field in ("hour", "day") else field) for field in spending.by), *counts]
     rows = []
     for values, charges, units in spending.rows:
-        named = (
-            _short_hour(value) if field == "hour" else value or "-"
+        named = (  # an hour is `2026-11-21T10:00:00.000Z`, and shown as `2026-11-21 10:00`
+            f"{value[:10]} {value[11:16]}" if field == "hour" else value or "-"
             for field, value in zip(spending.by, values, strict=True)
         )
         rows.append((*named, f"{charges:,}", f"{units:,}"))
@@ -176,11 +176,6 @@ def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
         for one in refusals
     ]
     return FirstThatFits(tables(columns, rows, without=[6, 2]))
-
-
-def _short_hour(rfc3339_text: str) -> str:
-    """`2026-11-21T10:00:00.000Z` -> `2026-11-21 10:00`"""
-    return f"{rfc3339_text[:10]} {rfc3339_text[11:16]}"
 
 
 # -- the lines of a status ---------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class CredentialRow(NamedTuple):
     @property
     def unlogged_units(self) -> int:
         """The units that the ledger counts without an entry in its log, in the limit with the most of them."""
-        return unlogged_units(row.state for row in self.limits)
+        return max((row.state.unlogged_units for row in self.limits), default=0)
 
     @property
     def remaining_units(self) -> int | None:
@@ -368,11 +368,6 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
         return window.edges(whole_after_ms)[1] if window.edges(at_ms)[0] <= whole_after_ms else None
     exact_ms = whole_after_ms + window.window_ms
     return exact_ms if exact_ms > at_ms else None
-
-
-def unlogged_units(states: Iterable[LimitState]) -> int:
-    """The units of lost charges in the limit that counts the most of them."""
-    return max((state.unlogged_units for state in states), default=0)
 
 
 def _credential_json(credential: CredentialRow) -> dict[str, object]:
