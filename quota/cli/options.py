@@ -52,25 +52,15 @@ class Group(click.Group):
         return name, command, rest
 
 
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--config FILE`, the same for every command; without it, the one before the command's name."""
-    return click.option(
-        "--config",
-        metavar="FILE",
-        callback=_own_or_the_groups,
-        help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's).",
-    )(command)
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    callback=lambda ctx, _, own: ctx.find_root().params.get("config") if own is None else own,
+    help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's).",
+)
+"""The same for every command; without it, the one before the command's name."""
 
-
-def _own_or_the_groups(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    return ctx.find_root().params.get("config") if value is None else value
-
-
-def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, the same for every command that prints data."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
 only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
 only_job_option = click.option("--job", metavar="J", help="Only what is of this job.")
@@ -101,17 +91,15 @@ def port_option(default: int) -> Callable[[F], F]:
     )
 
 
-def textfile_option(command: F) -> F:
-    """`--textfile DIR`, where metrics are written."""
-    return click.option(
-        "--textfile", metavar="DIR", callback=_folder, help="Write metrics into this folder, for node_exporter."
-    )(command)
-
-
 def _folder(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value == "":  # of a variable that is not set: the metrics would be in whatever folder this is
         raise UsageError(f"{param.opts[0]} '' is not the path of a folder")
     return value
+
+
+textfile_option = click.option(
+    "--textfile", metavar="DIR", callback=_folder, help="Write metrics into this folder, for node_exporter."
+)
 
 
 def duration_ms(option: str, value: str) -> int:
