@@ -138,19 +138,19 @@ def chosen_credentials(session: Session, name: str | None) -> list[CredentialSet
     for credential in known:
         if credential.cloud_project is not None:
             chosen.setdefault(credential.project, credential)
-    if not chosen:
-        first = next(iter(known))
-        raise ConfigError(
-            f"{session.settings.source}: credentials.{first.name}.cloud_project: missing; give the id or number of the "
-            "project in Google Cloud: `project` is only our name for it"
-        )
-    for credential in chosen.values():
+    first = next(iter(known))
+    for credential in chosen.values() or [first]:
         names = credential.book.monitoring
         if names is None or not any(_window(credential.book, metric) for metric in names.metrics):
             raise ConfigError(
                 f"cost book {credential.book.name!r} of credential {credential.name!r} has no [monitoring]: upstream's "
                 "names of its buckets are needed; see docs/own-cost-book.md"
             )
+    if not chosen:
+        raise ConfigError(
+            f"{session.settings.source}: credentials.{first.name}.cloud_project: missing; give the id or number of the "
+            "project in Google Cloud: `project` is only our name for it"
+        )
     return list(chosen.values())
 
 

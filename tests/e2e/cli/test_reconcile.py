@@ -209,6 +209,8 @@ def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator
 
 
 def test_a_book_without_upstreams_names(quota: Quota) -> None:
+    quota.configure('[credentials.main]\napi = "github"\n')
+    assert "cost book 'github' of credential 'main' has no [monitoring]" in one_line(quota("reconcile"), 78)
     quota.configure('[credentials.main]\napi = "gmail-v1"\ncloud_project = "cloud-project-1"\n')
     assert "cost book 'gmail-v1' of credential 'main' has no [monitoring]" in one_line(quota("reconcile"), 78)
 
