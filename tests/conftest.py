@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Started in the background of a script, this process ignores Ctrl-C, and so would every command that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 
 # As on a user's machine: without bytecode, each of the thousand commands that the tests start compiles all of `quota`.
 # And without it, each worker rewrites all assertions of the tests in each run.
