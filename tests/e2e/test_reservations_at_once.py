@@ -91,7 +91,8 @@ def test_never_is_more_reserved_and_used_than_the_limit(
         log = list(read_entries(session.ledger, "at-once", 0, NEVER))
         session.close()
 
-    assert len(model.asked) == len(log) == CALLS * len(ROWS) - refused
+    admitted = CALLS * len(ROWS) - refused
+    assert (len(model.asked), len(log)) == (admitted, admitted), sorted((one.units, one.charged_units) for one in log)
     assert 0 < refused < CALLS * len(ROWS) // 2
     # Each call has a bound that tells it from most others; what it counts is what upstream said, or else that bound.
     told = Counter((one["use"] if one["how"] in SAYS else None) for one in model.asked)

@@ -86,6 +86,8 @@ class Model:
             def log_message(self, *args: object) -> None: ...
 
         class Server(ThreadingHTTPServer):
+            request_queue_size = 100  # two event loops connect ten times at once
+
             def handle_error(self, *args: object) -> None:
                 """A client went away."""
 
