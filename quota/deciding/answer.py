@@ -58,7 +58,7 @@ class Answers(NamedTuple):
         admitted = result.outcome == "admitted"
         refusal = _NOT_REFUSED if admitted else self._refusal(checklist, request, result, read)
         refused_by, reason, retry_at_ms, detail = refusal
-        refusing = enforced(states)
+        refusing = enforced(states) if checklist.shadow else states
         tightest = refusing[0] if len(refusing) == 1 else min(refusing, key=_further_calls, default=None)
         return Decision(
             admitted,
