@@ -16,7 +16,7 @@ How a step may end, and what follows:
     an error of this region alone    the region fails and begins its next pass with the first page
     configuration                    the run fails at once; the region keeps its cursor, and others come before it
     ledger, store                    the run fails at once, and the next one begins with the same region
-    SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
+    SIGINT, SIGTERM, SIGHUP          the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
     another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does

@@ -225,10 +225,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
+    refused: dict[str, list[Refusal]] = {}  # one pass over them: there may be a thousand jobs
+    for refusal in outcome.refusals:
+        refused.setdefault(refusal.job, []).append(refusal)
     for job in settings.jobs.values():
         if job.schedule is None:
             continue
-        totals, mine = outcome.jobs[job.name], [refusal for refusal in outcome.refusals if refusal.job == job.name]
+        totals, mine = outcome.jobs[job.name], refused.get(job.name, [])
         yield JobPlan(
             name=job.name,
             ticks=totals.ticks,

@@ -174,10 +174,17 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
             cap_units = caps[n]
             would_refuse = cost_units > 0 and used + (cost_units if result.id is None else 0) > cap_units
         left = cap_units - used if cap_units > used else 0
-        noun = limit.view.selector.noun
-        unlogged = 0, 0, 0, 0
         states.append(
-            LimitState(limit.name, cost_units, used, cap_units, left, *unlogged, would_refuse, noun, limit.shadow)
+            LimitState(
+                limit.name,
+                cost_units,
+                used,
+                cap_units,
+                left,
+                would_refuse=would_refuse,
+                noun=limit.view.selector.noun,
+                shadow=limit.shadow,
+            )
         )
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]

@@ -131,14 +131,15 @@ class RefusalExplained:
         return {
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
-            **members(kept, "credential project method cost_units calls job region run machine reason refused_by why"),
-            **members(kept, "retry_at"),
+            **members(
+                kept, "credential project method cost_units calls job region run machine reason refused_by why retry_at"
+            ),
             "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
             if decision is None
             else {
                 **members(decision, "admitted reason refused_by"),
                 "why": decision.why(),
-                "retry_at": decision.as_json()["retry_at"],
+                "retry_at": None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms),
             },
             "limits": [
                 {

@@ -29,6 +29,7 @@ from support.books import BOOK
 from support.losses import LedgerStorage, Machine, RedisStorage, SqliteStorage
 from support.processes import in_child
 from support.setup import limit
+from support.site import watermark_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -440,7 +441,7 @@ def _charge_elsewhere(url: str, path: str, units: int) -> None:
 
 def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: Path) -> None:
     """At once where nobody did for a minute, and when a process starts; else within a minute."""
-    path, elsewhere = str(tmp_path / "high-water-marks" / "p" / "1"), f"sqlite:///{tmp_path}/b.db"
+    path, elsewhere = watermark_at(tmp_path), f"sqlite:///{tmp_path}/b.db"
     ledger = open_ledger(f"sqlite:///{tmp_path}/a.db")
 
     def used(high_water_mark: HighWaterMark, units: int) -> int:
@@ -468,7 +469,7 @@ def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: 
 
 def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_path: Path) -> None:
     """It was claimed from a process that had spent at another ledger, while a third one used ours."""
-    path, here = str(tmp_path / "high-water-marks" / "p" / "1"), f"sqlite:///{tmp_path}/a.db"
+    path, here = watermark_at(tmp_path), f"sqlite:///{tmp_path}/a.db"
 
     def process(url: str) -> tuple[Budget, HighWaterMark]:
         high_water_mark, ledger = HighWaterMark(path, "p", label=url), open_ledger(url)

@@ -23,7 +23,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS
 from support.interrupts import Interrupted, at_place
 from support.processes import Children
 from support.setup import limit
-from support.site import NOW, Site, charge, close, guarded
+from support.site import NOW, Site, charge, close, guarded, watermark_at
 from support.users import not_root
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _charge_some(url: str, path: str, times: int) -> Iterator[int]:
 
 
 def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     workers = Children(_charge_some, *[(site.storage.url, path, 50)] * 8)
     assert max(workers.answers()) == 400
     site.storage.empty()
@@ -212,7 +212,7 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     budget, high_water_mark = guarded(site.storage.url, path)
     charge(budget, 2)
     copy = site.storage.copy()
@@ -224,7 +224,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
 
 
 def test_a_process_that_saw_nothing_yet_notices_what_others_saw(site: Site) -> None:
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     budget, high_water_mark = guarded(site.storage.url, path)
     assert not high_water_mark.expected().ids
     assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [3]
@@ -236,7 +236,7 @@ def test_a_process_that_saw_nothing_yet_notices_what_others_saw(site: Site) -> N
 
 def test_what_two_saw_that_began_at_once_is_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has made the file, and ended, when the first is about to make it."""
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     budget, high_water_mark = guarded(site.storage.url, path)
 
     def make_room_late(at: str) -> None:
@@ -255,7 +255,7 @@ def test_what_two_saw_that_began_at_once_is_kept(site: Site, monkeypatch: pytest
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     budget, high_water_mark = guarded(site.storage.url, path)
     charge(budget, 5)
     copy = site.storage.copy()
@@ -271,7 +271,7 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site, emptied: bool) -> None:
     """All that it saw is in the log again, with its old name; what others charged after a loss in between is not."""
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     budget, high_water_mark = guarded(site.storage.url, path)
     charge(budget, 3)
     older = site.storage.copy()
@@ -408,7 +408,7 @@ def test_what_a_handler_charges_while_a_process_begins_is_not_forgotten(site: Si
 def test_a_slot_that_was_written_since_it_was_read_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process began, charged and ended between this one's first look and its first charge."""
     monkeypatch.setattr(high_water_mark, "LOOK_EVERY_S", 1_000.0)
-    path = str(site.folder / "state" / "high-water-marks" / "p" / "1")
+    path = watermark_at(site.folder / "state")
     assert Children(_charge_some, (site.storage.url, path, 2)).answers() == [2]
     budget, mark = guarded(site.storage.url, path)
     assert mark.expected().ids
