@@ -150,7 +150,12 @@ class BeforeCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        rest = super().parse_args(ctx, args[:end])
+        try:
+            rest = super().parse_args(ctx, args[:end])
+        except click.UsageError as error:
+            if end < len(args):
+                raise
+            raise click.UsageError(f"{error.format_message().rstrip('.')}; write -- before the command", ctx) from None
         ctx.params["command"] = args[end + 1 :]
         return rest
 
@@ -226,10 +231,10 @@ def _auto(
     region: str,
     units: int | None,
 ) -> int:
-    if method is not None or units is not None or region:
-        raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
+    if method is not None or units is not None or region:
+        raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
     from quota.cli.instrumented import environment_of, run_and_sum_up
 
     try:
