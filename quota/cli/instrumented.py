@@ -37,6 +37,7 @@ def run_and_sum_up(command: list[str], config: str | None, credential: str | Non
     if spent == Spent():
         with quota.open(config) as session:
             said += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
+            said += "; name another address as `endpoint` of the credential"
     say(said, err=True)
     return status
 

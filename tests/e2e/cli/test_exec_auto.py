@@ -208,7 +208,8 @@ def test_without_the_ledger_nothing_leaves_and_the_program_ends_with_69(quota: Q
 
 def test_a_program_that_sends_nothing_that_is_charged_is_told_what_would_be(quota: Quota, server: PlainServer) -> None:
     done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
-    assert done.stderr == f"0 calls, 0 units, 0 refused; charged is what goes to {server.address[7:]}\n"
+    said = f"0 calls, 0 units, 0 refused; charged is what goes to {server.address[7:]}"
+    assert done.stderr == f"{said}; name another address as `endpoint` of the credential\n"
 
 
 def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Quota, server: PlainServer) -> None:
