@@ -40,7 +40,8 @@ def wording(path: str) -> Wording:
         f"{SCHEMA_VERSION}: move the file away, and the next runs fetch the data again",
         locked=f"{store}: another program holds it locked: close that program, then run again",
         not_a_database=f"{store}: the file is not a database: move the file away, or give [store] url another one",
-        read_only=f"{store}: it cannot be written: check the owner and mode of the file and its folder",
+        read_only=f"{store}: it cannot be written: check the owner and mode of the file, its -wal and -shm, and their "
+        "folder",
         cannot_open=closed,
         no_file=closed,
         disk_full=f"{store}: {NO_SPACE}; nothing half-written was kept",

@@ -20,7 +20,7 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: 
         f"{remedy} ({lost_then})",
         locked=f"{file} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {path}",
         not_a_database=f"{file} is not an SQLite database; {remedy}",
-        read_only=f"{file} is read-only; give this user write access to the file and its folder",
+        read_only=f"{file} is read-only; give this user write access to the file, its -wal and -shm, and their folder",
         cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",
         no_file=f"{file}: {{reason}}; check its folder",
         disk_full=f"{file}: the disk is full; nothing was charged",

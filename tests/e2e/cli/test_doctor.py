@@ -283,6 +283,13 @@ def test_a_ledger_that_may_only_be_read(command: Quota, monkeypatch: pytest.Monk
     assert finding.message.endswith(
         "ledger.db takes no charge: this user may not write to " + str(path.parent / "ledger.db")
     )
+    (command.folder / "ledger.db").chmod(0o600)
+    with not_root(), quota.open(path) as session:  # SQLite gave the files beside it the same mode, and they stay
+        assert "write access to the file, its -wal and -shm" in session.budget().charge("search.list").detail
+    for beside in command.folder.glob("ledger.db-*"):
+        beside.chmod(0o600)
+    with not_root(), quota.open(path) as session:
+        assert session.budget().charge("search.list").admitted
 
 
 def test_a_ledger_without_its_tables_is_damaged_to_every_command(command: Quota) -> None:
