@@ -366,10 +366,12 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
     for row in rows:
         name = _name(row, several=several)
         kind = (", paced" if row.limit.paced else "") + (", a shadow: it refuses nothing" if row.limit.shadow else "")
-        needs = f"needs {many(row.needs_units, row.limit.view.selector.noun)} a day, holds {row.enforced_units:,}"
-        enforced = not row.limit.shadow and row.limit.view.window.longest_ms >= DAY_MS
+        window = row.limit.view.window
+        span = "" if window.longest_ms // DAY_MS == 1 else f" in {window.name}"
+        needs = f"needs {many(row.needs_units, row.limit.view.selector.noun)} a day, holds {row.enforced_units:,}{span}"
+        enforced = not row.limit.shadow and window.longest_ms >= DAY_MS
         style = "red" if enforced and row.needs_units > row.enforced_units else "bold"
-        yield line(f"{name} ({row.limit.view.window.name}{kind}): {needs}", style=style)
+        yield line(f"{name} ({window.name}{kind}): {needs}", style=style)
     numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
     tight = 1 + max(map(len, ["used", *numbers]))
     yield FirstThatFits(

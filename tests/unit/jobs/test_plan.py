@@ -345,6 +345,13 @@ def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
     assert any("pacific-day (day@America/Los_Angeles, paced):" in line for line in shown(paced))
 
 
+def test_what_a_limit_of_less_than_a_day_holds_is_not_compared_with_the_need_of_a_day(folder: Path) -> None:
+    text = LIMITS.replace('window = "24h"', 'window = "1h"') + KEYWORDS.replace("45m", "2h")
+    lines = shown(make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, find_changes=False))
+    assert "day (1h): needs 8,400 units a day, holds 10,000 in 1h" in lines
+    assert "pacific-day (day@America/Los_Angeles): needs 8,400 units a day, holds 10,000" in lines
+
+
 def test_a_shadow_is_in_the_plan_and_refuses_nothing(folder: Path) -> None:
     trial = '[[credentials.main.limits]]\nname = "trial"\nunits = 500\nwindow = "24h"\nshadow = true\n'
     plan = make_plan(settings(folder, LIMITS + trial + KEYWORDS.replace("45m", "2h")), 0, first_day=MONDAY)
