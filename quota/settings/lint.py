@@ -393,8 +393,8 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
         if credential.endpoint is None and credential.auth_ref is None:
             yield warning(
                 location,
-                "there is no key, so the API itself will not answer",
-                'add key = "env:NAME" or "file:/path"; the emulator takes any key, but wants one',
+                "there is no key, so the API answers only programs that bring their own",
+                'add key = "env:NAME" or "file:/path"',
             )
         return
     try:

@@ -161,8 +161,8 @@ def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_without_a_file_only_the_missing_key_is_said() -> None:
     assert list(map(str, lint(load_settings()))) == [
-        "warning: credentials.demo.key: there is no key, so the API itself will not answer; "
-        'add key = "env:NAME" or "file:/path"; the emulator takes any key, but wants one'
+        "warning: credentials.demo.key: there is no key, so the API answers only programs that bring their own; "
+        'add key = "env:NAME" or "file:/path"'
     ]
 
 
