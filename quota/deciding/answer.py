@@ -146,7 +146,7 @@ def occupancies_of(
     checklist: Checklist, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True
 ) -> tuple[list[Occupancy], Clocks]:
     """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused."""
-    occupancies = []
+    occupancies, behind_ms = [], result.now_ms - request.caller_ms
     each = zip(checklist.limits, checklist.caps, checklist.costs, request.checks, result.used_units, strict=True)
     for n, (limit, cap_units, cost_units, check, used) in enumerate(each):
         if limit.shadow:
@@ -155,8 +155,18 @@ def occupancies_of(
         if full or of_all:
             unlogged = result.unlogged[n] if result.unlogged else ()
             leaving_ms = result.leaving_ms[n] if result.leaving_ms else None
-            occupancies.append(Occupancy(limit, cap_units, cost_units, used, unlogged, full, leaving_ms))
+            one = Occupancy(limit, cap_units, cost_units, used, unlogged, full, leaving_ms)
+            occupancies.append(one if limit.shadow else _with_lapse(one, checklist, n, behind_ms))
     return occupancies, Clocks(result.now_ms, request.caller_ms, result.last[0])
+
+
+def _with_lapse(one: Occupancy, checklist: Checklist, n: int, behind_ms: int) -> Occupancy:
+    """The same with the end of the grant that lowers it, by the ledger's clock: callers believe it by theirs."""
+    lapsed_units = cap(one.limit, checklist.leaves[n], one.cost_units, None)
+    if not one.cost_units <= one.cap_units < lapsed_units:
+        return one
+    until_ms = checklist.grants.until_ms_of(one.limit.view.selector.buckets[0])
+    return one._replace(lapses_ms=until_ms + behind_ms, lapsed_units=lapsed_units)
 
 
 def _further_calls(state: LimitState) -> int:

@@ -61,6 +61,10 @@ class Grants(NamedTuple):
     units: Mapping[str, int] = MappingProxyType({})
     until_ms: int = NEVER
 
+    def until_ms_of(self, bucket: str) -> int:
+        """Until when the grant of this bucket is believed."""
+        return next(grant.until_ms for grant in read_grants(self.text) if grant.bucket == bucket)
+
 
 NO_GRANTS = Grants()
 

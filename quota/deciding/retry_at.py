@@ -34,7 +34,8 @@ class Occupancy(NamedTuple):
     """One limit as a call found it. `cap_units` is what it holds at most, without its pace; `full` whether it refused.
 
     `used_units` includes what of it is not in the log, `unlogged`. `leaving_ms` is the time of the charge that must
-    leave a sliding window first, where the ledger said it.
+    leave a sliding window first, where the ledger said it. Where upstream's grant lowers the limit (L28), that is
+    believed until `lapses_ms`, and the limit holds `lapsed_units` from then on; else NEVER.
     """
 
     limit: Limit
@@ -44,6 +45,8 @@ class Occupancy(NamedTuple):
     unlogged: tuple[UnloggedUsage, ...]
     full: bool
     leaving_ms: int | None = None
+    lapses_ms: int = NEVER
+    lapsed_units: int = 0
 
 
 class Clocks(NamedTuple):
@@ -73,6 +76,14 @@ def retry_at(occupancies: Sequence[Occupancy], clocks: Clocks, read: ReadEntries
 def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
     """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged. NEVER where
     upstream grants less than the call costs."""
+    lapses_ms = occupancy.lapses_ms
+    if lapses_ms != NEVER:
+        granted = occupancy._replace(lapses_ms=NEVER)
+        at_ms = room_at(granted, clocks, read, from_ms) if from_ms < lapses_ms else NEVER
+        if at_ms < lapses_ms:
+            return at_ms
+        from_ms = max(from_ms, lapses_ms)
+        occupancy = granted._replace(cap_units=occupancy.lapsed_units, leaving_ms=None)
     if occupancy.cost_units > occupancy.cap_units:
         return NEVER
     if occupancy.leaving_ms is not None and isinstance(occupancy.limit.view.window, Sliding):
@@ -84,6 +95,8 @@ def room_at(occupancy: Occupancy, clocks: Clocks, read: ReadEntries, from_ms: in
         return _calendar_room_at(occupancy, window, expiring, clocks, read, from_ms)
     # A sliding window frees its charges one by one, oldest first: walk the log until enough is free.
     freed_units = 0
+    if occupancy.used_units + occupancy.cost_units <= occupancy.cap_units:
+        return from_ms
     entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
     leaving = ((entry.ms + window.window_ms, counted(occupancy.limit.view.selector, entry)) for entry in entries)
     for at_ms, units in merge(leaving, expiring):

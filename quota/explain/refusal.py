@@ -68,12 +68,12 @@ class Filled(NamedTuple):
 
 class Expiry(NamedTuple):
     """Units that stop counting at `at_ms`: of a charge, of charges that the ledger `lost`, of what only `upstream`
-    counted, or all at a `reset`; or the `pace` of the limit has released enough by then. With it the call fits if it
-    `makes_room`."""
+    counted, or all at a `reset`; or the `pace` of the limit has released enough, or the `grant` that lowered the limit
+    is believed no more. With it the call fits if it `makes_room`."""
 
     at_ms: int
     units: int
-    kind: Literal["charge", "lost", "upstream", "reset", "pace"]
+    kind: Literal["charge", "lost", "upstream", "reset", "pace", "grant"]
     makes_room: bool = False
     charge_id: str = ""
     method: str = ""
@@ -346,7 +346,10 @@ def _expiries(
     """The next ten expiries, and the one at `room_ms` with which the call fits. Where that one is far, it is the first
     that leaves at this moment: what lies between is not shown, and not read.
     """
-    view, now_ms = occupancy.limit.view, clocks.now_ms
+    view, now_ms, lapses_ms = occupancy.limit.view, clocks.now_ms, occupancy.lapses_ms
+    lapse: list[Expiry] = []
+    if room_ms is not None and lapses_ms <= room_ms:
+        lapse = [Expiry(lapses_ms, occupancy.lapsed_units - occupancy.cap_units, "grant")]
     lost = [
         Expiry(until_ms, units, "upstream" if usage.epoch.startswith(UPSTREAM) else "lost")
         for usage in occupancy.unlogged
@@ -357,7 +360,7 @@ def _expiries(
     if isinstance(view.window, Calendar):
         edge_ms = view.window.edges(now_ms)[1]
         logged_units = occupancy.used_units - sum(one.units for one in lost)
-        rows = [*lost, *([Expiry(edge_ms, logged_units, "reset")] if logged_units > 0 else [])]
+        rows = [*lost, *lapse, *([Expiry(edge_ms, logged_units, "reset")] if logged_units > 0 else [])]
         if room_ms is not None and all(one.at_ms != room_ms for one in rows):
             rows.append(Expiry(room_ms, 0, "pace"))
         found: Iterable[Expiry] = sorted(rows)
@@ -369,8 +372,8 @@ def _expiries(
                 if units := counted(view.selector, e):
                     yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
 
-        found = merge(leaving(now_ms - window_ms + 1), lost, key=lambda one: one.at_ms)
-        if room_ms is not None and not lost:
+        found = merge(leaving(now_ms - window_ms + 1), lost, lapse, key=lambda one: one.at_ms)
+        if room_ms is not None and not lost and not lapse:
             nearest = list(islice(found, EXPIRIES + 1))
             if nearest and nearest[-1].at_ms < room_ms:
                 first = (one._replace(makes_room=True) for one in leaving(room_ms - window_ms) if one.at_ms == room_ms)

@@ -239,6 +239,7 @@ _WHAT = {
     "upstream": "used by others, as upstream said",
     "reset": "all of them: reset",
     "pace": "its pace goes on",
+    "grant": "what upstream granted is believed no more",
 }
 
 

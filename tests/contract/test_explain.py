@@ -333,6 +333,11 @@ def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) 
     assert (decision.reason, decision.admitted) == ("limit", False)
     seen = check(world, decision, "trending")
     assert (seen["price"], seen["limit"]) == (1, 0)
+    ledger.grant(project, [Grant("units", 150, world.now_ms, world.now_ms + HOUR_MS)])
+    assert world.charge("search.list", job="trending").retry_at_ms == world.now_ms + HOUR_MS
+    assert [(one.kind, one.at_ms) for one in world.explain().expiries if one.makes_room] == [
+        ("grant", world.now_ms + HOUR_MS)
+    ]
     world.now_ms += 1
     ledger.grant(project, [Grant("units", 60, world.now_ms, world.now_ms + 7 * DAY_MS)])
     assert world.charge("search.list", job="trending").reason == "closed"

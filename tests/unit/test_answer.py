@@ -9,7 +9,7 @@ import pytest
 
 from quota.common.clock import NEVER
 from quota.deciding.answer import Answers, ahead_ms, clocks_of, occupancies_of, states_of
-from quota.deciding.checklist import Checklists, Grants
+from quota.deciding.checklist import Checklists, believed
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS, ChargeRequest, ChargeResult, Exhaustion
 from quota.ledger.entry import Charge, Entry
@@ -133,7 +133,8 @@ def test_several_calls_are_told_what_they_need_together() -> None:
 def test_a_call_above_what_upstream_grants_is_closed(granted: int, reason: str) -> None:
     """A call of 100 units. One that upstream's grant could hold waits for the edge."""
     made, request = asked(limit(500))
-    known = Checklists("main", BOOK, (limit(500),), {}, lambda: NOW).with_grants(made, Grants("", {"units": granted}))
+    grants = believed(f"units={granted}:{NOW - DAY_MS}:{EDGE + 1}", NOW)
+    known = Checklists("main", BOOK, (limit(500),), {}, lambda: NOW).with_grants(made, grants)
     request = request._replace(checks=known.checks_at(NOW))
     decision = decided((known, request), result("refused", 450))
     assert (decision.reason, decision.refused_by) == (reason, "day")

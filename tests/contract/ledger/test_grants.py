@@ -18,6 +18,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Slidi
 from support.setup import limit
 
 if TYPE_CHECKING:
+    from quota.terms.limits import Window
     from support.setup import Setup
 
 UNITS = Selector(buckets=("units",))
@@ -70,6 +71,30 @@ def test_a_grant_is_believed_for_a_time(setup: Setup) -> None:
     assert budget.usage()[0].limit_units == 210
     setup.now_ms += 1
     assert budget.usage()[0].limit_units == setup.budget(day()).usage()[0].limit_units == 950
+
+
+@pytest.mark.parametrize("window", [Sliding(DAY_MS), PACIFIC.window])
+@pytest.mark.parametrize("paced", [False, True])
+def test_a_refusal_names_the_moment_at_which_its_grant_lapses(setup: Setup, window: Window, paced: bool) -> None:
+    """If the call fits then, or has room soon after; and no grant that lapses after the call has room."""
+    one = Limit("day", 950, View(UNITS, window), 1_000, 50, paced and isinstance(window, Calendar))
+    setup.now_ms = PACIFIC.window.edges(setup.now_ms)[0] + 2 * HOUR_MS  # type: ignore[union-attr]
+    budget = setup.budget(one)
+    for units in (100, 60, 40):
+        assert budget.charge("videos.list", units=units).admitted
+        setup.now_ms += HOUR_MS
+    for granted, believed_ms in ((260, HOUR_MS), (260, 3 * HOUR_MS), (410, DAY_MS - 3 * HOUR_MS), (300, 2 * DAY_MS)):
+        setup.ledger.grant(setup.project, [said(setup, granted, believed_ms=believed_ms)])
+        for units in (30, 100, 240, 400, 751, 950):
+            began_ms, refused = setup.now_ms, budget.peek("videos.list", units=units)
+            if refused.admitted or refused.reason == "closed":
+                continue
+            assert refused.retry_at_ms is not None
+            setup.now_ms = refused.retry_at_ms - 1
+            assert not budget.peek("videos.list", units=units).admitted, (granted, believed_ms, units)
+            setup.now_ms += 1
+            assert budget.peek("videos.list", units=units).admitted, (granted, believed_ms, units)
+            setup.now_ms = began_ms
 
 
 def test_a_call_that_a_grant_can_never_admit_is_refused_without_a_time(setup: Setup) -> None:
