@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import quota
 from quota.common.findings import Finding, finding_of, warning
 from quota.common.storage import examine_folder, obstacle
-from quota.common.text import one_line
+from quota.common.text import nearest, one_line
+from quota.jobs.emulator.words import REGIONS
 from quota.jobs.job import NotImported, fetch_to_look_at, sink_to_look_at
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Store
 from quota.ledger.file_errors import refuse_others
-from quota.settings.model import JobSettings, Settings
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
 
 
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each job whose fetch function or sink cannot be used: its place in the configuration and what `quota run` would
-    say."""
+    say; and the regions of built-in jobs that upstream does not know."""
     looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
     looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
+    # A function of the user's own names its regions as it likes, and may have stored rankings under these names.
+    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
+    known = {*REGIONS, *chain.from_iterable(own)}
     for job in settings.jobs.values():
         for key, look in looks:
             try:
@@ -32,6 +37,20 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
                 message = str(error).removeprefix(f"{key} = ")
                 remedy = "" if "; " in message else "; no run of this job can begin: correct it"
                 yield f"jobs.{job.name}.{key}", message + remedy
+        if job.fetch in BUILT_IN_FETCHES:
+            yield from _regions(job, known)
+
+
+def _regions(job: JobSettings, known: Container[str]) -> Iterator[Finding]:
+    for index, region in enumerate(job.regions):
+        if region in known:
+            continue
+        location, code = f"jobs.{job.name}.regions[{index}]", region.upper()
+        if region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK":
+            yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
+        else:
+            near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
+            yield Finding("error", location, f"{region!r} is no region code of ISO 3166-1, like 'US'", near)
 
 
 def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:

@@ -538,13 +538,6 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
             f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
             f"raise it to {dearest:_} or more",
         )
-    for index, region in enumerate(job.regions):
-        if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
-            yield warning(
-                f"jobs.{job.name}.regions[{index}]",
-                f"{region!r} does not look like a region code of two capital letters",
-                'write for example "DE"; ignore this if the fetch function takes other names',
-            )
 
 
 def _on_each_machine(settings: Settings) -> Iterator[Finding]:

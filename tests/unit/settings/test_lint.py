@@ -225,11 +225,19 @@ FINDINGS = [
         "error: jobs.trending.leave: leaves 3901 of the 4000 that limit 'search' holds: no call of this job that it "
         "counts could ever be admitted; leave 3900 or less",
     ),
+    *(
+        (
+            '["US", "GB"]',
+            f'["US", "{region}"]',
+            f"error: jobs.trending.regions[1]: '{region}' is no region code of ISO 3166-1, like 'US'; "
+            f"did you mean '{near}'?",
+        )
+        for region, near in {"usa": "US", "uk": "GB", "UK": "GB", "de": "DE"}.items()
+    ),
     (
         '["US", "GB"]',
-        '["US", "uk"]',
-        "warning: jobs.trending.regions[1]: 'uk' does not look like a region code of two capital letters; "
-        'write for example "DE"; ignore this if the fetch function takes other names',
+        '["US", "ZZ"]',
+        "warning: jobs.trending.regions[1]: upstream lists no region 'ZZ'; ignore this if it takes the code",
     ),
     (
         "units = 4_000",
@@ -315,6 +323,13 @@ def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, ins
     assert said in found
     # A number for `leave` stands for several limits, and each of them says so.
     assert len({line.partition(" that limit")[0] for line in found}) == 1
+
+
+def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) -> None:
+    """And a built-in job over what it stored names them so too."""
+    own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
+    found = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
+    assert [one.location for one in found if "regions" in one.location] == ["jobs.videos.regions[1]"]
 
 
 def limits(text: str) -> str:
