@@ -26,7 +26,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
-from quota.common.clock import moment, rfc3339, utc
+from quota.common.clock import local, moment, rfc3339
 from quota.common.functions import made_by
 from quota.common.members import members
 from quota.common.text import describe, many, nearest, one_line, show, spell
@@ -164,7 +164,7 @@ class Away:
     new_store: bool = False
 
     def __str__(self) -> str:
-        last = utc(self.heard_ms).astimezone().strftime("%H:%M:%S")
+        last = local(self.heard_ms).strftime("%H:%M:%S")
         if self.heard_ms + DAY_MS <= self.now_ms:
             last = moment(self.heard_ms, self.now_ms)
         until = moment(self.until_ms, self.now_ms)

@@ -22,6 +22,14 @@ def utc(at_ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
 
 
+def local(at_ms: int) -> datetime:
+    """The same in the local zone; in UTC where TZ names none, or one that no datetime can hold."""
+    try:
+        return utc(at_ms).astimezone()
+    except ValueError:
+        return utc(at_ms)
+
+
 def rfc3339(at_ms: int) -> str:
     """`2026-11-21T09:30:00.125Z`."""
     return utc(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -42,8 +50,8 @@ def moment(at_ms: int, now_ms: int) -> str:
     """
     ahead_ms = at_ms - now_ms
     step_ms = 1_000 if 0 < ahead_ms < 60_000 else 60_000
-    at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()
-    now = utc(now_ms).astimezone()
+    at = local((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms)
+    now = local(now_ms)
     days = (at.date() - now.date()).days
     day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
     return at.strftime(f"{day}%H:%M" if step_ms == 60_000 else f"{day}%H:%M:%S")
@@ -51,9 +59,9 @@ def moment(at_ms: int, now_ms: int) -> str:
 
 def weekday(at_ms: int) -> str:
     """`Sun 22 Nov 09:00`, in the local zone."""
-    return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
+    return local(at_ms).strftime("%a %d %b %H:%M")
 
 
 def second(at_ms: int) -> str:
     """`21 Nov 10:00:03`, in the local zone."""
-    return utc(at_ms).astimezone().strftime("%d %b %H:%M:%S")
+    return local(at_ms).strftime("%d %b %H:%M:%S")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import utc
+from quota.common.clock import local
 from quota.dashboard.words import date, hour
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
@@ -199,4 +199,4 @@ def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]
 
 def _offset_ms(at_ms: int) -> int:
     """How far the local clock is ahead of UTC at a moment."""
-    return round((utc(at_ms).astimezone().utcoffset() or timedelta()) / timedelta(milliseconds=1))
+    return round((local(at_ms).utcoffset() or timedelta()) / timedelta(milliseconds=1))

@@ -7,7 +7,6 @@ State    everything that the page of now shows, as it was last read
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from quota.common.clock import local
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
 from quota.dashboard.charts import Band, chart, colours_of
@@ -105,7 +105,7 @@ class Site:
         }
 
     def _render(self, template: str, now_ms: int, **context: object) -> str:
-        when, zone = partial(words.when, now_ms=now_ms), time.localtime(now_ms / 1000).tm_zone
+        when, zone = partial(words.when, now_ms=now_ms), local(now_ms).tzname()
         return self._jinja.get_template(template).render(context, when=when, zone=zone)
 
     # -- the page of now -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import NEVER, moment, rfc3339, second, utc
+from quota.common.clock import NEVER, local, moment, rfc3339, second
 from quota.common.text import many, spaced
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
@@ -24,7 +24,7 @@ class When(NamedTuple):
 
 
 def when(at_ms: int, now_ms: int) -> When:
-    today = utc(at_ms).astimezone().date() == utc(now_ms).astimezone().date()
+    today = local(at_ms).date() == local(now_ms).date()
     to_second = second(at_ms)
     return When(moment(at_ms, now_ms), to_second[7:] if today else to_second, away(at_ms, now_ms), rfc3339(at_ms))
 
@@ -61,12 +61,12 @@ def spelled_out(span_ms: int) -> str:
 
 def hour(at_ms: int) -> str:
     """`06:00`, in the local zone."""
-    return utc(at_ms).astimezone().strftime("%H:%M")
+    return local(at_ms).strftime("%H:%M")
 
 
 def date(at_ms: int) -> str:
     """`22 Nov`, in the local zone."""
-    at = utc(at_ms).astimezone()
+    at = local(at_ms)
     return f"{at.day} {at:%b}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from quota.common.clock import NEVER, moment, rfc3339, utc, weekday
+from quota.common.clock import NEVER, local, moment, rfc3339, utc, weekday
 from quota.common.text import many
 from quota.decision import REPAIR
 from quota.terms.limits import SECOND_MS
@@ -98,4 +98,5 @@ def spent_elsewhere(comparable: bool) -> str:
 
 def clock(at_ms: int, zone: str | None = None) -> str:
     """`Sun 09:00`, in the named zone or the local one."""
-    return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
+    at = utc(at_ms).astimezone(ZoneInfo(zone)) if zone else local(at_ms)
+    return at.strftime("%a %H:%M")
