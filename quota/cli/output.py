@@ -114,7 +114,7 @@ def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
 
     QUOTA_LOG_FORMAT=json makes each line an object; else a `formatter` writes it, in the place of what wrote before.
 
-    For commands that load `logging` anyway: a refused `quota charge` does not.
+    For commands that load `logging` anyway, and the first warning of any other: a refused `quota charge` loads none.
     """
     import logging
 

@@ -10,6 +10,7 @@ import click
 
 from quota.cli.commands import run_click
 from quota.cli.output import fail, guard_streams, log_to_stderr, unprinted
+from quota.common import log
 from quota.errors import QuotaError
 
 
@@ -24,6 +25,7 @@ def run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
         sys.stdout.reconfigure(errors="backslashreplace")
+    log.begin = log_to_stderr
     try:
         if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
             log_to_stderr()

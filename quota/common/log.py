@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quota.common.text import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+begin: Callable[[], None] | None = None
+"""What a command begins its log with, if there comes to be anything to warn of. In a program of the user's, nothing."""
 
 
 def warn(event: str, said: object = "", /, **fields: object) -> None:
     """Log a warning with the logger `quota`: a `line`, and after a colon what is `said` of it."""
     import logging  # late: most processes have nothing to warn of
 
+    if begin is not None:
+        begin()
     logging.getLogger("quota").warning("%s", line(event, **fields) + (f": {said}" if said else ""))
 
 

@@ -68,6 +68,7 @@ def test_one_charge_a_year_ahead_is_mended_at_once(command: Quota, monkeypatch: 
     ahead(command, monkeypatch)
     peeked = command("peek", "search.list")
     assert peeked.returncode == 0
+    assert peeked.stderr.startswith("quota: ledger_ahead project=p"), "as every line that is not the log's"
     assert peeked.stderr.count("ledger_ahead project=p") == 1
     assert "quota ledger repair" in peeked.stderr
     said = " ".join(command("status").stdout.split())
