@@ -86,8 +86,7 @@ def _entry_points() -> Any:
 )
 @click.option("--config", metavar="FILE", help="Configuration of the command that follows; its own --config wins.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
-@click.pass_context
-def cli(ctx: click.Context, config: str | None) -> None:
+def cli(config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.
 
     Every call is priced and charged to a shared budget before it leaves. A call that would overspend is refused, and
@@ -104,15 +103,6 @@ def cli(ctx: click.Context, config: str | None) -> None:
     75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr,
     QUOTA_LOG_FORMAT=json to log JSON.
     """
-    name = ctx.invoked_subcommand or ""
-    command = cli.get_command(ctx, name)
-    if config is not None and command is not None and not _reads_config(command):
-        raise click.UsageError(f"`quota {name}` reads no configuration; leave --config out", ctx)
-
-
-def _reads_config(command: click.Command) -> bool:
-    commands = [command, *command.commands.values()] if isinstance(command, click.Group) else [command]
-    return any(param.name == "config" for one in commands for param in one.params)
 
 
 def run_click() -> int:

@@ -100,6 +100,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
     """
     if schema and show:
         raise click.UsageError("--schema and --show stand alone; leave one out")
+    if schema and config is not None:
+        raise click.UsageError("--schema is that of any configuration; leave --config out")
     if schema:
         from quota.settings.tables import json_schema
 

@@ -69,8 +69,11 @@ def costs(
     if from_ and new is None:
         raise click.UsageError("--from needs --new: the name of the book to draft")
     if listing or diff or new is not None:
-        if sum(map(bool, (listing, diff, new is not None, method, book, check, request_, answer, credential))) > 1:
+        others = (diff, new, method, book, check, request_, answer, credential, config)
+        if listing + sum(one is not None for one in others) > 1:
             raise click.UsageError("--list, --diff and --new stand alone; leave the others out")
+        if new is not None and as_json:
+            raise click.UsageError("--new writes a draft in TOML; leave --json out")
         _whole_books(diff, new, from_, as_json)
         return
     if method in book_names() and book is None and check is None:
@@ -84,8 +87,9 @@ def costs(
     if check is not None:
         book = check if "/" in check or check.endswith(".toml") else f"./{check}"
     if book is not None:
-        if credential is not None:
-            raise click.UsageError("--credential shows the costs of its own book; leave it or the named book out")
+        if credential is not None or config is not None:
+            option = "--config" if credential is None else "--credential"
+            raise click.UsageError(f"{option} shows the costs of its own book; leave it or the named book out")
         known = load_book(book)
     else:
         with quota.open(config) as session:

@@ -28,7 +28,7 @@ class _Context(click.Context):
 
 class Group(click.Group):
     """Commands under one name; without one it prints its help. The error for an unknown one names the nearest, that for
-    a wrong option the command."""
+    a wrong option the command. A --config before the name of a command that reads none is an error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -49,6 +49,13 @@ class Group(click.Group):
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
         if command is not None:
             command.context_class = _Context
+            config = None if ctx.resilient_parsing else ctx.find_root().params.get("config")
+            if (
+                config is not None
+                and not isinstance(command, Group)
+                and all(x.name != "config" for x in command.params)
+            ):
+                raise click.UsageError(f"`{ctx.command_path} {name}` reads no configuration; leave --config out", ctx)
         return name, command, rest
 
 

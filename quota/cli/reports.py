@@ -98,15 +98,13 @@ def _watch(render: Callable[[], Any]) -> None:
 
 
 @click.command()
-@click.option(
-    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
-)
+@click.option("--by", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.  [default: method]")
 @since_option(default="24h")
 @click.option("--bought", is_flag=True, help="Show what the units bought: new entries by job and page number.")
 @only_credential_option
 @json_option
 @config_option
-def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bool, config: str | None) -> None:
+def spend(by: str | None, since: str, bought: bool, credential: str | None, as_json: bool, config: str | None) -> None:
     """Show who spent the budget: charges and units, largest first.
 
     The ledger keeps 35 days by the hour: who charged what, and what was refused. Runs are known as long as the ledger
@@ -128,14 +126,14 @@ def spend(by: str, since: str, bought: bool, credential: str | None, as_json: bo
     from quota.common.clock import weekday
     from quota.reports.spending import SPEND_FIELDS, read_spending
 
-    fields = [field.strip() for field in by.split(",")]
+    if bought and (by is not None or credential is not None):
+        raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
+    fields = ["method"] if by is None else [field.strip() for field in by.split(",")]
     for field in fields:
         if field not in SPEND_FIELDS:
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     since_ms = duration_ms("--since", since)
     if bought:
-        if credential is not None or fields != ["method"]:
-            raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
         _show_bought(since, since_ms, as_json, config)
         return
     with quota.open(config) as session:

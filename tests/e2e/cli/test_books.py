@@ -84,6 +84,10 @@ def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
         ("--list", "read"),
         ("--diff", "a", "b", "--book", "c"),
         ("--list", "--credential", "nosuch"),
+        ("--list", "--config", "quota.toml"),
+        ("--diff", "a", "b", "--config", "quota.toml"),
+        ("--new", "a", "--from", "b", "--config", "quota.toml"),
+        ("--list", "--book", ""),
     ],
 )
 def test_a_list_or_a_difference_stands_alone(quota: Quota, args: tuple[str, ...]) -> None:
@@ -96,6 +100,10 @@ def test_a_book_that_is_named_is_of_no_credential(quota: Quota) -> None:
     done = quota("costs", "--book", "github", "--credential", "main")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--credential shows the costs of its own book" in done.stderr
+    for named in (("--book", "github"), ("github",), ("--check", "github.toml")):
+        done = quota("costs", *named, "--config", "quota.toml")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--config shows the costs of its own book" in done.stderr
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
@@ -203,6 +211,7 @@ def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
     book = tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)
     assert (book["buckets"]["requests"]["quota"], book["hosts"]) == (0, [])
     assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
+    assert "leave --json out" in quota("costs", "--new", "own", "--from", "one.json", "--json").stderr
     assert "--from needs --new" in quota("costs", "--from", "one.json").stderr
     (quota.folder / "one.json").write_text("[]")
     assert quota("costs", "--new", "own", "--from", "one.json").returncode == 78

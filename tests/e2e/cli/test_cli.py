@@ -171,6 +171,9 @@ def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) 
     assert quota(*before, "exec", "videos.list", "--", "true").returncode == 0
     assert "small.toml" in one_line(quota(*before, "run", "no-such-job"), 2), "commands of other packages read it too"
     assert "`quota prove` reads no configuration" in one_line(quota(*before, "prove"), 2)
+    assert "`quota ledger scripts` reads no configuration" in one_line(quota(*before, "ledger", "scripts", "lua"), 2)
+    assert "leave --config out" in one_line(quota(*before, "check", "--schema"), 2)
+    assert "leave --config out" in one_line(quota("check", "--schema", *before), 2)
 
 
 def test_help_fits_eighty_columns(quota: Quota) -> None:
@@ -536,7 +539,8 @@ def test_the_first_charge_of_a_renamed_credential_says_so(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--credential", "other").stderr == "", "another one"
     quota.configure(renamed.replace("other", "third"))
     lines = quota("charge", "videos.list").stderr.splitlines()
-    assert [line.split(" until=")[0] for line in lines] == ["project_left project=main", "project_left project=other"]
+    told = [line.split(" until=")[0] for line in lines]
+    assert told == ["quota: project_left project=main", "quota: project_left project=other"]
     assert lines[0].endswith('one that was renamed begins a new budget: give it project = "main"')
     assert quota("charge", "videos.list").stderr == "", "once"
 

@@ -527,7 +527,7 @@ def test_what_pages_brought_is_known_by_their_number(site: Site) -> None:
     assert f"in the last 7 days {said}" in " ".join(site.quota("plan").stdout.split())
     with quota.open(site.folder / "quota.toml") as session:
         assert f"in the last 7 days {said}" in jobs(session).notes
-    for options in (("--by", "job"), ("--credential", "main")):
+    for options in (("--by", "job"), ("--by", "method"), ("--credential", "main")):
         assert "--bought cannot be combined with --by or --credential" in one_line(
             site.quota("spend", "--bought", *options), 2
         )
