@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TypeVar
 
 from quota.jobs.job import Fetch
@@ -30,7 +31,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration."""
+    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration; or how
+    many `ticks` remain of how many, where their schedules differ."""
 
     job: str | None
     credential: str
@@ -41,8 +43,9 @@ class Change:
     def sentence(self) -> str:
         """`searches: schedule = "every 103m" instead of "every 45m"`."""
         whose = self.job if self.job is not None else f"every job of {self.credential}"
-        if self.setting in ("regions", "ticks a day"):
-            return f"{whose}: {self.after} {self.setting} instead of {self.before}"
+        if self.setting in ("regions", "ticks"):
+            setting = "tick" if self.setting == "ticks" and self.after == "1" else self.setting
+            return f"{whose}: {self.after} {setting} instead of {self.before}"
         return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
 
 
@@ -108,8 +111,9 @@ class _Search:
         if percent is not None:
             schedules = {(job.schedule, _slowed(job, percent).schedule) for job in jobs}
             same = len(schedules) == 1
-            before, after = (f'"{text}"' for text in schedules.pop()) if same else ("1", f"1/{percent / 100:g}")
-            changes.append(Change(None, credential, "schedule" if same else "ticks a day", before, after))
+            ratio = Fraction(percent, 100).as_integer_ratio()
+            before, after = (f'"{text}"' for text in schedules.pop()) if same else map(str, ratio)
+            changes.append(Change(None, credential, "schedule" if same else "ticks", before, after))
         most = max(job.pages for job in jobs)
         pages = first_that_fits(range(most - 1, 0, -1), lambda n: self._fits([_with_pages(job, n) for job in jobs]))
         if pages is not None:

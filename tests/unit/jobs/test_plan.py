@@ -122,6 +122,16 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
     assert "no change of one job alone makes it fit" in plan.notes
 
 
+@pytest.mark.parametrize(("quota", "said"), [(6_000, "4 ticks instead of 5"), (1_000, "1 tick instead of 12")])
+def test_jobs_of_different_schedules_are_told_how_many_of_their_ticks_fit(folder: Path, quota: int, said: str) -> None:
+    jobs = "".join(
+        f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every {minutes}m"\n'
+        for minutes, word in enumerate(("cats", "dogs", "birds", "fish", "frogs", "bats", "owls"), 140)
+    )
+    plan = make_plan(settings(folder, LIMITS.replace("10_000", f"{quota:_}") + jobs), 0, first_day=MONDAY)
+    assert [change.sentence() for change in plan.changes] == [f"every job of main: {said}"]
+
+
 def test_a_job_of_each_machine_is_counted_for_all_of_them(folder: Path) -> None:
     text = """
 [ledger]
@@ -505,7 +515,7 @@ def test_a_charge_dated_ahead_is_warned_of_once(folder: Path) -> None:
         session.budget().charge("videos.list")
     done = quota("plan")
     assert done.returncode == 1
-    assert [line.split()[0] for line in done.stderr.splitlines()] == ["ledger_ahead"]
+    assert [line.split()[1] for line in done.stderr.splitlines()] == ["ledger_ahead"]
 
 
 def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
