@@ -348,7 +348,9 @@ class Checklists(dict[Key, Checklist]):
         together = each[0] if len(each) == 1 else self.sum_of(each, charges[0].job)
         job, region = charges[0].job, charges[0].region
         first = charges[0].idempotency_key
-        anew = charges_of(together.calls, job, region, next_key if first else None, reserved=is_reservation(first))
+        by_price = next(call for call in checklist.calls if call.parts).parts[0].reserve is not None
+        reserved = is_reservation(first) and not by_price  # else each new price says whether it is an upper bound
+        anew = charges_of(together.calls, job, region, next_key if first else None, reserved=reserved)
         return (together, anew) if anew else (checklist, charges)  # free from this moment on: it counts as spent
 
     def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:

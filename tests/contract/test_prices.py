@@ -13,11 +13,13 @@ from click.testing import CliRunner
 from quota.cli.commands import cli
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
+from quota.deciding.checklist import charges_of
 from quota.errors import CostExceedsLimit, LedgerError
 from quota.recovery.allowance import Allowance
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
+from quota.terms.attribution import is_reservation
 from quota.terms.limits import Calendar, Limit, Selector, View
 from support.books import BOOK
 from support.setup import limit
@@ -104,6 +106,38 @@ def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -
     assert budget.charge("a.list", units=9).admitted
     assert setup.ledger.read(setup.project, (0, 0), NEVER, 10)[-1].bucket == "more"
     assert book.zone == zone
+
+
+@pytest.mark.parametrize("calls", [["a.ask"], ["a.list"], ["a.ask", "a.list"], ["a.list", "a.ask"]])
+def test_where_the_price_changes_meanwhile_each_charge_is_reserved_or_not_by_its_own(
+    setup: Setup, calls: list[str]
+) -> None:
+    book = parse_book(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
+        default = { get = 1, other = 1 }
+        [methods]
+        "a.ask" = { prices = [{ reserve = { default = 5 } }, { reserve = { default = 7 }, since = 2026-03-08 }] }
+        "a.list" = { prices = [{ reserve = { default = 1 } }, { units = 2, since = 2026-03-08 }] }
+        """,
+        "reserving",
+    )
+    before_ms = at("2026-03-08", "UTC") - 1
+    checklists = setup.budget(limit(500), book=book)._account.checklists
+    setup.now_ms = before_ms
+    keys = iter(map(str, range(100)))
+    each = [checklists[call, None, None, ""] for call in calls]
+    together = each[0] if len(each) == 1 else checklists.sum_of(each, "")
+    charges = charges_of(each, "", "", lambda: next(keys))
+    assert all(is_reservation(charge.idempotency_key) for charge in charges)
+    setup.now_ms += 1
+    _, anew = checklists.priced_at(setup.now_ms, together, charges, lambda: next(keys))
+    assert [(one.method, one.units, is_reservation(one.idempotency_key)) for one in anew] == [
+        (call, 7 if call == "a.ask" else 2, call == "a.ask") for call in calls
+    ]
 
 
 def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
