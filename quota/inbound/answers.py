@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from quota.inbound.contract import Decision, Limit, LimitState
 from quota.inbound.deciding import Verdict
-from quota.inbound.fields import CURRENT, POLICY, QUOTA_EXCEEDED, Fields, current_field, seconds, x_fields
+from quota.inbound.fields import CURRENT, POLICY, QUOTA_EXCEEDED, Fields, current_field, x_fields
 from quota.inbound.rules import Rule
-from quota.web.problem import Problem
+from quota.web.problem import Problem, seconds
 
 MAX_JITTER_S = 60
 AWAY_S = 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quota.inbound.contract import Limit, LimitState
+from quota.web.problem import seconds
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 """The draft asks IANA to register it; that has not happened yet."""
@@ -55,8 +56,3 @@ def x_fields(limits: Sequence[Limit], states: Sequence[LimitState]) -> Fields:
         ("x-ratelimit-remaining", str(max(0, state.remaining))),
         ("x-ratelimit-reset", str(seconds(state.reset_ms))),
     ]
-
-
-def seconds(duration_ms: int) -> int:
-    """Whole seconds, at least 1, rounded up: nobody comes back early."""
-    return max(1, -(-duration_ms // 1000))

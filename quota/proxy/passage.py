@@ -32,7 +32,7 @@ from quota.proxy.mask import Mask
 from quota.terms.attribution import labels
 from quota.terms.reserve import NO_BODY, RequestBody
 from quota.web.lifecycle import PIECE_BYTES, hold_little
-from quota.web.problem import Problem, send_problem
+from quota.web.problem import Problem, seconds, send_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -110,7 +110,7 @@ def refusal(decision: Decision) -> Problem:
         503 if decision.reason == "ledger-unavailable" else 429,
         decision.sentence(),
         members={"decision": decision.as_json()},
-        retry_after_s=None if after_ms is None else -(-after_ms // 1_000),
+        retry_after_s=None if after_ms is None else seconds(after_ms),
     )
 
 

@@ -2,6 +2,7 @@
 
 Problem         what went wrong, with the header fields that belong to it
 send_problem    a problem as the answer of an ASGI application
+seconds         a wait as header fields name it
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Problem(NamedTuple):
         if self.retry_after_s is not None:
             fields.append(("retry-after", str(self.retry_after_s)))
         return [*fields, *self.more]
+
+
+def seconds(duration_ms: int) -> int:
+    """Whole seconds, at least 1, rounded up: nobody comes back early."""
+    return max(1, -(-duration_ms // 1000))
 
 
 async def send_problem(send: Callable[[Any], Awaitable[None]], problem: Problem) -> None:

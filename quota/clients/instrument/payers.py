@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property, lru_cache
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +12,7 @@ from quota.common.fork import start_over_in_child
 from quota.common.text import listed
 from quota.errors import UsageError
 from quota.terms.hosts import Hosts
-from quota.web.problem import Problem
+from quota.web.problem import Problem, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -143,6 +142,6 @@ class Answer(NamedTuple):
 def answer_to(refusal: Refused) -> Answer:
     """What a program is answered in upstream's place. Its Retry-After is never early."""
     wait_ms = refusal.decision.retry_after_ms
-    problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else math.ceil(wait_ms / 1_000))
+    problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else seconds(wait_ms))
     body = problem.body()
     return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)

@@ -8,7 +8,6 @@ from quota.inbound import Limit, Rule
 from quota.inbound.answers import fields_of, problem_of
 from quota.inbound.contract import Decision, LimitState
 from quota.inbound.deciding import Verdict
-from quota.inbound.fields import seconds
 
 RULE = Rule("api", [Limit(100, 60_000), Limit(5_000, 86_400_000)])
 
@@ -50,8 +49,3 @@ def test_a_rule_without_an_answer_tells_its_policy_alone() -> None:
     problem = problem_of(away, with_x=True)
     assert (problem.status, [name for name, _ in problem.more]) == (503, ["ratelimit-policy"])
     assert problem.retry_after_s in (1, 2)
-
-
-@pytest.mark.parametrize(("ms", "s"), [(0, 1), (1, 1), (1_000, 1), (1_001, 2)])
-def test_seconds_are_rounded_up(ms: int, s: int) -> None:
-    assert seconds(ms) == s

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from quota.errors import UsageError
+from quota.clients.instrument.payers import answer_to
+from quota.decision import Decision
+from quota.errors import Refused, UsageError
+from quota.proxy.passage import refusal
 from quota.web.health import Check, health
 from quota.web.lifecycle import listen, require_web
-from quota.web.problem import Problem, send_problem
+from quota.web.problem import Problem, seconds, send_problem
 from quota.web.protection import names_of, protected
 
 
@@ -36,6 +39,18 @@ def asked(app: Any, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, str],
     fields = {name.decode(): value.decode() for name, value in start["headers"]}
     assert len(fields) == len(start["headers"])
     return start["status"], fields, json.loads(body["body"])
+
+
+@pytest.mark.parametrize(("ms", "s"), [(0, 1), (1, 1), (1_000, 1), (1_001, 2)])
+def test_seconds_are_rounded_up(ms: int, s: int) -> None:
+    assert seconds(ms) == s
+
+
+def test_no_program_is_told_to_come_back_at_once() -> None:
+    """Whether its requests are charged in itself or by the proxy."""
+    refused = Decision(False, None, None, "main", "project", "search.list", 100, "limit", "day", 0, 1_000, 1_000, ())
+    told = [answer_to(Refused(refused)).headers["retry-after"], str(refusal(refused).retry_after_s)]
+    assert told == ["1", "1"]
 
 
 def test_a_problem_is_a_document_of_rfc_9457() -> None:
