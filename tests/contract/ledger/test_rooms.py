@@ -20,6 +20,7 @@ from quota.deciding.retry_at import retry_at
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.proxy import Proxy
@@ -165,7 +166,7 @@ def test_a_day_that_another_day_has_pushed_out_is_not_looked_at(setup: Setup) ->
 
 def test_what_is_unlogged_expires_among_the_charges(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """L17. Of Redis the log is not read for it."""
-    if setup.ledger.shared:
+    if isinstance(setup.ledger, RedisLedger):
         monkeypatch.setattr("quota.deciding.account.COUNT_WITHIN_S", -1)
     budget = full(setup, 10, 10)
     view, day_later_ms = budget.limits[0].view.name, NOW_MS + DAY_MS
