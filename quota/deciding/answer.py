@@ -9,8 +9,8 @@ Nearly every answer follows from the result alone. When a refused call fits agai
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
@@ -21,7 +21,7 @@ from quota.decision import COUNTING, REPAIR, Decision, LimitState, enforced
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
 from quota.ledger.unlogged import UPSTREAM
-from quota.terms.limits import Calendar
+from quota.terms.limits import MINUTE_MS, Calendar
 
 if TYPE_CHECKING:
     from quota.deciding.checklist import Checklist, Grants
@@ -36,13 +36,22 @@ Refusal = tuple["str | None", "Reason", "int | None", str]
 
 _NOT_REFUSED: Refusal = None, "ok", None, ""
 
+SAY_AGAIN_MS = MINUTE_MS
+"""The least time between two lines of the log about one limit that cannot say when it has room."""
 
-class Answers(NamedTuple):
-    """Makes decisions. `jitter_ms` is added to the end of an exhaustion, as the ledger does."""
+MAX_SAID = 1_000
+"""The most limits of which that is remembered: a limit of each job may have any name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Makes decisions. `jitter_ms` is added to the end of an exhaustion, as the ledger does. `said_ms` is when the log
+    was told of a limit last."""
 
     credential: str
     project: str
     jitter_ms: int
+    said_ms: dict[str, int] = field(default_factory=dict)
 
     def decision(
         self,
@@ -109,7 +118,7 @@ class Answers(NamedTuple):
             limit = occupancies[i].limit
         except LedgerError as error:
             retry_at_ms, limit = None, next(one.limit for one in occupancies if one.full)
-            warn("retry_at_unknown", error, project=self.project, limit=limit.name)
+            self._say_unknown(limit.name, error, clocks.now_ms)
         n = checklist.limits.index(limit)
         check, leave_units = request.checks[n], checklist.leaves[n]
         most = checklist.caps[n]
@@ -122,6 +131,13 @@ class Answers(NamedTuple):
         alone = cap(limit, 0, check.cost_units, request.caller_ms, checklist.grants.units)
         reason: Reason = "limit" if result.used_units[n] + check.cost_units > alone else "leave"
         return limit.name, reason, retry_at_ms, ", ".join(details)
+
+    def _say_unknown(self, limit: str, error: LedgerError, now_ms: int) -> None:
+        if not 0 <= now_ms - self.said_ms.get(limit, -SAY_AGAIN_MS) < SAY_AGAIN_MS:
+            if len(self.said_ms) >= MAX_SAID:
+                self.said_ms.clear()
+            self.said_ms[limit] = now_ms
+            warn("retry_at_unknown", error, project=self.project, limit=limit)
 
 
 # -- parts of a decision -----------------------------------------------------------------------------------------------

@@ -251,7 +251,10 @@ def test_a_long_log_is_read_no_longer_than_a_decision_may_take(
         monkeypatch.setattr("quota.deciding.account.COUNT_WITHIN_S", -1)
         decision = budget.charge("videos.list")
         assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("limit", "day", None)
-        assert "retry_at_unknown project=" in caplog.text
+        for setup.now_ms in (NOW_MS + 10_000, NOW_MS + 10_001, NOW_MS + 69_999, NOW_MS + 70_000):
+            assert budget.charge("videos.list").retry_at_ms is None
+        said = [record.getMessage() for record in caplog.records if "retry_at_unknown project=" in record.getMessage()]
+        assert len(said) == 2, "once a minute, however often it is refused"
         assert "limit=day: the log is too long to be read for it" in caplog.text
         setup.ledger.close()
 
