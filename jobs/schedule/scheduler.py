@@ -256,8 +256,11 @@ class _JobQueue:
             older = self._due.get(stream)
             self._due[stream] = tick
             start, self._busy = not self._busy, True
+            running = self.running
         if older is not None:
             _say("tick_skipped", older, reason="coalesced", why="the next tick is due and this one was still waiting")
+        elif running is not None and running.regions == tick.regions:  # its function may hang
+            _say("tick_waits", tick, running=rfc3339(running.at_ms), why="the run of the tick before has not ended")
         if start:
             self._pool.submit(self._drain)
 
