@@ -292,10 +292,14 @@ class Store:
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
-        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had."""
+        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had. Of
+        a pass that another machine went on with, the rankings here are deleted: they would have a hole."""
 
         def work(db: sqlite3.Connection) -> None:
             for one, cursors in places:
+                own = read_checkpoint(db, one.job, one.region, one.work)
+                if one.ranks > (own.ranks if own.started_at_ms == one.started_at_ms else 0):
+                    db.execute(_UNRANK, (one.job, one.region, one.started_at_ms))
                 db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key_of(one))
                 cursor = None if one.cursor is None else json.dumps(one.cursor)
                 counts = one.pages, one.items, one.ranks, one.started_at_ms, one.completed_at_ms, one.failed_at_ms
@@ -443,10 +447,7 @@ class Store:
         """Begin a pass again from its first page, and delete the rankings it has stored so far."""
 
         def work(db: sqlite3.Connection) -> None:
-            db.execute(
-                "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
-                (checkpoint.job, checkpoint.region, checkpoint.started_at_ms),
-            )
+            db.execute(_UNRANK, (checkpoint.job, checkpoint.region, checkpoint.started_at_ms))
             db.execute(RESTART, key_of(checkpoint))
 
         return self._changed(checkpoint, work)
@@ -601,6 +602,8 @@ FROM ranked JOIN videos v ON v.id = ranked.id
 WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
 ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 """
+
+_UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
 
 _STAND = (
     "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"

@@ -13,6 +13,7 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -538,6 +539,23 @@ def test_a_pass_that_another_machine_began_is_no_whole_ranking_here(store: Store
     store.stand([(began, ())])
     store.save_page(began, Page(videos=[video("c")], ranked=True), started_at_ms=10, finished=True)
     assert chart_of(store) == ["whole"]
+
+
+def test_a_pass_that_another_machine_went_on_with_is_no_whole_ranking_here(store: Store) -> None:
+    """They take turns. One whose page was stored here, and not kept in the ledger, is fetched again, and is whole."""
+    save(store, Page(videos=[video("whole")], ranked=True), at_ms=5, finished=True)
+    began = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=9)
+    gone_on = replace(began, cursor={"token": "y"}, pages=2, items=2, ranks=2)
+    store.stand([(gone_on, ())])
+    store.save_page(gone_on, Page(videos=[video("c")], ranked=True), started_at_ms=10, finished=True)
+    assert chart_of(store) == ["whole"]
+
+    begun = save(store, Page(videos=[video("d")], ranked=True, cursor={"token": "x"}), at_ms=20)
+    again = Page(videos=[video("e")], ranked=True, cursor={"token": "y"})
+    store.save_page(begun, again, started_at_ms=20, finished=False)
+    store.stand([(begun, ())])
+    store.save_page(begun, Page(videos=[video("e")], ranked=True), started_at_ms=20, finished=True)
+    assert chart_of(store) == ["d", "e"]
 
 
 def test_a_pass_given_up_while_the_clock_was_ahead_is_no_whole_ranking_when_its_time_comes(
