@@ -34,6 +34,7 @@ from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
 from quota.wording.of_explanations import charge_told, refusal_told
 from support.commands import Quota
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +96,7 @@ class World:
         decision = self.budget.charge(method, **more)  # type: ignore[arg-type]
         recorder = self.budget._account.recorder
         assert recorder is not None
-        recorder.close()  # what a process does at its end
+        recorder.close(PATIENCE_S)  # what a process does at its end
         return decision
 
     def explain(self, job: str | None = None) -> RefusalExplained:
