@@ -119,8 +119,8 @@ def _name_the_way_back(old: Movable, new: Movable, project: str, error: LedgerEr
 def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Standing) -> Kind:
     same_root = bool(ours.epoch) and root_of(ours.epoch) == root_of(theirs.epoch)
     same_move = ours.move == theirs.move
-    if ours.role == "empty":
-        return "nothing"
+    if ours.role == "empty":  # it may have lost what was filled
+        return "take back" if theirs.role == "fenced" and theirs.epoch and theirs.peer == old.label else "nothing"
     if ours.role == "filling":
         if theirs.role == "fenced" and same_move:
             return "take back"
@@ -279,7 +279,8 @@ def _take_back(old: Movable, new: Movable, step: Step) -> None:
     if theirs.role == "fenced":
         _changed(new, project, theirs, "open", theirs.move)
     try:
-        ours = _changed(old, project, ours, "filling", ours.move, peer=ours.peer, epoch=ours.epoch)  # nothing filled
+        # Nothing is filled: what it has been filled with, it may have lost.
+        ours = _changed(old, project, ours, "filling", theirs.move, peer=new.label, epoch=theirs.epoch)
         for _ in old.clear(project, ours.move):
             pass
         _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=0)

@@ -95,6 +95,16 @@ class Places:
     def new(self, kind: str) -> Movable:
         return self.open(self.url(kind))
 
+    def forget(self, ledger: Movable) -> None:
+        """As a server that was emptied, or a file that was deleted."""
+        kind, _, place = self.urls[ledger].partition("://")
+        if kind == "sqlite":
+            for path in Path(place[1:]).parent.glob(f"{Path(place).name}*"):
+                path.unlink()
+        else:
+            with redis.Redis(port=self.server.port, db=int(place.rpartition("/")[2])) as client:
+                client.flushdb()
+
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
@@ -568,6 +578,20 @@ def test_a_move_is_taken_back_when_its_target_is_gone(places: Places, own_server
     own_server.kill()
     assert moves(new, old) == ["take back"]
     assert decide(old, "k2").outcome == "admitted"
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_move_is_taken_back_when_its_target_has_lost_all(places: Places, here: str, there: str) -> None:
+    """The target takes no charge afterwards: machines may have its url already."""
+    old, new = places.new(here), places.new(there)
+    used_up(places, old)
+    held = Content.of(old)
+    move._fence(old, new, plan_move(old, new, ["p"])[0])
+    places.forget(new)
+    assert moves(new, old) == ["take back"]
+    assert roles(old, new) == ["open", "sealed"]
+    assert Content.of(old) == held
+    assert moves(old, new) == ["move"]
 
 
 @pytest.mark.parametrize(("here", "there"), PAIRS)
