@@ -72,8 +72,9 @@ class Session(OfOneProcess):
         self._has_told = False
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
+        """What each job leaves to others, by project: whichever credential of it is asked, they share one budget."""
         for job in settings.jobs.values():
-            self._leaves.setdefault(job.credential, {})[job.name] = job.leave
+            self._leaves.setdefault(settings.credentials[job.credential].project, {})[job.name] = job.leave
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
@@ -132,7 +133,7 @@ class Session(OfOneProcess):
                 book=chosen.book,
                 limits=chosen.limits,
                 ledger=self.ledger,
-                leave=self._leaves.get(chosen.name),
+                leave=self._leaves.get(chosen.project),
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
                 attempt_keys=self._attempt_keys,

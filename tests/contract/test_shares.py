@@ -8,13 +8,38 @@ import pytest
 
 import quota
 from quota.errors import CostExceedsLimit, UsageError
+from quota.reports.status import read_status
 from quota.terms.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.setup import limit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.setup import Setup
 
 SHARE = Limit("share", 3, View(Selector(buckets=("units",)), Sliding(HOUR_MS)), 3, 0, per_job=True)
+TWO_KEYS = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.b]
+api = "youtube-v3"
+project = "p"
+[credentials.a]
+api = "youtube-v3"
+project = "p"
+[[credentials.a.limits]]
+name = "day"
+units = 4
+window = "24h"
+[[credentials.a.limits]]
+name = "share"
+units = 3
+window = "1h"
+per = "job"
+[jobs]
+trending = { fetch = "trending", credential = "a", regions = ["US"], leave = { day = 2 } }
+search = { fetch = "trending", credential = "b", regions = ["FR"] }
+"""
 JOBS = {"trending": {}, "search": {}}  # type: ignore[var-annotated]
 
 
@@ -47,6 +72,19 @@ def test_another_budget_with_the_limit_by_name_counts_the_same_charges(setup: Se
     assert all(every.charge("videos.list", job="a").admitted for _ in range(2))
     assert [named.charge("videos.list", job="a").admitted for _ in range(2)] == [True, False]
     assert every.charge("videos.list", job="a").refused_by == "share:a"
+
+
+def test_credentials_of_one_project_have_the_shares_and_leave_what_jobs_of_either_leave(tmp_path: Path) -> None:
+    """The metrics of the project are those of whichever credential was asked."""
+    (tmp_path / "quota.toml").write_text(TWO_KEYS, encoding="utf-8")
+    with quota.open(tmp_path / "quota.toml") as session:
+        assert session.budget("b").charge("videos.list", job="trending").admitted
+        assert session.budget("a").charge("videos.list", units=2, job="trending").refused_by == "day"
+        sets = [
+            {one.limit.name: one.state.used_units for one in row.limits} for row in read_status(session).credentials
+        ]
+        assert sets == [{"day": 1, "share:trending": 1, "share:search": 0}] * 2
+        assert session.budget("b").charge("videos.list", units=2, job="trending").refused_by == "day"
 
 
 def test_a_paced_share_is_paced(setup: Setup) -> None:
