@@ -56,7 +56,7 @@ def tell(
 
 
 def _of_run(project: str, job: str, exit_status: int, report: RunReport, status: Status | None) -> Iterator[Notice]:
-    if report.outcome == "failed" or exit_status not in (0, 75, 130, 143):
+    if report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128):  # else a signal ended it
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
         yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
     elif report.refused and not _expected(report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from base64 import b64encode
@@ -14,6 +15,7 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.jobs.afterwards import follow_up
+from quota.jobs.alarms import _of_run
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport
 from quota.jobs.lock import only_one
@@ -151,6 +153,12 @@ def test_a_run_that_fails_is_told_and_so_is_one_that_raises(tmp_path: Path, upst
     assert (first["event"], first["job"], first["exit_status"]) == ("run_failed", "broken", 1)
     assert "invalidRegionCode" in first["message"]
     assert (second["event"], second["job"], second["exit_status"]) == ("run_failed", "trending", 78)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_a_signal_ended_has_not_failed(number: int) -> None:
+    report = RunReport("a-run", "trending", "stopped", exit_status=128 + number)
+    assert list(_of_run("research", "trending", report.exit_status, report, None)) == []
 
 
 def test_a_bucket_that_upstream_closes_and_somebody_opens_again(tmp_path: Path, upstream: Emulator) -> None:
