@@ -20,7 +20,7 @@ from quota.cli.options import (
 )
 from quota.cli.output import fail, new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.text import many, one_line, show
-from quota.errors import BadAnswer, QuotaError
+from quota.errors import BadAnswer, ConfigError, QuotaError
 from quota.session import projects_of
 
 WATCH_S = 2
@@ -343,16 +343,16 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     """
     from quota.reconcile.reconcile import chosen_credentials, reconcile
 
-    results, failed = [], False
+    results, failed = [], 0
     with quota.open(config) as session:
         for one in chosen_credentials(session, credential):
             try:
                 results.append(reconcile(session, one, commit=not dry_run))
-            except BadAnswer as error:  # another project may do better
-                failed = True
+            except (BadAnswer, ConfigError) as error:  # another project may do better
+                failed = max(failed, error.exit_status)
                 fail(f"{one.name}: {error}")
         if failed and not results:
-            return BadAnswer.exit_status
+            return failed
         if as_json:
             print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
         else:
@@ -365,4 +365,4 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
             from quota.reports.notify import notify
 
             notify(session, [notice for result in results for notice in notices_of(result)])
-    return 1 if failed or (checks and any(result.differs for result in results)) else 0
+    return failed or int(checks and any(result.differs for result in results))

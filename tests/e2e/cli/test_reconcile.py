@@ -223,6 +223,17 @@ def test_an_account_that_may_not_read(quota: Quota, upstream: Emulator) -> None:
     assert len(quota("reconcile", "--json").stdout) == 0
 
 
+def test_an_auth_that_cannot_be_used_stands_in_the_way_of_no_other_project(quota: Quota, upstream: Emulator) -> None:
+    main = CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="cloud-project-1")
+    ledger, table, credential = main.partition("[credentials.main]\n")
+    broken = credential.replace('"p"', '"q"') + 'auth = "bearer:env:A_TOKEN"\n'
+    quota.configure(f"{ledger}[credentials.broken]\n{broken}{table}{credential}")
+    searches(upstream, 3)
+    done = quota("reconcile")
+    assert "broken: environment variable A_TOKEN is not set" in one_line(done, 78)
+    assert done.stdout.splitlines()[-1] == "tightened"
+
+
 def test_an_upstream_that_fails(quota: Quota, upstream: Emulator) -> None:
     searches(upstream, 3)
     upstream.fault("status", method="timeSeries.list", status=503)
