@@ -57,10 +57,10 @@ def lint(settings: Settings) -> list[Finding]:
     ]
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
-        jobs.setdefault(job.credential, {})[job.name] = None
+        jobs.setdefault(settings.credentials[job.credential].project, {})[job.name] = None
     for credential in settings.credentials.values():
         findings += _limits(credential)
-        findings += _limited_jobs(credential, jobs.get(credential.name, {}))
+        findings += _limited_jobs(credential, jobs.get(credential.project, {}))
         findings += _key(credential)
         findings += _project(credential)
         findings += _auth(credential)
@@ -362,7 +362,7 @@ def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> 
                 near = nearest(name, known if hints >= 0 else islice(known, 12))
                 yield warning(
                     f"credentials.{credential.name}.limits[{index}].jobs",
-                    f"no job {name!r} is configured for this credential",
+                    f"no job {name!r} is configured for this project",
                     f"ignore this if scripts charge under that name; {near}",
                 )
 

@@ -242,7 +242,7 @@ FINDINGS = [
     (
         "units = 4_000",
         'units = 4_000\njobs = ["trendng"]',
-        "warning: credentials.main.limits[2].jobs: no job 'trendng' is configured for this credential; "
+        "warning: credentials.main.limits[2].jobs: no job 'trendng' is configured for this project; "
         "ignore this if scripts charge under that name; did you mean 'trending'?",
     ),
     # What the commands that use it reject.
@@ -330,6 +330,13 @@ def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) ->
     own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
     found = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
     assert [one.location for one in found if "regions" in one.location] == ["jobs.videos.regions[1]"]
+
+
+def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Path) -> None:
+    second = '[credentials.second]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
+    limited = GOOD.replace("units = 4_000", 'units = 4_000\njobs = ["trending"]', 1)
+    found = findings(tmp_path, limited.replace("[jobs.trending]", f'{second}[jobs.trending]\ncredential = "main"', 1))
+    assert not [str(one) for one in found if one.location.endswith(".jobs")]
 
 
 def limits(text: str) -> str:
