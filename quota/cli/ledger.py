@@ -105,7 +105,6 @@ _OUTCOMES = {
     "nothing": "empty",
     "move": "moved",
     "go on": "moved",
-    "open": "moved",
     "moved already": "already-moved",
     "take back": "taken-back",
 }

@@ -85,22 +85,17 @@ class MovableSqliteLedger(SqliteLedger):
         epoch: str = "",
         charges: int | None = None,
     ) -> Standing:
-        # A fenced log stays as it is, so it can be counted before others have to wait for the transaction.
-        if charges is not None and self.standing(project).charges != charges:
-            return self.standing(project)
-
         def work(db: sqlite3.Connection) -> None:
-            now = _standing(db, project, count=False)
-            if (now.role, now.move) == (before.role, before.move):
+            now = _standing(db, project, count=charges is not None)
+            if (now.role, now.move) == (before.role, before.move) and charges in (None, now.charges):
                 _become(db, project, now, role, move, fence_to(peer), epoch)
 
         self._run(work, write=True)
         return self.standing(project)
 
     def clear(self, project: str, move: str) -> Iterator[None]:
-        while self._in_move(project, move, lambda db: _clear_log(db, project)) == PIECE:
+        while self._in_move(project, move, lambda db: _clear(db, project)):
             yield
-        yield self._in_move(project, move, lambda db: _clear_state(db, project))
 
     def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
         def work(db: sqlite3.Connection) -> Id:
@@ -182,19 +177,20 @@ def _become(db: sqlite3.Connection, project: str, now: Standing, role: Role, mov
 # -- filling -----------------------------------------------------------------------------------------------------------
 
 
-def _clear_log(db: sqlite3.Connection, project: str) -> int:
-    """Delete a piece; returns how many charges."""
+def _clear(db: sqlite3.Connection, project: str) -> bool:
+    """Delete a piece; whether there is more. Only before the first piece is filled: a mover may be late."""
+    if _filled(db, project) is not None:
+        return False
     sql = (
         "DELETE FROM charges WHERE project = ? AND (ms, seq) IN"
         " (SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms, seq LIMIT ?)"
     )
-    return db.execute(sql, (project, project, PIECE)).rowcount
-
-
-def _clear_state(db: sqlite3.Connection, project: str) -> None:
+    if db.execute(sql, (project, project, PIECE)).rowcount == PIECE:
+        return True
     kept = read_fields(db, project, _KEPT)
     db.execute("DELETE FROM state WHERE project = ?", (project,))
     put_fields(db, project, [*kept.items(), ("filled", id_text((0, 0)))])
+    return False
 
 
 def _raise_retention(db: sqlite3.Connection, project: str, retention_ms: int) -> None:

@@ -40,7 +40,7 @@ PIECE = 500
 Progress = Callable[[str, int, int], None]
 """Told of the project, how many charges are copied, and of how many."""
 
-Kind = Literal["nothing", "move", "go on", "open", "moved already", "take back"]
+Kind = Literal["nothing", "move", "go on", "moved already", "take back"]
 
 
 class Step(NamedTuple):
@@ -131,7 +131,7 @@ def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
             f"{ours.peer} {old.label}"
         )
     if ours.role in ("fenced", "sealed") and theirs.role == "filling" and same_move:
-        return "go on" if ours.role == "fenced" else "open"
+        return "go on"
     if ours.role in ("fenced", "sealed") and not ours.epoch:  # of a project that had nothing here
         return "moved already" if ours.role == "sealed" else "nothing"
     if ours.role == "sealed":
@@ -230,9 +230,9 @@ def _carry_out(old: Movable, new: Movable, step: Step, progress: Progress) -> Mo
     elif kind != "moved already":
         if kind == "move":
             ours, theirs = _fence(old, new, step)
-        if kind != "open":
-            theirs = _copy(old, new, project, ours, theirs, progress)
-            ours = _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=theirs.charges)
+        # Also where OLD is sealed: NEW may have lost some of it since.
+        theirs = _copy(old, new, project, ours, theirs, progress)
+        ours = _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=theirs.charges)
         _changed(new, project, theirs, "open", ours.move, charges=ours.charges)
     return Moved(project, kind, ours.charges)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,15 +96,18 @@ class Places:
     def new(self, kind: str) -> Movable:
         return self.open(self.url(kind))
 
-    def forget(self, ledger: Movable) -> None:
+    def forget(self, ledger: Movable, *, log_alone: bool = False) -> None:
         """As a server that was emptied, or a file that was deleted."""
         kind, _, place = self.urls[ledger].partition("://")
-        if kind == "sqlite":
+        if kind == "redis":
+            with redis.Redis(port=self.server.port, db=int(place.rpartition("/")[2])) as client:
+                client.delete(*client.keys("quota:*:log" if log_alone else "*"))
+        elif log_alone:
+            with closing(sqlite3.connect(place[1:])) as db, db:
+                db.execute("DELETE FROM charges")
+        else:
             for path in Path(place[1:]).parent.glob(f"{Path(place).name}*"):
                 path.unlink()
-        else:
-            with redis.Redis(port=self.server.port, db=int(place.rpartition("/")[2])) as client:
-                client.flushdb()
 
     def close(self) -> None:
         while self.opened:
@@ -632,6 +636,37 @@ def test_two_moves_at_once_end_in_one_open_ledger(
             found = roles(old, new, third)
         assert found[: 2 if same else 3].count("open") == 1, found
         assert Content.of((old, new, third)[found.index("open")]) == held
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_mover_that_is_late_clears_nothing_that_another_one_has_filled(places: Places, here: str, there: str) -> None:
+    old, new = places.new(here), places.new(there)
+    used_up(places, old)
+    held = Content.of(old)
+    ours, theirs = move._fence(old, new, plan_move(old, new, ["p"])[0])
+    theirs = move._copy(old, new, "p", ours, theirs, lambda *_: None)
+    for _ in places.open(places.urls[new]).clear("p", ours.move):
+        pass
+    move._changed(old, "p", ours, "sealed", ours.move, peer=new.label, charges=ours.charges)
+    move._changed(new, "p", theirs, "open", ours.move, charges=ours.charges)
+    assert Content.of(new) == held
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_sealed_ledger_is_copied_again_where_the_new_one_lost_its_log_before_it_opened(
+    places: Places, here: str, there: str
+) -> None:
+    old, new = places.new(here), places.new(there)
+    used_up(places, old)
+    held = Content.of(old)
+    ours, theirs = move._fence(old, new, plan_move(old, new, ["p"])[0])
+    move._copy(old, new, "p", ours, theirs, lambda *_: None)
+    move._changed(old, "p", ours, "sealed", ours.move, peer=new.label, charges=ours.charges)
+    places.forget(new, log_alone=True)
+    with pytest.raises(LedgerError, match="it lost some; see its server's log, and run the move again"):
+        moves(old, new)
+    assert moves(old, new) == ["go on"]
+    assert Content.of(new) == held
 
 
 @pytest.mark.parametrize("command", sorted({one for name in MOVING for one in commands_of(name)}))
