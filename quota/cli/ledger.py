@@ -75,9 +75,9 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     try:
         projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
         if all_projects:
-            projects = source.projects() or projects
+            projects = _held(source, target) or projects
         moved = _carry_out(source, target, plan_move(source, target, projects))
-        left = _others(source, projects)
+        left = _others(source, target, projects)
     finally:
         source.close()
         target.close()
@@ -189,10 +189,20 @@ def _begun(source: Movable, steps: Sequence[Step]) -> bool:
         return True
 
 
-def _others(source: Movable, projects: Sequence[str]) -> list[str]:
+def _held(source: Movable, target: Movable) -> list[str]:
+    """The projects of a ledger, without those that have moved to a third one."""
+
+    def is_gone(project: str) -> bool:
+        standing = source.standing(project)
+        return standing.role == "sealed" and target.standing(project).move != standing.move
+
+    return [project for project in source.projects() if not is_gone(project)]
+
+
+def _others(source: Movable, target: Movable, projects: Sequence[str]) -> list[str]:
     """The projects that stay in the old ledger; none where this user may not list them."""
     try:
-        return [project for project in source.projects() if project not in projects]
+        return [project for project in _held(source, target) if project not in projects]
     except LedgerError:
         return []
 

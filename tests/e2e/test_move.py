@@ -109,6 +109,21 @@ def test_an_owner_changes_the_place_of_the_ledger_and_the_day_goes_on(
     assert back == {"old": new, "new": old, "projects": [{"project": "moving", "outcome": "moved", "charges": 4}]}
 
 
+def test_all_projects_are_those_that_have_not_moved_elsewhere(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    for project in ("p1", "p2", "p3"):
+        configure(quota, "sqlite:///old.db", project)
+        quota("charge", "search.list")
+    configure(quota, "sqlite:///old.db", "p1")
+    assert "not moved, of other configurations: p2, p3; --all moves them too" in (
+        quota("ledger", "move", "sqlite:///old.db", "sqlite:///first.db").stdout
+    )
+    configure(quota, "sqlite:///old.db", "p2")
+    assert "of other configurations: p3; --all" in quota("ledger", "move", "sqlite:///old.db", "sqlite:///b.db").stdout
+    moved = quota.json("ledger", "move", "sqlite:///old.db", "sqlite:///b.db", "--all")
+    assert {one["project"]: one["outcome"] for one in moved["projects"]} == {"p2": "already-moved", "p3": "moved"}
+
+
 @pytest.mark.parametrize("name", ["new.db", 'a "quoted" one.db', "back\\slash.db", "Zürich's.db"])
 def test_what_the_owner_is_to_write_is_toml(tmp_path: Path, name: str) -> None:
     quota = Quota(tmp_path)
