@@ -7,13 +7,12 @@ cannot read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from quota.reports.metrics import Sample
     from quota.reports.runs import Run
-    from quota.session import Session
 
 GROUP = "quota.dashboard"
 
@@ -74,6 +73,3 @@ class Contribution(NamedTuple):
     forecast: Forecast | None = None
     samples: tuple[Sample, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-Contributor = Callable[["Session"], Contribution]
