@@ -11,14 +11,12 @@ Where a job stands in its regions may lie beside its claims, as texts that say n
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, text, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_HOLD_MS = 49 * HOUR_MS
 """A region stays with its store no longer than this after the store's run was last heard of."""

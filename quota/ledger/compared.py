@@ -6,12 +6,10 @@ Nothing is decided by it. So what cannot be read is left out, and nobody who loo
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from quota.common.clock import LATEST_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_COMPARED = 100
 """The most buckets that are remembered: of more, those compared last."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.terms.attribution import is_reservation
-
-if TYPE_CHECKING:
-    from quota.terms.limits import Selector
+from quota.terms.limits import Selector
 
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""

@@ -12,16 +12,13 @@ stopped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, get_args
 from urllib.parse import quote, unquote
 
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.contract import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from quota.ledger.entry import Entry, Id
+from quota.ledger.entry import Entry, Id
 
 FENCE, UNSEALED, FILLING = "!", ">", "<"
 """The epoch of a ledger that has moved: FENCE, then where to; with UNSEALED between them until it is sealed, because

@@ -12,15 +12,11 @@ No decision reads any of this. `lua/roll_up.lua` and `lua/add_refusals.lua` writ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from quota.ledger.entry import is_first
+from quota.ledger.entry import Entry, Id, is_first
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from quota.ledger.entry import Entry, Id
 
 HISTORY_MS = 35 * DAY_MS
 """How long hours are kept."""

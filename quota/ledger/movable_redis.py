@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 from quota.errors import LedgerError
-from quota.ledger.entry import DEFAULT_BUCKET
+from quota.ledger.entry import DEFAULT_BUCKET, Entry, Id
 from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
 from quota.ledger.redis_errors import Failed
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import history_key, keys_of
 from quota.ledger.state_fields import id_text, read_epoch, read_id, read_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.ledger.entry import Entry, Id
 
 SCAN_PIECE = "500"
 

@@ -7,12 +7,15 @@ leave two open ledgers.
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.ledger.contract import MIN_RETENTION_MS
+from quota.ledger.entry import Entry, Id
 from quota.ledger.fence import (
     FENCE,
     FILLING,
@@ -30,12 +33,6 @@ from quota.ledger.sqlite_fields import drop_fields, newest_id, put_fields, read_
 from quota.ledger.sqlite_history import ROLLED_UP
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.ledger.state_fields import id_text, read_id
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Iterator, Sequence
-
-    from quota.ledger.entry import Entry, Id
 
 TABLES = ("charges", "state")
 """All tables. Each has the column `project`."""

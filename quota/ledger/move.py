@@ -16,23 +16,18 @@ The log of a fenced ledger does not change, so a piece can be copied twice: it i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.entry import counted
-from quota.ledger.fence import OvertakenError
+from quota.ledger.fence import Field, Movable, OvertakenError, Role, Standing
 from quota.ledger.state_fields import checked_count, read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import calendar_of, parse_duration, selector_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.ledger.fence import Field, Movable, Role, Standing
 
 PIECE = 500
 """The most charges that are copied at once: a few milliseconds of the server's time."""

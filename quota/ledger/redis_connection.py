@@ -16,8 +16,9 @@ failed, and the interpreter crashes if a signal handler raises just there.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
 import redis
@@ -40,14 +41,10 @@ from quota.common.fork import start_over_in_child
 from quota.common.sockets import has_hung_up
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NoAnswer, NotRedis, error_of
 from quota.ledger.redis_tls import behind_plain, behind_secured
+from quota.ledger.redis_url import Target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.ledger.redis_url import Target
-
-    Words = list[bytes]
-    """A command as it is sent, in pieces."""
+Words = list[bytes]
+"""A command as it is sent, in pieces."""
 
 SPARE_S = 0.25
 """What a call may take beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""

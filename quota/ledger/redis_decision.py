@@ -10,22 +10,18 @@ The head of `lua/charge.lua` describes the arguments and the reply.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import ChargeResult
+from quota.ledger.contract import ChargeOutcome, ChargeRequest, ChargeResult, Exhaustion, LimitCheck
 from quota.ledger.grants import read_grants
 from quota.ledger.redis_fields import units_text
 from quota.ledger.redis_scripts import keys_of, script
 from quota.ledger.state_fields import read_epoch, read_exhaustion, read_id, read_usages
+from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import Sliding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Exhaustion, LimitCheck
-    from quota.ledger.unlogged import UnloggedUsage
 
 FIRST_TRY = "-1"
 """The retry_age_ms of a first try."""

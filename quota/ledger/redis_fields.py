@@ -5,16 +5,11 @@ Whatever none of us wrote there raises one of UNREADABLE.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from quota.common.clock import NEVER
-from quota.ledger.entry import DEFAULT_BUCKET, Entry
+from quota.ledger.entry import DEFAULT_BUCKET, Charge, Entry, Id
 from quota.ledger.state_fields import checked_count, read_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.ledger.entry import Charge, Id
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What is raised where a reply is none of ours. Python reads no JSON that is nested very deep."""

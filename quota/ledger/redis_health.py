@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from quota.common.findings import Finding, finding_of, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 OLDEST = (6, 2)
 """The oldest Redis whose commands the scripts know."""

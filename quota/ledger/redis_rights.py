@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 COMMANDS = (
     *("eval", "evalsha", "time", "set", "exists", "del", "rename", "pttl", "pexpire"),

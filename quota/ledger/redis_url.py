@@ -12,16 +12,14 @@ The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from quota.common.text import nearest
 from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured
 from quota.ledger.redis_tls import check_files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _NEEDLESS = (

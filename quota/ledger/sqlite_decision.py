@@ -5,11 +5,22 @@ Each function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quota.ledger import sqlite_history
-from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, ChargeResult, Exhaustion, clocks_agree
+from quota.ledger.contract import (
+    CLOCK_SLACK_MS,
+    RETENTION_SLACK_MS,
+    ChargeOutcome,
+    ChargeRequest,
+    ChargeResult,
+    Exhaustion,
+    LimitCheck,
+    clocks_agree,
+)
+from quota.ledger.entry import Id
 from quota.ledger.grants import read_grants
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.sqlite_fields import (
@@ -27,13 +38,6 @@ from quota.ledger.sqlite_fields import (
 from quota.ledger.sqlite_views import ViewState, advance
 from quota.ledger.state_fields import id_text, read_exhaustion, read_usages
 from quota.terms.limits import MINUTE_MS
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
-
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
-    from quota.ledger.entry import Id
 
 TRIM_AT_ONCE = 10_000
 """The most charges that are trimmed at once (L13)."""

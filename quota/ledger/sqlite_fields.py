@@ -6,21 +6,16 @@ Whatever none of us wrote there raises DamagedError, or one of UNREADABLE. Each 
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS
 from quota.common.sqlite_file import DamagedError, checked_row
-from quota.ledger.entry import Entry
+from quota.ledger.contract import Exhaustion
+from quota.ledger.entry import Charge, Entry, Id
 from quota.ledger.state_fields import read_exhaustion, read_ms, read_usages
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable, Sequence
-
-    from quota.ledger.contract import Exhaustion
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.unlogged import UnloggedUsage
+from quota.ledger.unlogged import UnloggedUsage
 
 UNREADABLE = (ValueError, LookupError, AttributeError, RecursionError)
 """What is raised where a field is none of ours. Python reads no JSON that is nested very deep."""

@@ -7,10 +7,11 @@ works in a transaction of `quota.ledger.sqlite_ledger`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import sqlite3
+from collections.abc import Iterable, Sequence
 
 from quota.common.clock import NEVER
-from quota.ledger.entry import is_first
+from quota.ledger.entry import Entry, Id, is_first
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_CELLS,
@@ -26,12 +27,6 @@ from quota.ledger.history import (
 from quota.ledger.sqlite_fields import drop_fields, fields_of, put_fields, read_fields
 from quota.ledger.state_fields import HISTORY_FIELDS, history_of, id_text, read_id
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable, Sequence
-
-    from quota.ledger.entry import Entry, Id
 
 ROLLED_UP = "history:rolled_up"
 REFUSALS = "history:refusals"

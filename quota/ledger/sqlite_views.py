@@ -6,21 +6,17 @@ function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
+import sqlite3
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.sqlite_file import DamagedError, checked_row
+from quota.ledger.contract import LimitCheck
+from quota.ledger.entry import Id
 from quota.ledger.sqlite_fields import marks
 from quota.ledger.state_fields import id_text
-from quota.terms.limits import Sliding
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from quota.ledger.contract import LimitCheck
-    from quota.ledger.entry import Id
-    from quota.terms.limits import View
+from quota.terms.limits import Sliding, View
 
 _BETWEEN = (
     "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.ledger.contract import Exhaustion, Repair
+from quota.ledger.entry import Id
 from quota.ledger.history import History, HourOfSpending, RefusalCount, RefusedSum, RunningSum, read_cells
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.ledger.entry import Id
 
 HISTORY_FIELDS = ("rolled_up", "whole_after_ms", "gap", "sums_after", "sums", "refused_sums")
 """The fields of the history that are read beside its hours; `lua/roll_up.lua` and `lua/add_refusals.lua` describe

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER
-
-if TYPE_CHECKING:
-    from quota.ledger.entry import Id
-
+from quota.ledger.entry import Id
 
 Expiries = tuple[tuple[int, int], ...]
 """Units, each with the time in ms until which they count, soonest first."""

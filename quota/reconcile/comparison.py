@@ -18,17 +18,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.ledger.unlogged import UPSTREAM, Expiries, UnloggedUsage, upstream_epoch
 from quota.recovery.slices import slice_end_ms, slice_ms_of
+from quota.terms.costs import CostBook
 from quota.terms.limits import MINUTE_MS, Limit, Sliding, Window
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from quota.terms.costs import CostBook
 
 TOLERANCE_MS = 10 * MINUTE_MS
 

@@ -16,10 +16,11 @@ import contextlib
 import json
 import re
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import google_auth_httplib2
@@ -40,12 +41,8 @@ from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
 from quota.session import login_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.settings.model import CredentialSettings
-    from quota.terms.costs import Monitoring
+from quota.settings.model import CredentialSettings
+from quota.terms.costs import Monitoring
 
 SCOPE = "https://www.googleapis.com/auth/monitoring.read"
 PERMISSION = "monitoring.timeSeries.list"

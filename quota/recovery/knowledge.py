@@ -13,21 +13,18 @@ interrupts it, it knows what it knew before, or what it knows since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, ChargeResult, Expected, LimitCheck, root_of
+from quota.ledger.entry import Entry, Id
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.loss import Comparison, Usages, carries, furthest_observations, not_counted
 from quota.recovery.observations import SlicedUsage, ViewObservation, Watermark, merge, observation_of, span_of
 from quota.recovery.slices import Unread, furthest_slices, next_slice_end_ms, read_on, unread_slices, with_slices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from quota.ledger.entry import Entry, Id
-    from quota.recovery.watermark_file import SeenByOthers
+from quota.recovery.watermark_file import SeenByOthers
 
 NO_EPOCH = "?"
 """No ledger has this epoch, so one that is expected to have it is behind."""

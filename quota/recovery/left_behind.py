@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
+from quota.ledger.identity import Identity
 from quota.recovery.observations import Watermark
 from quota.recovery.watermark_file import read_slots
 from quota.recovery.watermark_folder import project_folders, watermark_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from quota.ledger.identity import Identity
 
 
 def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int) -> list[tuple[str, int]]:

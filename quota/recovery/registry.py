@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from quota.ledger.contract import Ledger
+from quota.ledger.identity import Identity
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_folder import watermark_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.identity import Identity
 
 MAX_FILES = 100
 """The most of their files that are open in a process. It may use thousands of projects; some systems allow it 256

@@ -13,17 +13,13 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from quota.common.folders import first_within, make_folder
+from quota.ledger.identity import Identity
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from quota.ledger.identity import Identity
 
 FOLDER = "high-water-marks"
 """Part of the state folder. It has one folder for each project and endpoint."""
