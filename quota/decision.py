@@ -5,14 +5,12 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.text import listed, many
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
 Source = Literal["ledger", "allowance"]

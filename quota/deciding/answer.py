@@ -10,26 +10,17 @@ Nearly every answer follows from the result alone. When a refused call fits agai
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.deciding.checklist import cap
-from quota.deciding.retry_at import Clocks, Occupancy, retry_at
-from quota.decision import COUNTING, REPAIR, Decision, LimitState, enforced
+from quota.deciding.checklist import Checklist, Grants, cap
+from quota.deciding.retry_at import Clocks, Occupancy, ReadEntries, retry_at
+from quota.decision import COUNTING, REPAIR, Decision, LimitState, Reason, enforced
 from quota.errors import LedgerError
-from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
+from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS, ChargeRequest, ChargeResult
 from quota.ledger.unlogged import UPSTREAM
-from quota.terms.limits import MINUTE_MS, Calendar
-
-if TYPE_CHECKING:
-    from quota.deciding.checklist import Checklist, Grants
-    from quota.deciding.retry_at import ReadEntries
-    from quota.decision import Reason
-    from quota.ledger.contract import ChargeRequest, ChargeResult
-    from quota.terms.limits import Limit
-
+from quota.terms.limits import MINUTE_MS, Calendar, Limit
 
 Refusal = tuple["str | None", "Reason", "int | None", str]
 """The limit or bucket that refused a call, the reason, when to come back, and details."""

@@ -10,9 +10,10 @@ Grants       what upstream says it grants, by which caps are lowered
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
@@ -22,14 +23,8 @@ from quota.ledger.entry import FURTHER, Charge
 from quota.ledger.grants import Grant, read_grants
 from quota.terms.arguments import MAX_NUMBER, whole
 from quota.terms.attribution import RESERVED, check_name, is_reservation
-from quota.terms.costs import MAX_PARTS, Part
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, of_jobs, paced_units
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from quota.terms.costs import CostBook
-    from quota.terms.limits import Limit
+from quota.terms.costs import MAX_PARTS, CostBook, Part
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs, paced_units
 
 MAX_CHARGE_UNITS = 10**9
 """The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""

@@ -13,25 +13,20 @@ merged by the larger: two processes that hear the same count it once.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from quota.common.clock import rfc3339
 from quota.common.log import line
+from quota.deciding.account import Account
 from quota.deciding.checklist import granted_units, lowers, wanted_grants
 from quota.deciding.corrections import repay
+from quota.decision import Decision
 from quota.ledger.entry import Charge
 from quota.ledger.grants import read_grants
 from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
-from quota.terms.evidence import heard, no_longer
+from quota.terms.evidence import Heard, Level, heard, no_longer
 from quota.terms.limits import DAY_MS, SECOND_MS, Calendar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from quota.deciding.account import Account
-    from quota.decision import Decision
-    from quota.terms.evidence import Heard, Level
 
 _log = logging.getLogger("quota")
 

@@ -7,25 +7,20 @@ ask         what one call would be told now, with all that this was computed fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
+from quota.deciding.account import Account, Asked
 from quota.deciding.answer import ahead_ms, clocks_of, occupancies_of, states_of
-from quota.deciding.checklist import charge_units, charges_of
+from quota.deciding.checklist import Checklist, Together, charge_units, charges_of
 from quota.deciding.retry_at import Clocks, Occupancy, room_at
-from quota.decision import COUNTING, SET_THE_CLOCK, Decision
+from quota.decision import COUNTING, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import LedgerError, UsageError
+from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Charge
+from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.attribution import check_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.deciding.account import Account, Asked
-    from quota.deciding.checklist import Checklist, Together
-    from quota.decision import LimitState
-    from quota.ledger.contract import Exhaustion
-    from quota.ledger.unlogged import UnloggedUsage
 
 MAX_COUNTING = 50
 """The most times that a look asks a ledger that is still counting."""

@@ -15,22 +15,17 @@ import atexit
 import json
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.text import one_line
-from quota.decision import SHADOW
+from quota.decision import SHADOW, Decision
 from quota.errors import LedgerError
+from quota.ledger.parts import KeepsHistory
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.decision import Decision
-    from quota.ledger.parts import KeepsHistory
 
 ATTEND_EVERY_MS = 10_000
 """How often a process hands over what it kept, and rolls up a piece of an hour."""

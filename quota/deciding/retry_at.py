@@ -12,22 +12,17 @@ L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
-from quota.ledger.entry import counted
-from quota.terms.limits import Calendar, Sliding, paced_until
+from quota.ledger.entry import Entry, counted
+from quota.ledger.unlogged import UnloggedUsage
+from quota.terms.limits import Calendar, Limit, Sliding, paced_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import Limit
-
-    ReadEntries = Callable[[int, int], Iterable[Entry]]
-    """The log's entries from one time in ms to another, both included, in order."""
+ReadEntries = Callable[[int, int], Iterable[Entry]]
+"""The log's entries from one time in ms to another, both included, in order."""
 
 
 class Occupancy(NamedTuple):

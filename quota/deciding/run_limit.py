@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from quota.common.text import many
+from quota.deciding.account import Account
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit
 from quota.terms.arguments import MAX_NUMBER, whole
-
-if TYPE_CHECKING:
-    from quota.deciding.account import Account
 
 MAX_UNITS = "max_units"
 """What a refusal calls this limit."""

@@ -7,18 +7,15 @@ spendable    what a function is that somebody wants to decorate: `AsyncBudget.sp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quota.common.functions import made_by
 from quota.deciding.corrections import LetThrough, Settlement
+from quota.decision import Decision
 from quota.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quota.decision import Decision
-    from quota.ledger.entry import Charge, Entry
+from quota.ledger.entry import Charge, Entry
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

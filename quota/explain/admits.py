@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from quota.budget import Budget, account_of
 from quota.common.text import one_line
 from quota.deciding.checklist import cap
 from quota.deciding.corrections import drawn_units
+from quota.reports.spending import KeptRefusal
+from quota.session import Session
 from quota.terms.attribution import machine_name
+from quota.terms.costs import CostBook
 from quota.terms.limits import MAX_UNITS, Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from quota.reports.spending import KeptRefusal
-    from quota.session import Session
-    from quota.terms.costs import CostBook
 
 
 class Setting(NamedTuple):

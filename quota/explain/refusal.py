@@ -7,10 +7,11 @@ log     who filled the limit: the single charges of both windows, as far as the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER, rfc3339
@@ -18,21 +19,16 @@ from quota.common.members import members
 from quota.deciding.checklist import Together
 from quota.deciding.outlook import Answer, ask
 from quota.deciding.retry_at import Clocks, Occupancy, room_at
+from quota.decision import LimitState
 from quota.errors import UsageError
 from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, Ledger, read_entries
-from quota.ledger.entry import counted
+from quota.ledger.entry import Entry, counted
 from quota.ledger.parts import notes_in
 from quota.ledger.unlogged import UPSTREAM
 from quota.reports.spending import KeptRefusal, read_refusals
 from quota.session import Session, projects_of
 from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from quota.decision import LimitState
-    from quota.ledger.entry import Entry
 
 EXPIRIES = 10
 """How many of the next expiries are shown."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from http.client import HTTPConnection, HTTPSConnection
 from secrets import token_hex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -39,14 +39,12 @@ from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
 from quota.ledger.parts import claims_in
+from quota.session import Session
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.model import NotifySettings
 from quota.terms.attribution import machine_name
 from quota.terms.limits import MINUTE_MS
-
-if TYPE_CHECKING:
-    from quota.session import Session
-    from quota.settings.model import NotifySettings
 
 DEADLINE_S = 5.0
 RETRY_MS = 10 * MINUTE_MS

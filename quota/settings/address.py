@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from quota.ledger.factory import canonical, file_of
 from quota.ledger.file_url import absolute, absolute_path
 from quota.settings.keys import read_secret
 from quota.settings.tables import ADDRESS_KEYS, FILES, FLAGS, SECRETS, VARIABLE
-
-if TYPE_CHECKING:
-    from quota.settings.toml import TomlTable
+from quota.settings.toml import TomlTable
 
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast, get_args
+from collections.abc import Collection, Iterable
+from typing import cast, get_args
 
 from quota.common.text import many, nearest, show
 from quota.settings.tables import SCOPE
@@ -24,9 +25,6 @@ from quota.terms.api import (
     Used,
 )
 from quota.terms.hosts import Hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 MAX_ROUTES = 1_000
 MAX_RULES = 100

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
@@ -17,9 +18,6 @@ from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import Calendar, Sliding, Window
 from quota.terms.reserve import Reserve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.text import nearest, show
 from quota.errors import ConfigError
 from quota.settings.kinds import Either, Kind, Named, Rows, Table, Text, Values
 from quota.settings.tables import ROOT
 from quota.settings.toml import Keys, dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX = "QUOTA__"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from quota.settings.tables import INBOUND, INBOUND_RULE
 from quota.settings.toml import TomlTable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def check_keys(root: TomlTable) -> Mapping[str, Any]:

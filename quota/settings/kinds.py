@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from quota.settings.toml import parse_span
+from quota.settings.toml import Keys, TomlTable, parse_span
 from quota.terms.limits import DAY_MS, MAX_UNITS, format_duration
-
-if TYPE_CHECKING:
-    from quota.settings.toml import Keys, TomlTable
 
 Schema = dict[str, Any]
 

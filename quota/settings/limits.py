@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from quota.common.text import nearest, show
 from quota.settings.books import parse_window
@@ -22,9 +22,6 @@ from quota.terms.limits import (
     Window,
     named_twice,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 

@@ -8,11 +8,11 @@ command runs at its start: it opens the ledger, and the entry points of the grou
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from quota.common.clock import host_clock
@@ -27,17 +27,11 @@ from quota.settings.address import address_of
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 from quota.settings.limits import covers, headrooms
-from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES, CredentialSettings, JobSettings, Settings
 from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
-from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from quota.settings.model import CredentialSettings, JobSettings, Settings
-    from quota.terms.costs import Bucket, CostBook, Quota
-    from quota.terms.limits import Limit, Window
+from quota.terms.costs import Bucket, CostBook, Quota
+from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, Window
 
 
 def lint(settings: Settings) -> list[Finding]:

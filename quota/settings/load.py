@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from collections.abc import Mapping as MappingABC
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from platformdirs import user_config_path
 
@@ -51,12 +52,8 @@ from quota.settings.model import (
 )
 from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
 from quota.settings.toml import NO_PLACES, TomlTable, parse_toml, read_file
+from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.terms.costs import CostBook
 
 
 def find_config(named: str | Path | None = None) -> Path | None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
 from quota.ledger.file_url import path_of
+from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from quota.terms.costs import CostBook
 
 BUILT_IN_FETCHES = {
     "trending": "videos.list",

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from quota.common.redact import REDACTED, redact
 from quota.settings.address import is_reference
-from quota.settings.kinds import Either, Named, Needs, Rows, Table, Text, Values
+from quota.settings.kinds import Either, Kind, Named, Needs, Rows, Table, Text, Values
 from quota.settings.load import read_config, settings_of
+from quota.settings.model import Settings
 from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Keys, dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from quota.settings.kinds import Kind
-    from quota.settings.model import Settings
 
 MAX_LINES = 500
 """A value over more lines is shown without its line."""

@@ -20,17 +20,14 @@ last asked. At all other times the tests compare the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EVERY = "every"
 MAX_EVERY_MS = 366 * DAY_MS

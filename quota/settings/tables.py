@@ -6,7 +6,7 @@ The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...`
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from quota.settings.kinds import (
     Apart,
@@ -36,9 +36,6 @@ from quota.settings.model import (
 )
 from quota.settings.toml import Keys
 from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _REFERENCE = rf"env:{VARIABLE}|file:.+"

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from quota.common.named import read_named
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, QuotaError
 from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
 

@@ -13,13 +13,11 @@ AnswerRules    all of them; `quota.clients.upstream` reads answers by them
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from quota.common.hosts import plain_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 

@@ -25,15 +25,11 @@ For a while after our clock began a new one, so is what may still speak of the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.terms.costs import Bucket, CostBook
-    from quota.terms.limits import Limit, Window
+from quota.terms.costs import Bucket, CostBook
+from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window
 
 
 class Level(NamedTuple):

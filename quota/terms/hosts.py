@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from quota.common.hosts import MAX_KNOWN, default_port, is_loopback, plain_path
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Hosts:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from quota.common.clock import NEVER, moment, second, weekday
 from quota.common.text import many, spell
 from quota.decision import SET_THE_CLOCK
+from quota.explain.admits import Change, Setting
+from quota.explain.charge import ChargeExplained
+from quota.explain.refusal import RefusalExplained
 from quota.terms.limits import SECOND_MS
 from quota.wording.of_status import spent_elsewhere
 from quota.wording.parts import Line, Part, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.explain.admits import Change, Setting
-    from quota.explain.charge import ChargeExplained
-    from quota.explain.refusal import RefusalExplained
 
 ROWS = 10
 """The most rows in the table of what fills a limit; the JSON has all."""
