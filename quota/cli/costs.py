@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import click
 
@@ -10,11 +11,7 @@ import quota
 from quota.cli.options import config_option, credential_option, json_option
 from quota.cli.output import print_json, say
 from quota.common.text import many, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.terms.costs import CostBook, Price
+from quota.terms.costs import CostBook, Price
 
 
 @click.command()

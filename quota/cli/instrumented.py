@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import quota
 from quota.auto import environment, payers_of
 from quota.cli.output import say, say_built_in
 from quota.clients.instrument.tally import Spent, spent_in
 from quota.common.text import listed, many
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 

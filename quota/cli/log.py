@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
 from quota.common.members import members
+from quota.ledger.contract import Ledger
+from quota.ledger.entry import Entry
 from quota.ledger.history import RUN_CHARS
 from quota.reports.spending import read_charges, read_refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Entry
-    from quota.terms.costs import CostBook
+from quota.terms.costs import CostBook
 
 TABLE_ROWS = 1_000
 """The most rows of a table; then another one begins. So a long log needs no memory."""

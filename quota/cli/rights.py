@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from quota.errors import UsageError
 from quota.ledger.factory import backend_of
 from quota.ledger.redis_rights import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.settings.model import Settings
+from quota.settings.model import Settings
 
 USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
 """Where a url names nobody."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.clients.gate import MAX_PEEK_BYTES
-from quota.clients.upstream import upstream_of
+from quota.clients.upstream import Reading, upstream_of
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.members import members
 from quota.common.named import read_named
 from quota.common.text import many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import VERBS
+from quota.terms.costs import CostBook, Price
 from quota.terms.hosts import Hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.clients.upstream import Reading
-    from quota.terms.costs import CostBook, Price
 
 
 class Tried(NamedTuple):

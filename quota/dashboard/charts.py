@@ -6,17 +6,14 @@ beside it, so that letters are never stretched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import local
+from quota.dashboard.curves import Curve
 from quota.dashboard.words import date, hour
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from quota.dashboard.curves import Curve
 
 WIDTH, HEIGHT = 1000, 200
 COLOURS = 6

@@ -8,11 +8,10 @@ cannot read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from quota.reports.metrics import Sample
-    from quota.reports.runs import Run
+from quota.reports.metrics import Sample
+from quota.reports.runs import Run
 
 GROUP = "quota.dashboard"
 

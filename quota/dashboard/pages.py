@@ -7,11 +7,12 @@ State    everything that the page of now shows, as it was last read
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -20,23 +21,19 @@ from quota.common.clock import local
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
 from quota.dashboard.charts import Band, chart, colours_of
+from quota.dashboard.contract import Contribution, Forecast, Region
+from quota.dashboard.curves import Curve
+from quota.dashboard.kept import Reading
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
+from quota.explain.refusal import RefusalExplained
+from quota.reports.runs import Run
 from quota.reports.spending import KeptRefusal, Refusals, refused_by
+from quota.reports.status import CredentialRow, LimitRow
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
 from quota.wording.of_status import early_of, notes_of
 from quota.wording.parts import Part, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from quota.dashboard.contract import Contribution, Forecast, Region
-    from quota.dashboard.curves import Curve
-    from quota.dashboard.kept import Reading
-    from quota.explain.refusal import RefusalExplained
-    from quota.reports.runs import Run
-    from quota.reports.status import CredentialRow, LimitRow
 
 ROWS = 12
 """The most rows of a table that are seen at once; the rest unfolds."""

@@ -8,13 +8,15 @@ Spent        who spent it, over a day, a week and all that is kept
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
+from quota.dashboard.contract import Forecast
 from quota.dashboard.curves import Curve, Event, curve, since
 from quota.dashboard.words import Searches
 from quota.deciding.outlook import ask, unlogged_usage
@@ -26,11 +28,6 @@ from quota.reports.spending import KeptRefusal, Refusals, read_refusals, read_sp
 from quota.reports.status import Status, read_status
 from quota.session import Session, projects_of
 from quota.terms.limits import DAY_MS, HOUR_MS, Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from quota.dashboard.contract import Forecast
 
 SEARCH = "search.list"
 """What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""

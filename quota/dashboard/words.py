@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.common.clock import NEVER, local, moment, rfc3339, second
 from quota.common.text import many, spaced
+from quota.reports.status import CredentialRow
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-
-if TYPE_CHECKING:
-    from quota.reports.status import CredentialRow
 
 NAME_CHARACTERS = 64
 
