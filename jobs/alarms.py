@@ -12,20 +12,16 @@ ledger_away    a run lived on the machine's allowance              once a day, o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
+from quota.jobs.job import RunReport
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.reports.notify import Notice, notify
+from quota.reports.status import LimitRow, Status
+from quota.session import Session
 from quota.terms.limits import DAY_MS, Calendar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from quota.jobs.job import RunReport
-    from quota.reports.status import LimitRow, Status
-    from quota.session import Session
 
 NEAR_PERCENT = 80
 

@@ -11,9 +11,11 @@ import copy
 import logging
 import time
 from bisect import bisect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import quota
+from quota import Budget, Decision, Session
 from quota.budget import account_of
 from quota.common.clock import NEVER
 from quota.common.log import line
@@ -21,20 +23,14 @@ from quota.common.text import many
 from quota.deciding.corrections import drawn_by
 from quota.jobs import interruption
 from quota.jobs.failure import Failure, classify_failure
-from quota.jobs.job import Page, attempt_of, wants_store
+from quota.jobs.job import Fetch, Page, attempt_of, wants_store
+from quota.jobs.progress import Watcher
+from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.store import Store
 from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.entry import Charge, Entry
+from quota.settings.model import JobSettings
 from quota.terms.attribution import attempt_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from quota import Budget, Decision, Session
-    from quota.jobs.job import Fetch
-    from quota.jobs.progress import Watcher
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.jobs.store.store import Store
-    from quota.ledger.entry import Charge, Entry
-    from quota.settings.model import JobSettings
 
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0

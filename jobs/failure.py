@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from quota.clients.failures import answer_in, is_any, is_transient, refused_login
+from quota.clients.failures import Answer, answer_in, is_any, is_transient, refused_login
 from quota.common.clock import host_clock
 from quota.common.redact import redact
 from quota.common.text import describe, one_line
 from quota.errors import BadAnswer
-
-if TYPE_CHECKING:
-    from quota.clients.failures import Answer
-    from quota.terms.costs import CostBook
+from quota.terms.costs import CostBook
 
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 

@@ -17,26 +17,21 @@ and goes on where the last one stopped (`quota.jobs.places`). Without the ledger
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import quota
+from quota import Session
 from quota.common.log import line
 from quota.jobs.job import Away
 from quota.jobs.places import OWNER, SharedPlaces, claim_name, parts_of
-from quota.ledger.claims import MAX_HOLD_MS, Claim
+from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.store import Store
+from quota.ledger.claims import MAX_HOLD_MS, Claim, Claimed, Ending
 from quota.ledger.parts import claims_in
+from quota.settings.model import JobSettings
 from quota.terms.attribution import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from quota import Session
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.jobs.store.store import Store
-    from quota.ledger.claims import Claimed, Ending
-    from quota.settings.model import JobSettings
 
 MIN_HOLD_MS = HOUR_MS
 UNKNOWN_GAP_MS = DAY_MS

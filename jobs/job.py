@@ -23,7 +23,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import local, moment, rfc3339
@@ -31,13 +32,8 @@ from quota.common.functions import made_by
 from quota.common.members import members
 from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.reports.runs import Run
-from quota.settings.model import BUILT_IN_FETCHES, check_table
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quota.settings.model import JobSettings, Settings
 
 
 class NotImported(quota.ConfigError):

@@ -15,20 +15,16 @@ import fcntl
 import logging
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import quota
 from quota.common.folders import NotAloneError, open_alone
 from quota.common.log import line
+from quota.jobs.store.store import Store
 from quota.terms.attribution import machine_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.jobs.store.store import Store
 
 log = logging.getLogger("quota.jobs")
 

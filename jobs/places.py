@@ -11,26 +11,21 @@ The store decides in both cases: a run takes over what the ledger has, and gives
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import quota
+from quota import Session
 from quota.common.text import many
+from quota.jobs.job import Cursor
 from quota.jobs.lock import hashed
 from quota.jobs.store.checkpoints import Checkpoint, digest_of, place_of, read_place
-from quota.ledger.claims import MAX_REGIONS, Claim
+from quota.jobs.store.store import Store
+from quota.ledger.claims import MAX_REGIONS, Claim, Claimed
 from quota.ledger.parts import places_in
+from quota.settings.model import JobSettings
 from quota.terms.attribution import machine_name
 from quota.terms.limits import MINUTE_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from quota import Session
-    from quota.jobs.job import Cursor
-    from quota.jobs.store.store import Store
-    from quota.ledger.claims import Claimed
-    from quota.settings.model import JobSettings
 
 OWNER = "ledger"
 """Who owns the regions of a job whose places lie in the ledger: no store, so any machine may go on with them."""

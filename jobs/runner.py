@@ -28,11 +28,13 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import quota
+from quota import Decision, Session
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.redact import redact
@@ -40,7 +42,17 @@ from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
 from quota.jobs.failure import Failure
 from quota.jobs.hold import Hold
-from quota.jobs.job import RunReport, left_out_by, load_fetch, load_sink, pages_of
+from quota.jobs.job import (
+    Page,
+    RegionOutcome,
+    RunOutcome,
+    RunReport,
+    Sink,
+    left_out_by,
+    load_fetch,
+    load_sink,
+    pages_of,
+)
 from quota.jobs.lock import lock_name, only_one, store_id_of
 from quota.jobs.places import check_cursor, work_of
 from quota.jobs.progress import Watcher
@@ -48,17 +60,11 @@ from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.jobs.store.tables import rows_of
+from quota.ledger.claims import Ending
 from quota.reports.runs import RegionOfRun
+from quota.settings.model import JobSettings
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from quota import Decision, Session
-    from quota.jobs.job import Page, RegionOutcome, RunOutcome, Sink
-    from quota.ledger.claims import Ending
-    from quota.settings.model import JobSettings
 
 MAX_STEPS = 10
 """A fetch function that takes more steps than this without completing a page is going round in circles."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.ledger.history import OTHER, RefusedSum, RunningSum
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.spending import read_sums
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.reports.status import Status
-    from quota.session import Session
-    from quota.settings.model import JobSettings
+from quota.reports.status import Status
+from quota.session import Session
+from quota.settings.model import JobSettings
 
 
 def write_metrics(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from quota.common.clock import host_clock, rfc3339
 from quota.jobs.store.checkpoints import is_stale
-from quota.session import ledger_answers
+from quota.jobs.store.reader import Pass, Reader
+from quota.session import Session, ledger_answers
 from quota.web.health import Check, health
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
-    from quota.jobs.store.reader import Pass, Reader
-    from quota.session import Session
-
-    class Read(Protocol):
-        def __call__(self, question: Callable[[Reader], list[Pass]]) -> Awaitable[list[Pass]]: ...
+class Read(Protocol):
+    def __call__(self, question: Callable[[Reader], list[Pass]]) -> Awaitable[list[Pass]]: ...
 
 
 KEPT_S = 2.0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.clock import rfc3339
+from quota.jobs.store.reader import ChannelRow, Chart, Hits, VideoRow
 from quota.jobs.store.rows import count_or_none
-
-if TYPE_CHECKING:
-    from quota.jobs.store.reader import ChannelRow, Chart, Hits, VideoRow
 
 Json = dict[str, Any]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, first_attempt, resources
+from quota.jobs.store.store import Store
 from quota.terms.arguments import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.jobs.store.store import Store
 
 
 @first_attempt("channels.list")

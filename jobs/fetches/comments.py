@@ -7,18 +7,14 @@ A thread comes with some of its replies. Where it has more, they are asked for b
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from quota.jobs.fetches.walks import Walks, usable, with_ids, with_next
+from quota.jobs.fetches.walks import Place, Walks, usable, with_ids, with_next
 from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.store.rows import count_or_none, part, text_or_none
+from quota.jobs.store.store import Store
 from quota.terms.arguments import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.jobs.fetches.walks import Place
-    from quota.jobs.store.store import Store
 
 PAGE_COMMENTS = 100
 """Upstream returns at most this many in one page."""

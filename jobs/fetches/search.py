@@ -10,14 +10,12 @@ keep the others out, in the next pass too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Place, with_next
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, leave_out, resources
 from quota.terms.arguments import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def _attempt(cursor: Cursor | None) -> str:

@@ -8,17 +8,14 @@ rest. How the lists are walked is in `quota.jobs.fetches.walks`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS, Walks, usable
 from quota.jobs.job import Cursor, Page, checked_id, first_attempt, resources
 from quota.jobs.store.rows import channel_row
+from quota.jobs.store.store import Store
 from quota.terms.arguments import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.jobs.store.store import Store
 
 _KNOWN = """
     SELECT channel_id AS id FROM videos WHERE channel_id IS NOT NULL AND (:region = '' OR video_id IN

@@ -7,14 +7,12 @@ others, and expires in its time.
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.jobs.fetches.walks import PAGE_ITEMS, PARTS
 from quota.jobs.job import Cursor, Page, first_attempt, resources
+from quota.jobs.store.store import Store
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from quota.jobs.store.store import Store
 
 _OLDEST = f"""
     SELECT video_id FROM videos WHERE (asked_ms IS NULL OR asked_ms < :began_ms OR asked_ms > :ahead_ms)

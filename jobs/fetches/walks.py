@@ -17,19 +17,15 @@ time, before its items expire.
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.clients.failures import answer_in
 from quota.errors import BadAnswer
-from quota.jobs.job import Page, leave_out, resources
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
-
-    from quota.jobs.job import Cursor
-    from quota.jobs.store.store import Store
+from quota.jobs.job import Cursor, Page, leave_out, resources
+from quota.jobs.store.store import Store
 
 PARTS = "snippet,statistics,contentDetails"
 PAGE_ITEMS = 50

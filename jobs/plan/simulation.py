@@ -15,9 +15,10 @@ that it was told.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
@@ -27,22 +28,18 @@ from quota.jobs.fetches.walks import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
+from quota.jobs.schedule.ticks import Tick
+from quota.jobs.store.checkpoints import Checkpoint
 from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
 from quota.ledger.entry import Charge, Entry
+from quota.ledger.grants import Grant
 from quota.ledger.parts import notes_in
+from quota.ledger.unlogged import UnloggedUsage
+from quota.reports.spending import Bought
 from quota.session import Session, machine_jitter_ms
+from quota.settings.model import CredentialSettings, JobSettings, Settings
+from quota.terms.costs import CostBook, Part, Price
 from quota.terms.limits import DAY_MS, MINUTE_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.checkpoints import Checkpoint
-    from quota.ledger.grants import Grant
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.reports.spending import Bought
-    from quota.settings.model import CredentialSettings, JobSettings, Settings
-    from quota.terms.costs import CostBook, Part, Price
 
 
 class Step(NamedTuple):

@@ -12,20 +12,16 @@ who runs the tick, and a plan predicts it to the millisecond.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from quota.common.clock import NEVER
+from quota.settings.model import JobSettings
 from quota.settings.schedules import MAX_PAUSE_DAYS, Schedule, parse_schedule
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from quota.settings.model import JobSettings
 
 
 @dataclass(frozen=True, slots=True)

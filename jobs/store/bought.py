@@ -8,14 +8,11 @@ read_bought    the sums by job and page number
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sqlite3
+from collections.abc import Mapping
 
 from quota.reports.spending import Bought
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Mapping
 
 MAX_PAGE = 100
 """Pages behind this one are counted as this one."""

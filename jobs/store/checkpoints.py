@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quota.jobs.job import is_deep
+from quota.jobs.job import Cursor, is_deep
 from quota.jobs.store.file import MAX_COUNT, is_time
 from quota.terms.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Sequence
-
-    from quota.jobs.job import Cursor
 
 AHEAD_MS = HOUR_MS
 """What is dated so far ahead of now, a clock that was wrong has dated."""

@@ -12,9 +12,10 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from quota.common.clock import rfc3339
@@ -22,9 +23,6 @@ from quota.common.text import nearest, show
 from quota.errors import UsageError
 from quota.jobs.store.file import StoreError, is_time, wording
 from quota.jobs.store.tables import columns_of, tables_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BUILT_IN = {
     "videos": (

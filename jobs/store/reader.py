@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quota.common.sqlite_file import DamagedError, SqliteFile
 from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 BUSY_TIMEOUT_S = 0.2
 """Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""

@@ -13,13 +13,11 @@ Nothing here raises for what upstream sent, apart from a resource without an id.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
 
 from quota.jobs.store.fulltext import indexed
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Mapping
 
 
 def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> None:

@@ -7,20 +7,17 @@ A row is written when a run begins and completed when it ends. So a run that was
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.members import members
+from quota.common.sqlite_file import SqliteFile
 from quota.common.text import shorten
 from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
-
-    from quota.common.sqlite_file import SqliteFile
 
 KEPT_MS = 35 * DAY_MS
 MAX_AHEAD_MS = 2 * DAY_MS

@@ -13,15 +13,17 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.members import members
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import show
+from quota.jobs.job import Cursor, Page
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.bought import entries, note_page, note_units, read_bought
 from quota.jobs.store.checkpoints import (
@@ -58,6 +60,7 @@ from quota.jobs.store.rows import (
 from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.jobs.store.tables import (
     VIDEO_HISTORY,
+    Row,
     TableOfRows,
     fields_of,
     keep_reading,
@@ -66,14 +69,8 @@ from quota.jobs.store.tables import (
     write_views,
 )
 from quota.ledger.file_errors import refuse_others
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from quota.jobs.job import Cursor, Page
-    from quota.jobs.store.tables import Row
-    from quota.reports.spending import Bought
-    from quota.settings.model import StoreSettings
+from quota.reports.spending import Bought
+from quota.settings.model import StoreSettings
 
 T = TypeVar("T")
 

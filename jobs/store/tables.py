@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from quota.common.text import show
 from quota.errors import BadAnswer
 from quota.jobs.job import MAX_DEPTH, is_deep
 from quota.jobs.store.rows import as_text
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from quota.settings.model import TableSettings
+from quota.settings.model import TableSettings
 
 MAX_ROW_BYTES = 1_000_000
 """The largest row, as JSON."""
