@@ -37,6 +37,7 @@ import quota
 from quota import Decision, Session
 from quota.common.clock import host_clock
 from quota.common.log import line
+from quota.common.members import members
 from quota.common.redact import redact
 from quota.common.text import describe, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
@@ -326,14 +327,10 @@ class _Run:
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
                 failure = self.attempts.failure_of(error, checkpoint)
-                trouble = line(
-                    "step_failed",
-                    job=checkpoint.job,
-                    region=checkpoint.region,
-                    page=checkpoint.pages + 1,
-                    kind=failure.kind,
+                here = members(checkpoint, "job region")
+                log.debug(
+                    "%s", line("step_failed", **here, page=checkpoint.pages + 1, kind=failure.kind), exc_info=True
                 )
-                log.debug("%s", trouble, exc_info=True)
                 if failure.kind == "cursor" and inherited:
                     # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
                     self.here, inherited = self.store.restart(checkpoint), False
@@ -359,17 +356,9 @@ class _Run:
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
             self.watcher.page(self.here)
-            _debug(
-                "page_stored",
-                job=checkpoint.job,
-                region=checkpoint.region,
-                page=checkpoint.pages + 1,
-                complete=page.complete,
-                items=page.items,
-                items_of_pass=self.here.items,
-                took_ms=self.clock() - started_at_ms,
-                finished=finished,
-            )
+            stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
+            took_ms = self.clock() - started_at_ms
+            _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
             self.hold.renew(self.here)
             if finished:
                 return self._done()
@@ -443,17 +432,7 @@ class _Run:
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
         for one in regions:
-            _debug(
-                "region_ended",
-                run=run,
-                job=job,
-                region=one.region,
-                outcome=one.outcome,
-                pages=one.pages,
-                items=one.items,
-                units=one.units,
-                why=one.error,
-            )
+            _debug("region_ended", run=run, job=job, **members(one, "region outcome pages items units"), why=one.error)
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
@@ -463,18 +442,7 @@ class _Run:
             status = quota.QuotaError.exit_status
         if self.stop():
             status = 128 + self.stop()
-        _debug(
-            "run_ended",
-            run=run,
-            job=job,
-            outcome=end.outcome,
-            regions=len(regions),
-            units=sum(units.values()),
-            attempts=attempts,
-            status=status,
-            why=end.why,
-        )
-        return replace(
+        report = replace(
             end,
             regions=regions,
             units=sum(units.values()),
@@ -483,6 +451,18 @@ class _Run:
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             away=self.hold.furthest(),
         )
+        spent = members(report, "units attempts")
+        _debug(
+            "run_ended",
+            run=run,
+            job=job,
+            outcome=end.outcome,
+            regions=len(regions),
+            **spent,
+            status=status,
+            why=end.why,
+        )
+        return report
 
 
 _CIRCLE = Failure(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from collections.abc import Mapping as MappingABC
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +127,7 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
 
 def _plain(value: Any) -> Any:
     """The value as TOML has it: any mapping as a dict, a tuple as a list."""
-    if isinstance(value, MappingABC):
+    if isinstance(value, Mapping):
         return {key if isinstance(key, str) else show(key): _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
