@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import namedtuple
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -70,44 +71,19 @@ class Pass(NamedTuple):
     completed_ms: int | None
 
 
-class VideoRow(NamedTuple):
-    """Columns of the table `videos`. A damaged file may have values of any type in them."""
+VideoRow = namedtuple(
+    "VideoRow",
+    "video_id title description channel_id channel_title category_id published_at tags default_language audio_language"
+    " live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed",
+)
+"""Columns of the table `videos`. A damaged file may have values of any type in them."""
 
-    video_id: Any
-    title: Any
-    description: Any
-    channel_id: Any
-    channel_title: Any
-    category_id: Any
-    published_at: Any
-    tags: Any
-    default_language: Any
-    audio_language: Any
-    live_broadcast: Any
-    thumbnail_url: Any
-    view_count: Any
-    like_count: Any
-    comment_count: Any
-    duration: Any
-    definition: Any
-    has_caption: Any
-    is_licensed: Any
-
-
-class ChannelRow(NamedTuple):
-    """Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
-
-    channel_id: Any
-    title: Any
-    description: Any = None
-    custom_url: Any = None
-    country: Any = None
-    published_at: Any = None
-    thumbnail_url: Any = None
-    view_count: Any = None
-    subscriber_count: Any = None
-    video_count: Any = None
-    refreshed_ms: Any = None
+ChannelRow = namedtuple(
+    "ChannelRow",
+    "channel_id title description custom_url country published_at thumbnail_url view_count subscriber_count video_count"
+    " refreshed_ms",
+)
+"""Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
 
 
 _VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
@@ -214,7 +190,7 @@ class Reader:
                 " ORDER BY refreshed_ms DESC, id DESC LIMIT 1"
             )
             row = db.execute(sql, (channel_id,)).fetchone()
-            return ChannelRow(row[0], row[1], refreshed_ms=row[2]) if row else None
+            return ChannelRow._make((*row[:2], *[None] * 8, row[2])) if row else None
 
         return self._file.transact(work, write=False)
 

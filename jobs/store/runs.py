@@ -161,23 +161,8 @@ def _read(row: Sequence[Any]) -> Run | None:
         decided = json.loads(refusal) if refusal else None
     except (TypeError, ValueError, RecursionError):
         return None
-    return Run(
-        run,
-        job,
-        outcome,
-        listed,
-        units,
-        attempts,
-        refused_by,
-        retry_at_ms,
-        why,
-        exit_status,
-        decided if isinstance(decided, dict) else None,
-        project,
-        began_ms,
-        ended_ms,
-        str(key),
-    )
+    ending = refused_by, retry_at_ms, why, exit_status, decided if isinstance(decided, dict) else None
+    return Run(run, job, outcome, listed, units, attempts, *ending, project, began_ms, ended_ms, str(key))
 
 
 def _region(kept: Mapping[str, Any]) -> RegionOfRun:
