@@ -28,7 +28,7 @@ from quota.cli.options import (
     textfile_option,
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
-from quota.common.text import many, nearest, printable, show, spell
+from quota.common.text import many, nearest, show, spell
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
@@ -193,15 +193,13 @@ def search(
         away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
         print_json({"words": " ".join(words), "region": region, "videos": rows, **away})
         return
-    for job in elsewhere:
-        say(_elsewhere_line(job), err=True)
+    say(*map(_elsewhere_line, elsewhere), err=True)
     if as_csv:
         put = csv_writer(sys.stdout, FOUND_COLUMNS)
         for video in found:
             put(video.as_json())
         return
-    for video in found:
-        say(_found_line(video))
+    say(*map(_found_line, found))
     if not found:
         say("nothing found", err=True)
 
@@ -212,16 +210,14 @@ def _elsewhere_line(job: Elsewhere) -> str:
     now_ms = host_clock()
     age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"
     old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
-    return printable(
-        f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
-    )
+    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
 
 
 def _found_line(video: Found) -> str:
     views = "?" if video.view_count is None else f"{video.view_count:,}"
     line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
     ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
-    return printable(f"{line}  {ranks}".rstrip())
+    return f"{line}  {ranks}".rstrip()
 
 
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")

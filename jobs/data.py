@@ -13,7 +13,7 @@ import click
 from quota.cli.options import FETCHED_SINCE, Group, config_option, json_option, since_ms_of, since_option
 from quota.cli.output import print_json, say
 from quota.common.members import members
-from quota.common.text import many, nearest, one_line, printable, show
+from quota.common.text import many, nearest, one_line, show
 from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
         print_json({"tables": [members(one, "name rows oldest_at newest_at fields") for one in found], "views": views})
         return
     for one in found:
-        say(
-            printable(f"{one.name}: {many(one.rows, 'row')}, {many(len(one.fields), 'field')}: {', '.join(one.fields)}")
-        )
+        say(f"{one.name}: {many(one.rows, 'row')}, {many(len(one.fields), 'field')}: {', '.join(one.fields)}")
     if not found:
         say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
 
@@ -202,7 +200,7 @@ def reset(job: str, region: str | None, config: str | None) -> None:
                 for one in found:
                     store.reset(one)
     regions = ", ".join(one.region for one in found if one.region)
-    say(printable(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}"))
+    say(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}")
 
 
 def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
@@ -240,10 +238,10 @@ def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> 
             "never complete" if one.completed_at_ms is None else f"complete {moment(one.completed_at_ms, now_ms)}"
         )
         failed = "" if one.failed_at_ms is None else f", failed {moment(one.failed_at_ms, now_ms)}"
-        say(printable(f"{name}: {stands}; {complete}{failed}"))
+        say(f"{name}: {stands}; {complete}{failed}")
         if cursors and one.cursor is not None:
             import json
 
-            say(printable(f"  cursor {json.dumps(one.cursor)[:2_000]}"))
+            say(f"  cursor {json.dumps(one.cursor)[:2_000]}")
     if not found:
         say("no job is configured", err=True)

@@ -114,9 +114,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         if as_json:
             print_json({"config": settings.source, "values": [value.as_json() for value in values]})
         else:
-            say(f"# {settings.source}")
-            for value in values:
-                say(str(value))
+            say(f"# {settings.source}", *map(str, values))
         return 0
     from quota.cli.check import check
     from quota.cli.proxy import BIND
@@ -196,8 +194,7 @@ def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, confi
     if as_json:
         print_json({"acl": lines})
         return
-    for line in lines:
-        say(line)
+    say(*lines)
     say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
     say("+info may be left out: then nobody sees whether the server's maxmemory-policy is noeviction.", err=True)
 

@@ -121,8 +121,7 @@ def _whole_books(diff: tuple[str, str] | None, new: str | None, answers: Sequenc
         if as_json:
             print_json({"old": diff[0], "new": diff[1], "differences": rows})
         else:
-            for line in difference_lines(rows):
-                say(line)
+            say(*difference_lines(rows))
     elif as_json:
         print_json({"books": listed_books(host_clock())})
     else:
@@ -136,8 +135,7 @@ def _show_tried(book: CostBook, request: str, answer: str | None, as_json: bool)
     if as_json:
         print_json({"book": book.name, **tried.as_json()})
     else:
-        for said in tried.lines():
-            say(said)
+        say(*tried.lines())
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -177,10 +175,8 @@ def _priced(book: CostBook, method: str | None, now_ms: int) -> Iterator[Priced]
 
 def _show_prices(book: CostBook, rows: Sequence[Priced]) -> None:
     width = max(len(row.method) for row in rows)
-    for row in rows:
-        say(row.line(width))
-    say(f"cost book {book.name}, read on {book.read_on} from")
-    say(book.source)
+    say(*(row.line(width) for row in rows))
+    say(f"cost book {book.name}, read on {book.read_on} from", book.source)
 
 
 def _price_json(price: Price) -> dict[str, object]:

@@ -85,8 +85,7 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
         print_json({"old": source.label, "new": target.label, "projects": rows})
         return
-    for one in moved:
-        say(_told(source, target, one))
+    say(*(_told(source, target, one) for one in moved))
     if left:
         say(f"not moved, of other configurations: {listed(left)}; --all moves them too")
     if target.label != _label(settings.ledger.url):
@@ -249,8 +248,7 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
         return
     say(f"ledger {label}, where it is {rfc3339(there_ms)}:")
     for project, ahead in found.items():
-        for line in _told_ahead(ahead, yes=yes):
-            say(f"  project {project}: {line}")
+        say(*(f"  project {project}: {line}" for line in _told_ahead(ahead, yes=yes)))
     if not yes and any(ahead.found for ahead in found.values()):
         say("Nothing was changed. If that time is right: quota ledger repair --yes")
     elif not yes:

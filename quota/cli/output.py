@@ -71,9 +71,10 @@ def print_rich(renderable: Any) -> None:
     sys.stdout.flush()
 
 
-def say(line: str, *, err: bool = False) -> None:
-    """One line for people, without control characters."""
-    click.echo(printable(line), err=err)
+def say(*lines: str, err: bool = False) -> None:
+    """Lines for people, without control characters."""
+    for line in lines:
+        click.echo(printable(line), err=err)
 
 
 def now_and_then(every_s: float) -> Callable[[str], None]:

@@ -155,8 +155,7 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
         print_rich(render_spending(spending))
     else:
         say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
-    for note in spending_notes(spending):
-        say(note)
+    say(*spending_notes(spending))
     if cut:
         why = "the history does not keep runs" if "run" in fields else "the ledger has dropped older charges"
         say(f"only since {weekday(spending.since_ms)}, not {since}: {why}")
@@ -187,8 +186,7 @@ def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -
         print_rich(render_bought(found))
     else:
         say(f"nothing was fetched in the last {since}")
-    for line in stands_out(found):
-        say(line)
+    say(*stands_out(found))
 
 
 @click.command()
