@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from typing import cast, get_args
 
 from quota.common.text import many, nearest, show
-from quota.settings.tables import SCOPE
 from quota.settings.toml import TomlTable, parse_span
 from quota.terms.api import (
     VERBS,
@@ -38,14 +37,6 @@ def parse_hosts(root: TomlTable) -> tuple[str, ...]:
         with root.blamed("hosts", index):
             Hosts(host)
     return hosts
-
-
-def parse_scopes(table: TomlTable) -> tuple[str, ...]:
-    """What an account asks for that logs in; () where nothing is said. Raises ConfigError."""
-    scopes = table.texts("scopes")
-    for index, scope in enumerate(scopes):
-        SCOPE.check_name(table, scope, "scopes", index)
-    return scopes
 
 
 def parse_key(root: TomlTable) -> KeyPlace:

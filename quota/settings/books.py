@@ -12,8 +12,9 @@ from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
-from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes, parse_scopes
-from quota.settings.tables import CALENDAR
+from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes
+from quota.settings.kinds import Texts
+from quota.settings.tables import CALENDAR, SCOPE
 from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
 from quota.terms.limits import Calendar, Sliding, Window
@@ -112,7 +113,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
         hosts=parse_hosts(root),
         key=parse_key(root),
-        scopes=parse_scopes(root),
+        scopes=Texts(each=SCOPE).read(root, "scopes"),
         routes=parse_routes(root, methods),
         answers=parse_answers(root, buckets, [pool.name for pool in pools]),
     )
@@ -276,8 +277,6 @@ def parse_window(table: TomlTable, key: str) -> Window:
     for name, of in (("day", "month"), ("starts", "week")):
         if name in row and period != of:
             raise row.error(f'only calendar = "{of}" has it; remove this key', name)
-    zone = row.read("zone")
-    try:
-        return Calendar(period, zone, row.read("day"), row.read("starts"))
-    except ValueError:
-        raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
+    zone, day, starts = row.read("zone"), row.read("day"), row.read("starts")
+    with row.blamed("zone"):
+        return Calendar(period, zone, day, starts)

@@ -17,10 +17,10 @@ from quota.settings.model import (
     TableSettings,
     check_table,
 )
-from quota.settings.schedules import Every, load_zone, parse_schedule
+from quota.settings.schedules import Every, parse_schedule
 from quota.settings.tables import JOB
 from quota.settings.toml import TomlTable
-from quota.terms.limits import format_duration
+from quota.terms.limits import format_duration, load_zone
 
 
 def parse_jobs(

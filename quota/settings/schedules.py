@@ -27,7 +27,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
-from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
+from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, load_zone, parse_duration
 
 EVERY = "every"
 MAX_EVERY_MS = 366 * DAY_MS
@@ -195,14 +195,6 @@ def _number(text: str, what: str, minimum: int, maximum: int, names: tuple[str, 
         return names.index(text.lower()) + (what == "month")
     named = f", or {names[0]} to {names[-1]}" if names else ""
     raise ValueError(f"{what} {show(text)} is not a number from {minimum} to {maximum}{named}")
-
-
-def load_zone(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises ValueError if there is none."""
-    try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f'{show(name)} is not a time zone; write for example "Europe/Berlin"') from error
 
 
 @lru_cache(maxsize=4096)

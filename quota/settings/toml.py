@@ -270,10 +270,8 @@ _KINDS = {
 def parse_span(table: TomlTable, key: str) -> int:
     """The duration at a key, in ms: at most 10 years."""
     text = table.text(key)
-    try:
+    with table.blamed(key):
         duration_ms = parse_duration(text)
-    except ValueError:
-        raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
     if duration_ms > _MAX_MS:
         raise table.error(f"{show(text)} is longer than 3650 days", key)
     return duration_ms

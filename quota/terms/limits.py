@@ -64,7 +64,7 @@ def parse_duration(text: str) -> int:
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise ValueError(f'{text!r} is not a duration; write for example "30m", "24h" or "7d"')
+        raise ValueError(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"')
     return int(match[1]) * UNITS_MS[match[2]]
 
 
@@ -110,7 +110,7 @@ class Calendar:
     def __post_init__(self) -> None:
         if self.period not in PERIODS:
             raise ValueError(f"{self.period!r} is not a calendar period; use {', '.join(PERIODS)}")
-        _zone(self.zone)
+        load_zone(self.zone)
         object.__setattr__(self, "day", whole(self.day, "as the day of a month: that", 1, LAST_DAY))
         if self.starts not in WEEKDAYS:
             raise ValueError(f"{self.starts!r} is not a weekday; use {', '.join(WEEKDAYS)}")
@@ -211,16 +211,17 @@ _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
 the next. A look-up in the time zone database costs more than a whole decision."""
 
 
-def _zone(name: str) -> ZoneInfo:
+def load_zone(name: str) -> ZoneInfo:
+    """The time zone of this name. Raises ValueError if there is none."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f'{name!r} is not a time zone; write for example "America/Los_Angeles"') from error
+        raise ValueError(f'{show(name)} is not a time zone; write for example "America/Los_Angeles"') from error
 
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
-    zone = _zone(calendar.zone)
+    zone = load_zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     period_ms = PERIOD_MS[calendar.period]
     if period_ms < DAY_MS:

@@ -621,7 +621,7 @@ MISTAKES = [
     (
         'stagger = "2m"',
         'timezone = "Europe/Brelin"',
-        "jobs.trending.timezone: 'Europe/Brelin' is not a time zone; write for example \"Europe/Berlin\"",
+        "jobs.trending.timezone: 'Europe/Brelin' is not a time zone; write for example \"America/Los_Angeles\"",
     ),
     (
         'schedule = "*/30 * * * *"\nstagger = "2m"',
