@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import weekday
 from quota.common.text import many, printable, shorten, spell
 from quota.jobs.store.runs import UNFINISHED
+from quota.reports.runs import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
-
-    from quota.reports.runs import Run
 
 MAX_WHY = 60
 """The most characters of a reason that are shown; the JSON has all."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ from quota.jobs.interruption import interruptible
 from quota.jobs.progress import named, watching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from quota.jobs.job import RunReport
     from quota.reports.notify import Ping
     from quota.session import Session

@@ -11,17 +11,16 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from threading import RLock
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quota.clients.instrument.patches import Patches, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-    from types import TracebackType
-
     from quota.clients.instrument.payers import Payers
     from quota.clients.metering import Tally
     from quota.session import Session

@@ -25,7 +25,7 @@ The module quota.deciding.retry_at computes `retry_at`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -34,30 +34,24 @@ from typing import TYPE_CHECKING, Any
 from quota.common.fork import OfOneProcess
 from quota.common.text import listed, many, show
 from quota.deciding.account import Account
-from quota.deciding.checklist import charge_units, charges_of
+from quota.deciding.checklist import Checklist, Parts, charge_units, charges_of
 from quota.deciding.corrections import ALLOWANCE_ID, joined, refund, repay, settle
-from quota.deciding.outlook import look, usage
-from quota.decision import Decision
+from quota.deciding.outlook import Outlook, look, usage
+from quota.decision import Decision, LimitState
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.contract import MAX_CHARGES, Ledger
+from quota.ledger.entry import Charge, Entry
+from quota.ledger.identity import Identity
 from quota.terms.arguments import one, text, texts
-from quota.terms.attribution import attribution
+from quota.terms.attribution import AttemptKeys, attribution
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from quota.deciding.checklist import Checklist, Parts
-    from quota.deciding.outlook import Outlook
     from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
-    from quota.decision import LimitState
-    from quota.ledger.entry import Charge, Entry
-    from quota.ledger.identity import Identity
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
-    from quota.terms.attribution import AttemptKeys
 
 Call = tuple[str, "int | None", "Parts | None"]
 """A method, its units where the caller gives them, and what it is charged where the book does not say."""

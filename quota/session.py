@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
+from pathlib import Path
 from threading import RLock
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -14,27 +17,22 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
 from quota.deciding.account import SESSION_CLOSED
 from quota.errors import ConfigError, QuotaError, UsageError
+from quota.ledger.contract import Ledger
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import given_settings, load_settings
-from quota.settings.model import Settings
+from quota.settings.model import CredentialSettings, Settings
 from quota.settings.tables import A_CREDENTIAL
+from quota.terms.api import KeyPlace
 from quota.terms.arguments import one, text
 from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
     from quota.clients.caller import Caller
     from quota.deciding.recorder import Recorder
-    from quota.ledger.contract import Ledger
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
-    from quota.settings.model import CredentialSettings
-    from quota.terms.api import KeyPlace
 
 JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"

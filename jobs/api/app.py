@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -24,15 +26,9 @@ from quota.jobs.api.health import Health
 from quota.jobs.api.parameters import ParameterError, ProblemError, limit_of, read_parameters, required, words_of
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
+from quota.session import Session
 from quota.web.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from starlette.requests import Request
-
-    from quota.session import Session
-    from quota.web.protection import App
+from quota.web.protection import App
 
 T = TypeVar("T")
 

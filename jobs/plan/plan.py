@@ -10,6 +10,7 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from functools import partial
@@ -28,16 +29,13 @@ from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.reports.spending import stands_out
 from quota.reports.status import held_to
+from quota.settings.model import CredentialSettings, Settings
 from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from rich.console import RenderableType
     from rich.text import Text
-
-    from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
 MAX_DAYS = 92

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from quota.decision import SET_THE_CLOCK
 from quota.errors import ConfigError, LedgerError, RepairRefused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quota.ledger.contract import Ahead
     from quota.ledger.fence import Movable
     from quota.ledger.move import Moved, Step

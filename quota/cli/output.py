@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,6 @@ from quota.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
 
     from rich.console import Console
 

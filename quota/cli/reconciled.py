@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
@@ -11,8 +12,6 @@ from quota.common.text import many, spell
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import RenderableType
 
     from quota.reconcile.reconcile import Reconciled

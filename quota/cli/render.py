@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
-from quota.decision import enforced
+from quota.decision import Decision, enforced
+from quota.ledger.entry import Entry
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
 from quota.reports.spending import Bought, KeptRefusal, Spending, refused_by
 from quota.settings.model import BUILT_IN_NOTICE
@@ -16,13 +18,9 @@ from quota.wording.of_status import clock, closed, early_of, notes_of
 from quota.wording.parts import Part, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.console import RenderableType
 
     from quota.common.findings import Finding
-    from quota.decision import Decision
-    from quota.ledger.entry import Entry
     from quota.reports.status import CredentialRow, Status
 
 

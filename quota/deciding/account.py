@@ -10,40 +10,38 @@ the question goes by, what the machine has seen of the ledger (`quota.recovery.h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.log import line, warn
 from quota.deciding.answer import Answers, ahead_ms
 from quota.deciding.checklist import NO_GRANTS, Checklist, Checklists, believed
-from quota.decision import REPAIR
+from quota.decision import REPAIR, Decision
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     NOTHING_EXPECTED,
     ChargeRequest,
+    ChargeResult,
+    Ledger,
+    LimitCheck,
     read_entries,
     retention_of,
 )
-from quota.ledger.entry import FURTHER
+from quota.ledger.entry import FURTHER, Charge, Entry
 from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.recovery.observations import SeenAheadError
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 from quota.terms.attribution import RESERVED, AttemptKeys, is_reservation
-from quota.terms.limits import DAY_MS
+from quota.terms.costs import CostBook
+from quota.terms.limits import DAY_MS, Limit, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from quota.deciding.recorder import Recorder
-    from quota.decision import Decision
-    from quota.ledger.contract import ChargeResult, Ledger, LimitCheck
-    from quota.ledger.entry import Charge, Entry
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
-    from quota.terms.costs import CostBook
-    from quota.terms.limits import Limit, View
 
 MAX_LOSSES = 5
 """The most times that one decision restores lost data to a ledger, or goes by other grants."""

@@ -9,6 +9,7 @@ draw_of        what the journal has of one draw; `drawn_by` of a run's; `drawn_u
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
@@ -18,16 +19,14 @@ from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.decision import Decision
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import MAX_CHARGES, RETENTION_SLACK_MS
+from quota.ledger.entry import Charge, Entry
 from quota.ledger.parts import correctable
 from quota.ledger.state_fields import is_id
 from quota.terms.arguments import text, whole
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from quota.deciding.account import Account
-    from quota.ledger.entry import Charge, Entry
     from quota.recovery.allowance import Draw
 
 _JOINT = "+"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,16 +14,13 @@ from quota.common.text import one_line
 from quota.deciding.corrections import charges_in, draw_of
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import RETENTION_SLACK_MS, entries_between, just_before, read_entries
-from quota.ledger.entry import counted
+from quota.ledger.entry import Charge, Entry, Id, counted
 from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
 from quota.session import Session, projects_of
 from quota.terms.limits import Limit, cutoff, leaves_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quota.ledger.entry import Charge, Entry, Id
     from quota.recovery.allowance import Draw
 
 

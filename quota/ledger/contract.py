@@ -19,20 +19,18 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from quota.common.clock import LATEST_MS, NEVER
+from quota.ledger.entry import Charge, Entry, Id
+from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.arguments import whole
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Edges, View, Window, longest_ms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from quota.ledger.compared import Compared
-    from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import Edges, View, Window
 
 CLOCK_SLACK_MS = 5_000
 CLOCK_BEHIND_MS = HOUR_MS

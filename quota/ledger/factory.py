@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import ConfigError
+from quota.ledger.contract import Ledger
 from quota.ledger.file_url import check_options, path_of
 
 if TYPE_CHECKING:
-    from quota.ledger.contract import Ledger
     from quota.ledger.fence import Movable
 
 Clock = Callable[[], int]

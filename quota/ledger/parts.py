@@ -16,23 +16,21 @@ SQLite and Redis have all of them, the ledger in memory of `quota plan` none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quota.errors import UnusableLedger
-from quota.ledger.contract import MIN_RETENTION_MS
+from quota.ledger.contract import MIN_RETENTION_MS, Ahead, Exhaustion, Ledger, Notes, Repair
+from quota.ledger.entry import Charge, Entry
+from quota.ledger.unlogged import UnloggedUsage
+from quota.terms.limits import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import Ahead, Exhaustion, Ledger, Notes, Repair
-    from quota.ledger.entry import Charge, Entry
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
-    from quota.ledger.unlogged import UnloggedUsage
-    from quota.terms.limits import View
 
 
 @runtime_checkable

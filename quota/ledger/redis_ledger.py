@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from quota.ledger.contract import (
     LONGEST_CLAIM_MS,
     MIN_RETENTION_MS,
     Ahead,
+    ChargeRequest,
     ChargeResult,
     Exhaustion,
     Notes,
@@ -30,7 +32,7 @@ from quota.ledger.contract import (
     read_entries,
     units_beyond,
 )
-from quota.ledger.entry import Entry
+from quota.ledger.entry import Charge, Entry
 from quota.ledger.fence import FENCE, FILLING, UNSEALED, fenced_error
 from quota.ledger.grants import read_grants
 from quota.ledger.history import (
@@ -39,7 +41,7 @@ from quota.ledger.history import (
     History,
     RefusalCount,
 )
-from quota.ledger.redis_connection import client_of
+from quota.ledger.redis_connection import Cluster, Connections, client_of
 from quota.ledger.redis_decision import (
     FIRST_TRY,
     Question,
@@ -65,7 +67,7 @@ from quota.ledger.redis_fields import (
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import checked_target, label_of, user_of
-from quota.ledger.state_changes import StateChanges
+from quota.ledger.state_changes import Change, Rule, StateChanges
 from quota.ledger.state_fields import (
     HISTORY_FIELDS,
     exhaustion_text,
@@ -80,17 +82,10 @@ from quota.ledger.state_fields import (
     read_usages,
 )
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from quota.common.findings import Finding
-    from quota.ledger.contract import ChargeRequest
-    from quota.ledger.entry import Charge
-    from quota.ledger.redis_connection import Cluster, Connections
-    from quota.ledger.state_changes import Change, Rule
-    from quota.terms.limits import View
 
 T = TypeVar("T")
 

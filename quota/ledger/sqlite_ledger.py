@@ -9,6 +9,8 @@ docs/ledger-rules.md.
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +27,7 @@ from quota.ledger.contract import (
     MAX_REPAIRS,
     MIN_RETENTION_MS,
     Ahead,
+    ChargeRequest,
     ChargeResult,
     Exhaustion,
     Notes,
@@ -37,11 +40,12 @@ from quota.ledger.contract import (
     root_of,
     units_beyond,
 )
-from quota.ledger.entry import Entry
+from quota.ledger.entry import Charge, Entry, Id
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.file_url import label_of, path_of
 from quota.ledger.grants import read_grants
+from quota.ledger.history import History, RefusalCount
 from quota.ledger.sqlite_decision import decide
 from quota.ledger.sqlite_fields import (
     COLUMNS,
@@ -60,7 +64,7 @@ from quota.ledger.sqlite_fields import (
     usages_of,
 )
 from quota.ledger.sqlite_views import ViewState
-from quota.ledger.state_changes import StateChanges
+from quota.ledger.state_changes import Rule, StateChanges
 from quota.ledger.state_fields import (
     exhaustion_text,
     leading_ms,
@@ -71,18 +75,10 @@ from quota.ledger.state_fields import (
     usages_text,
 )
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-from quota.terms.limits import HOUR_MS, longest_ms_of
+from quota.terms.limits import HOUR_MS, View, longest_ms_of
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Sequence
-
     from quota.common.findings import Finding
-    from quota.ledger.contract import ChargeRequest
-    from quota.ledger.entry import Charge, Id
-    from quota.ledger.history import History, RefusalCount
-    from quota.ledger.state_changes import Rule
-    from quota.terms.limits import View
 
 T = TypeVar("T")
 

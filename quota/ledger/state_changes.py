@@ -11,25 +11,21 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from quota.common.text import many
 from quota.errors import UsageError
-from quota.ledger.compared import compared_text
+from quota.ledger.compared import Compared, compared_text
 from quota.ledger.contract import MIN_RETENTION_MS, RETENTION_SLACK_MS, following_epoch, root_of
-from quota.ledger.grants import grants_text
+from quota.ledger.grants import Grant, grants_text
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.state_fields import read_ms, read_usages, usages_text
-from quota.ledger.unlogged import is_carry
+from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.terms.arguments import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from quota.ledger.claims import Claim, Claimed, Ending, Record
-    from quota.ledger.compared import Compared
-    from quota.ledger.grants import Grant
-    from quota.ledger.unlogged import UnloggedUsage
 
 T = TypeVar("T")
 
@@ -45,9 +41,8 @@ class Change(NamedTuple, Generic[T]):
     keep_ms: int = HISTORY_MS
 
 
-if TYPE_CHECKING:
-    Rule = Callable[[int, Mapping[str, str]], Change[T]]
-    """Says what follows at a time, of the ledger's clock, for a state that has these fields."""
+Rule = Callable[[int, Mapping[str, str]], Change[T]]
+"""Says what follows at a time, of the ledger's clock, for a state that has these fields."""
 
 
 class StateChanges(ABC):

@@ -13,6 +13,7 @@ wrong. All steps may be repeated: the same figures change nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,23 +25,21 @@ from quota.deciding.outlook import unlogged_usage
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.compared import Compared
 from quota.ledger.contract import read_entries, retention_of
+from quota.ledger.entry import Entry
 from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UPSTREAM, UnloggedUsage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
+from quota.terms.costs import CostBook, Metric, Pool
 from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from quota.ledger.entry import Entry
     from quota.reconcile.monitoring import Figures
     from quota.session import Session
     from quota.settings.model import CredentialSettings
-    from quota.terms.costs import CostBook, Metric, Pool
 
 BELIEVED_MS = 7 * DAY_MS
 """How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""

@@ -35,25 +35,22 @@ reason why the ledger did not answer, and then `debt_repaid`, or `allowance_used
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
 from quota.errors import LedgerError
+from quota.ledger.contract import Ledger
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
+from quota.ledger.identity import Identity
 from quota.ledger.parts import correctable
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Sequence
-
-    from quota.ledger.contract import Ledger
-    from quota.ledger.identity import Identity
 
 T = TypeVar("T")
 

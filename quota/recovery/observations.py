@@ -18,10 +18,12 @@ expire last: 1,500 at 15:00 and 600 at 15:15.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger.contract import LimitCheck, root_of
+from quota.ledger.entry import Id
 from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
 from quota.ledger.unlogged import (
     CARRIED,
@@ -35,9 +37,6 @@ from quota.ledger.unlogged import (
 from quota.terms.limits import Edges, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from quota.ledger.entry import Id
     from quota.recovery.watermark_file import Head
 
 

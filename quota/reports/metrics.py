@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -27,8 +28,6 @@ from quota.decision import SHADOW
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from quota.ledger.history import RefusedSum, RunningSum
     from quota.reports.status import CredentialRow, Status
 

@@ -5,29 +5,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from quota.budget import Budget
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.common.several import several
 from quota.deciding.checklist import cap
+from quota.deciding.outlook import Outlook
+from quota.decision import LimitState
 from quota.errors import Refused
 from quota.ledger.contract import Exhaustion, Notes, read_entries
+from quota.ledger.entry import Entry
+from quota.ledger.grants import Grant
 from quota.ledger.parts import notes_in
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
+from quota.terms.costs import Bucket, CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, Window, cutoff, paced_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from quota.budget import Budget
-    from quota.deciding.outlook import Outlook
-    from quota.decision import LimitState
     from quota.ledger.compared import Compared
-    from quota.ledger.entry import Entry
-    from quota.ledger.grants import Grant
-    from quota.terms.costs import Bucket, CostBook
 
 
 class LimitRow(NamedTuple):

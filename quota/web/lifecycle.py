@@ -25,6 +25,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,6 @@ from quota.common.text import describe, one_line, show
 from quota.errors import QuotaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import uvicorn
 
     from quota.web.protection import App

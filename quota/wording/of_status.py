@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -12,8 +13,6 @@ from quota.terms.limits import SECOND_MS
 from quota.wording.parts import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quota.ledger.contract import Exhaustion
     from quota.reports.status import CredentialRow, EarlyExhaustion, LimitRow
 
