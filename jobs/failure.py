@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quota.clients.failures import Answer, answer_in, is_any, is_transient, refused_login
 from quota.common.clock import host_clock
@@ -16,8 +15,7 @@ from quota.terms.costs import CostBook
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import quota
 from quota.common.clock import local, moment, rfc3339
@@ -144,8 +144,7 @@ RegionOutcome = Literal["done", "partial", "skipped", "failed"]
 RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 
-@dataclass(frozen=True)
-class Away:
+class Away(NamedTuple):
     """Where a region is that a run did not get: on `runs_on`, heard of at `heard_ms` by the ledger's clock, which is
     `now_ms`. It is free at `until_ms` if nothing more is heard.
 

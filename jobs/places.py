@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import quota
 from quota import Session
@@ -130,7 +129,7 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
     )
     project, ledger, shared = session.credential(job.credential).project, session.ledger, SharedPlaces(session, job)
     afresh = [
-        replace(one, pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None) for one in checkpoints
+        one._replace(pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None) for one in checkpoints
     ]
     try:
         parts = parts_of(claim.regions)

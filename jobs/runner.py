@@ -343,7 +343,7 @@ class _Run:
                 rows = rows_of(self.job.name, {}, page.places)
                 self.left_out, lost = f"{part}: {failure.message}", lost + 1
                 if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
-                    return self._give_up(checkpoint, replace(failure, kind="region"))
+                    return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost = 0
             inherited = False

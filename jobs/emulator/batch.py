@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from http import HTTPStatus
+from typing import NamedTuple
 
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.replies import Rejected, Reply
@@ -13,8 +13,7 @@ from quota.jobs.emulator.replies import Rejected, Reply
 MAX_BATCHED_CALLS = 1_000
 
 
-@dataclass(frozen=True)
-class BatchedCall:
+class BatchedCall(NamedTuple):
     """One call inside a batch. Its answer refers to it by `content_id`."""
 
     content_id: str | None

@@ -2,9 +2,8 @@
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from quota.common.resources import read_text
 
@@ -13,8 +12,7 @@ Json = dict[str, Any]
 _ERRORS = tomllib.loads(read_text("quota.jobs.emulator", "errors.toml"))
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """One HTTP reply before it is written. With `body` None it has no content."""
 
     status: int

@@ -26,11 +26,10 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from email.message import Message
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 from quota.common.clock import host_clock
@@ -53,8 +52,7 @@ _BATCH_PATHS = ("/batch", "/batch/youtube/v3")
 _POLL_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
-class _Arrival:
+class _Arrival(NamedTuple):
     """One API call as it was booked. Where nobody could be charged, it has upstream's answer in place of a `charge`."""
 
     method: str

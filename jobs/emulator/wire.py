@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from quota.jobs.emulator import replies
@@ -31,8 +30,7 @@ _MAX_PARAMETERS = 1_000
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One request, read in full. If `malformed`, its target does not decode, and `params` is empty."""
 
     verb: str
@@ -44,8 +42,7 @@ class Request:
     malformed: bool = False
 
 
-@dataclass(frozen=True)
-class Handled:
+class Handled(NamedTuple):
     """The outcome of a request. Without a reply, the server closes the connection unanswered."""
 
     reply: Reply | None

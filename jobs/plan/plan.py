@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.cli.output import takes_unicode
@@ -41,8 +40,7 @@ DEFAULT_DAYS = 7
 MAX_DAYS = 92
 
 
-@dataclass(frozen=True, slots=True)
-class DayPlan:
+class DayPlan(NamedTuple):
     """One day of one limit in its zone. `hours` are the units (or calls) used in each of its 23 to 25 hours.
 
     `left_units` is what remains at the end of the day. It is None for a shadow, if the limit's window is not a day, or
@@ -57,8 +55,7 @@ class DayPlan:
     dry_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LimitPlan:
+class LimitPlan(NamedTuple):
     """One limit. `needs_units` is the most that the ticks of any 24 hours would use if nothing were refused, and
     `enforced_units` the number at the beginning: less than the limit's own where upstream grants less."""
 
@@ -70,8 +67,7 @@ class LimitPlan:
     days: tuple[DayPlan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlan:
+class JobPlan(NamedTuple):
     """One job. `refused_ticks` met a refusal, at their start or later, and left `refused_regions` to a later tick.
     `passes` is how often each region is completed."""
 
@@ -84,8 +80,7 @@ class JobPlan:
     passes: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`. `spent` is
     what would be charged, in slots of 15 minutes."""
 
@@ -129,7 +124,7 @@ class Plan:
                 | members(job, "ticks refused_ticks refused_regions first_refused_at first_refused_by")
                 for job in self.jobs
             ],
-            "changes": [asdict(change) for change in self.changes],
+            "changes": [change._asdict() for change in self.changes],
             "notes": list(self.notes),
         }
 

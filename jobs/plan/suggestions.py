@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from quota.jobs.job import Fetch
 from quota.jobs.plan.simulation import Simulated, State, pass_steps, prices_between, simulate
@@ -29,8 +29,7 @@ MAX_SIMULATIONS = 250
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration; or how
     many `ticks` remain of how many, where their schedules differ."""
 

@@ -35,7 +35,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -322,7 +321,7 @@ class _JobQueue:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             checkpoints = checkpoints_of(session, self.job, store)
         # If earlier runs left nothing pending, the tick begins a round over all regions.
-        first, *_ = by_rotation(checkpoints) or by_rotation(replace(one, pending=True) for one in checkpoints)
+        first, *_ = by_rotation(checkpoints) or by_rotation(one._replace(pending=True) for one in checkpoints)
         return refusal_of(session.budget(self.job.credential), self.job, self.fetch, first)
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:

@@ -13,9 +13,9 @@ who runs the tick, and a plan predicts it to the millisecond.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, pairwise
+from typing import NamedTuple
 from zlib import crc32
 
 from quota.common.clock import NEVER
@@ -24,8 +24,7 @@ from quota.settings.schedules import MAX_PAUSE_DAYS, Schedule, parse_schedule
 from quota.terms.limits import DAY_MS
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """One start. `regions` is what `run_job` is given: empty for all of the job's."""
 
     at_ms: int
@@ -38,8 +37,7 @@ class Tick:
         return f"tick:{self.job}:{','.join(self.regions)}:{self.at_ms}"
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """A sequence of ticks, of which one runs at a time. Each starts `offset_ms` later than its schedule."""
 
     job: str

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from quota.jobs.job import Cursor, is_deep
 from quota.jobs.store.file import MAX_COUNT, is_time
@@ -26,8 +25,7 @@ RESTART = (
 """The region's next page is its first."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
     `work` is the job's project, fetch function and options (`quota.jobs.places.work_of`): jobs of one name that do

@@ -14,10 +14,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.members import members
@@ -94,8 +93,7 @@ MAX_RANKED = 50_000
 MAX_IDS_READ = 50
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """A job that another machine ran when this one last asked, at `asked_ms`: on `runs_on`, which the ledger had last
     heard of at `heard_ms`. Another machine takes over if nothing more is heard of it until `until_ms`. `fetched_ms` is
     when this store last got something of the job; None if it has nothing."""
@@ -111,8 +109,7 @@ class Elsewhere:
         return members(self, "job runs_on heard_at until asked_at fetched_at")
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The newest rank of a video in one region's ranking of one job."""
 
     job: str
@@ -121,8 +118,7 @@ class Ranking:
     taken_at_ms: int
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """One search result and its rankings. Texts and counts are None where upstream left them out."""
 
     video_id: str
@@ -137,7 +133,7 @@ class Found:
         return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
 
 
-FOUND_COLUMNS = tuple(field.name for field in fields(Found))
+FOUND_COLUMNS = Found._fields
 """In CSV."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from quota.budget import Budget
 from quota.common.members import members
@@ -14,8 +14,7 @@ LIMIT_UNITS = 500
 MIDNIGHT_MS = 20_000 * DAY_MS
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One burst at `at_ms`: the units that its searches asked for, and the units that each kind of window admitted."""
 
     at_ms: int
@@ -24,8 +23,7 @@ class Row:
     sliding_units: int
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     """The bursts, and the most units that each kind of window admitted in any 24 hours."""
 
     limit_units: int

@@ -13,9 +13,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quota.errors import QuotaError
 
@@ -29,8 +28,7 @@ KINDS = (FIXED, "counter", "gcra", "log")
 _PATHS = {kind: f"/{kind.partition(' ')[0]}" for kind in KINDS}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRow:
+class HttpRow(NamedTuple):
     """What one kind of limit admitted of two bursts, and the most of it in any window."""
 
     kind: str
@@ -42,8 +40,7 @@ class HttpRow:
         return {"kind": self.kind, "first": self.first, "second": self.second, "most_in_any_window": self.most}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpProof:
+class HttpProof(NamedTuple):
     """What each kind admitted, against LIMIT in `window_ms`."""
 
     window_ms: int

@@ -120,8 +120,6 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
       quota spend --bought --since 7d
       quota spend --by day --since 30d
     """
-    from dataclasses import replace
-
     from quota.cli.render import render_spending, spending_notes
     from quota.common.clock import weekday
     from quota.reports.spending import SPEND_FIELDS, read_spending
@@ -142,8 +140,7 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         usage = [sorted(session.budget(c.name).usage(), key=lambda one: one.unlogged_units) for c in projects.values()]
         fullest = [state for states in usage for state in states[-1:]]
-        spending = replace(
-            read_spending(session.ledger, projects, fields, start_ms),
+        spending = read_spending(session.ledger, projects, fields, start_ms)._replace(
             unlogged_units=sum(state.unlogged_units for state in fullest),
             upstream_units=sum(state.upstream_units for state in fullest),
         )

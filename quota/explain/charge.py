@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,8 +35,7 @@ class LimitAroundCharge(NamedTuple):
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ChargeExplained:
+class ChargeExplained(NamedTuple):
     """What a charge was, asked at `asked_ms` by the ledger's clock. `entry` is None while a charge that was `drawn` on
     this machine's allowance is owed, or if the log has let go of it. `not_counted_by` names limits that do not count
     it. Of a call of several buckets it is the first charge, and `also` has the others."""
@@ -110,7 +108,7 @@ def explain_charge(session: Session, charge_id: str, credential: str | None = No
     first_id, *others = charges_in(charge_id)
     first = _explained(session, first_id, credential)
     also = tuple([_explained(session, one, first.credential) for one in others])
-    return replace(first, charge_id=charge_id, also=also)
+    return first._replace(charge_id=charge_id, also=also)
 
 
 def _explained(session: Session, charge_id: str, credential: str | None) -> ChargeExplained:

@@ -8,7 +8,6 @@ log     who filled the limit: the single charges of both windows, as far as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice, pairwise
 from typing import Literal, NamedTuple
@@ -76,8 +75,7 @@ class Expiry(NamedTuple):
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalExplained:
+class RefusalExplained(NamedTuple):
     """Why a call was refused, asked at `asked_ms` by the ledger's clock.
 
     `now` is what it would be told now; `never` says why it could not be admitted any more, by today's configuration.

@@ -14,7 +14,6 @@ wrong. All steps may be repeated: the same figures change nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, account_of
@@ -63,8 +62,7 @@ class Counts(NamedTuple):
     until_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(NamedTuple):
     """The result for one project.
 
     `newest_ms` is the end of upstream's newest point; None where it has none. `buckets` has the present period of each

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -42,8 +41,7 @@ CATCH_UP_S = 0.3
 """How long a reader rolls up what nobody has rolled up yet; it reads the rest from the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusals:
+class Refusals(NamedTuple):
     """Calls that were refused, in hours: the limit, or the bucket that upstream closed, the job and the reason."""
 
     limit: str
@@ -52,8 +50,7 @@ class Refusals:
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spending:
+class Spending(NamedTuple):
     """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
 
     It covers all charges since `since_ms`, which is later than requested where the history does not reach back so far,
@@ -91,8 +88,8 @@ class Spending:
             ],
             **members(self, "total_units", if_any="unlogged_units upstream_units"),
             **({} if gap is None else {"gap": {"from": gap[0], "to": gap[1]}}),
-            "refused": [asdict(one) for one in self.refused],
-            **({"would_refuse": [asdict(one) for one in self.would_refuse]} if self.would_refuse else {}),
+            "refused": [one._asdict() for one in self.refused],
+            **({"would_refuse": [one._asdict() for one in self.would_refuse]} if self.would_refuse else {}),
         }
 
 
@@ -300,8 +297,7 @@ class _Row(NamedTuple):
     units: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
     is newer than `known_after_ms`, except for the history's gap."""
 

@@ -21,9 +21,9 @@ last asked. At all other times the tests compare the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.common.text import show
@@ -35,8 +35,7 @@ MAX_PAUSE_DAYS = 8 * 366 + 1
 """The longest pause of a cron line that fires at all: 29 February, across a century year without a leap day."""
 
 
-@dataclass(frozen=True)
-class Every:
+class Every(NamedTuple):
     """Fires at each multiple of `interval_ms` since 1970, whatever the clock changes."""
 
     interval_ms: int
@@ -52,8 +51,7 @@ class Every:
         return iter(range(first_ms, until_ms, self.interval_ms))
 
 
-@dataclass(frozen=True)
-class Cron:
+class Cron(NamedTuple):
     """A cron line in a zone. `weekdays` count from Sunday = 0. With `either` a day must match the day of the month or
     the weekday, otherwise both.
     """
