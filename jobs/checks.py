@@ -63,12 +63,8 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
             refuse_others(path, "store")
     except OSError:
         return
-    except quota.ConfigError as error:
+    except (quota.ConfigError, StoreError) as error:
         yield "store.url", str(error)
-        return
-    except StoreError as error:
-        message, _, remedy = str(error).rpartition(": ")
-        yield "store.url", str(error) if "; " in str(error) else f"{message}; {remedy}"
         return
     prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # a folder that is missing is told
     if prevented is not None:

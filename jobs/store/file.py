@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 
 import quota
-from quota.common.sqlite_file import Wording
+from quota.common.sqlite_file import DEADLINE_S, Wording
+from quota.ledger.file_errors import file_wording
 
 SCHEMA_VERSION = 9
 APPLICATION_ID = 0x766964A1
@@ -28,28 +29,11 @@ class StoreError(quota.QuotaError):
     """The local store cannot be used. The message names the file and the remedy."""
 
 
-def wording(path: str) -> Wording:
+def wording(path: str, waited_s: float = DEADLINE_S) -> Wording:
     """What the errors of a store say."""
-    store = f"store {path}"
-    closed = f"{store}: it cannot be opened: check that its folder exists and may be written"
-    return Wording(
-        foreign=f"{store} belongs to another program: give [store] url a file of its own",
-        newer=f"{store} has schema version {{version}}, written by a newer quota-ledger; this one reads up to "
-        f"{SCHEMA_VERSION}: upgrade it",
-        older=f"{store} has schema version {{version}}, written by an older quota-ledger; this one reads only "
-        f"{SCHEMA_VERSION}: move the file away, and the next runs fetch the data again",
-        locked=f"{store}: another program holds it locked: close that program, then run again",
-        not_a_database=f"{store}: the file is not a database: move the file away, or give [store] url another one",
-        read_only=f"{store}: it cannot be written: check the owner and mode of the file, its -wal and -shm, and their "
-        "folder",
-        cannot_open=closed,
-        no_file=closed,
-        disk_full=f"{store}: {NO_SPACE}; nothing half-written was kept",
-        damaged=f"{store}: the file is damaged: move it away (the next runs fetch the data again) or restore a copy",
-        disk_fails=f"{store}: reading or writing it failed: check the disk and its space; "
-        "nothing half-written was kept",
-        other=f"{store}: {{reason}}",
-    )
+    then, remedy = "the next runs fetch the data again", "move it away, or give [store] url another file"
+    said = file_wording(path, "store", version=SCHEMA_VERSION, lost_then=then, remedy=remedy, waited_s=waited_s)
+    return said._replace(disk_full=f"store {path}: {NO_SPACE}; nothing half-written was kept")
 
 
 def path_of(url: str) -> str:

@@ -120,7 +120,7 @@ class Reader:
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StoreError,
-            wording=wording(path),
+            wording=wording(path, BUSY_TIMEOUT_S),
             lenient=True,
             read_only=True,
             deadline_s=BUSY_TIMEOUT_S,

@@ -166,7 +166,7 @@ class Store:
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StoreError,
-            wording=wording(self.path),
+            wording=wording(self.path, busy_timeout_ms / 1_000),
             private=False,
             lenient=True,
             deadline_s=busy_timeout_ms / 1_000,

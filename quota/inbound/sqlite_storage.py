@@ -88,20 +88,16 @@ class SqliteStorage:
             version=SCHEMA_VERSION,
             lost_then="all limits begin afresh",
             remedy="move it away, or name another file",
+            waited_s=WALL_S,
         )
-        wording = wording._replace(
-            locked=f"inbound storage {self.label} is locked by another process (waited {WALL_S:g} s); "
-            f"find it: fuser {path}",
-            disk_full=f"inbound storage {self.label}: the disk is full",
-        )
-        self._wording = wording
+        self._wording = wording._replace(disk_full=f"inbound storage {self.label}: the disk is full")
         self._file = SqliteFile(
             path,
             schema=("quota.inbound", "schema.sql"),
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StorageAway,
-            wording=wording,
+            wording=self._wording,
             page_bytes=PAGE_BYTES,
         )
         self._lock = threading.Lock()

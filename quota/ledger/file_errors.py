@@ -1,4 +1,4 @@
-"""What the errors of a ledger's file, and of the allowance's beside it, say."""
+"""What the errors of our SQLite files say: of a ledger, the allowance beside it, a store, an inbound storage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from quota.common.text import one_line
 from quota.errors import ConfigError
 
 
-def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: str = "move it away") -> Wording:
-    """The errors of the file `what` at `path`. `lost_then` says what becomes of its content if it is moved away."""
+def file_wording(
+    path: str, what: str, *, version: int, lost_then: str, remedy: str = "move it away", waited_s: float = DEADLINE_S
+) -> Wording:
+    """The errors of the file `what` at `path`. `lost_then` says what becomes of its content if it is moved away, and
+    `waited_s` how long a transaction waits for others."""
     file = f"{what} sqlite:///{path}" if path else f"{what} in memory"
     return Wording(
         foreign=f"{file} is another program's database; {remedy}",
@@ -18,7 +21,7 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: 
         "upgrade this machine",
         older=f"{file} was written by an older quota-ledger (its version {{version}}, ours {version}); "
         f"{remedy} ({lost_then})",
-        locked=f"{file} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {path}",
+        locked=f"{file} is locked by another process (waited {waited_s:g} s); find it: fuser {path}",
         not_a_database=f"{file} is not an SQLite database; {remedy}",
         read_only=f"{file} is read-only; give this user write access to the file, its -wal and -shm, and their folder",
         cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",

@@ -1006,7 +1006,7 @@ main()
     assert "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
     assert len(errors) == 1
-    assert "nothing half-written was kept" in errors[0]
+    assert "reading or writing it failed; check the disk and its space" in errors[0]
     report = json.loads(done.stdout)
     assert report["outcome"] == "failed"
     assert [r["outcome"] for r in report["regions"]] == ["failed", "skipped"]
@@ -1034,8 +1034,8 @@ def test_a_run_whose_end_cannot_be_stored_still_says_what_it_did(
     pages, outcome = (4, "done") if units > 1 else (1, "stopped")
     assert (report.outcome, report.exit_status, report.units, report.regions[0].pages) == (outcome, 0, pages, pages)
     (said,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
-    damaged = "the file is damaged: move it away (the next runs fetch the data again) or restore a copy"
-    assert said == f"run_not_kept run={report.run} job=t: store {bench.folder / 'videos.db'}: {damaged}"
+    damaged = "is damaged; move it away (the next runs fetch the data again)"
+    assert said == f"run_not_kept run={report.run} job=t: store sqlite:///{bench.folder / 'videos.db'} {damaged}"
 
 
 RESTARTED = "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"

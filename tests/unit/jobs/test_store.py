@@ -689,14 +689,14 @@ def refusal(path: Path, **options: Any) -> str:
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
     with closing(sqlite3.connect(store.path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    assert f"schema version {SCHEMA_VERSION + 1}" in refusal(tmp_path / "videos.db")
+    assert f"a newer quota-ledger (its version {SCHEMA_VERSION + 1}, ours" in refusal(tmp_path / "videos.db")
 
 
 def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:
     save(store, Page(videos=[video("a")]))
     with closing(sqlite3.connect(store.path)) as db:
         db.execute("PRAGMA user_version = 1")
-    assert "schema version 1, written by an older quota-ledger" in refusal(tmp_path / "videos.db")
+    assert "written by an older quota-ledger (its version 1, ours" in refusal(tmp_path / "videos.db")
     assert count(store, "videos") == 1
 
 
@@ -706,18 +706,18 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
         db.execute("CREATE TABLE charges (x)")
         db.execute("PRAGMA user_version = 1")
     before = path.read_bytes()
-    assert "belongs to another program" in refusal(path)
+    assert "is another program's database" in refusal(path)
     assert path.read_bytes() == before
 
 
 def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are my notes, and not a database at all\n" * 50)
-    assert "not a database" in refusal(path)
+    assert "not an SQLite database" in refusal(path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "cannot be opened" in refusal(tmp_path / "missing" / "videos.db")
+    assert "check its folder" in refusal(tmp_path / "missing" / "videos.db")
 
 
 def test_a_store_that_nothing_was_fetched_into_is_not_made_by_reading(tmp_path: Path) -> None:
@@ -727,7 +727,7 @@ def test_a_store_that_nothing_was_fetched_into_is_not_made_by_reading(tmp_path: 
 
 def test_a_store_that_cannot_be_written_is_said_to_be_so(store: Store) -> None:
     store._file._db.execute("PRAGMA query_only = 1")  # a read-only file means nothing to root
-    with pytest.raises(StoreError, match="check the owner and mode"):
+    with pytest.raises(StoreError, match="is read-only; give this user write access"):
         store.start_round("t", ["DE"])
 
 
@@ -735,7 +735,7 @@ def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with Store(store.path, retention_ms=1, busy_timeout_ms=20) as waiting:
-            with pytest.raises(StoreError, match="another program holds it locked"):
+            with pytest.raises(StoreError, match=r"is locked by another process \(waited 0.02 s\)"):
                 waiting.start_round("t", ["DE"])
             other.execute("ROLLBACK")
             assert waiting.start_round("t", ["DE"])
@@ -875,7 +875,7 @@ def test_a_damaged_schema_is_a_damaged_file(tmp_path: Path) -> None:
     path.write_bytes(
         data.replace(b"CREATE INDEX videos_by_age ON videos", b"CREATE INDEX videos_by_age ON \xff\xfe\xff\xfe\xff\xfe")
     )
-    with pytest.raises(StoreError, match="the file is damaged"):
+    with pytest.raises(StoreError, match="is damaged; move it away"):
         Store(str(path), retention_ms=1)
 
 

@@ -673,11 +673,11 @@ def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 1")
     (found,) = findings(tmp_path, text)
     assert (found.level, found.location) == ("error", "store.url")
-    assert found.message.endswith("has schema version 1, written by an older quota-ledger")
-    assert "move the file away" in found.remedy
+    assert "was written by an older quota-ledger (its version 1" in found.message
+    assert "move it away" in found.remedy
     (tmp_path / "videos.db").write_text("nothing of the kind")
     (found,) = findings(tmp_path, text)
-    assert found.remedy == "move the file away, or give [store] url another one"
+    assert found.remedy == "move it away, or give [store] url another file"
     (tmp_path / "videos.db").write_text("")
     assert findings(tmp_path, text) == []
     assert (tmp_path / "videos.db").stat().st_size == 0, "a check makes nothing"
