@@ -12,6 +12,7 @@ import logging
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import quota
@@ -56,32 +57,25 @@ def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Check
     return decision
 
 
+@dataclass(eq=False)
 class Attempts:
     """The steps of one run. `wait` is a tenacity wait between attempts, for tests."""
 
-    def __init__(
-        self,
-        session: Session,
-        job: JobSettings,
-        fetch: Fetch,
-        store: Store,
-        stop: Callable[[], int],
-        watcher: Watcher,
-        wait: Any,
-        clock: Callable[[], int],
-    ) -> None:
-        self._session = session
-        self._job = job
-        self._fetch = fetch
-        self._given: dict[str, Any] = {"store": store} if wants_store(fetch) else {}
-        if job.fetch == "search":
-            self._given["pages"] = job.pages
-        self._stop = stop
-        self._watcher = watcher
-        self._wait = wait
-        self._clock = clock
-        self._budget = session.budget(job.credential)
-        account_of(self._budget).on_decision = watcher.decided
+    session: Session
+    job: JobSettings
+    fetch: Fetch
+    store: Store
+    stop: Callable[[], int]
+    watcher: Watcher
+    wait: Any
+    clock: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self._given: dict[str, Any] = {"store": self.store} if wants_store(self.fetch) else {}
+        if self.job.fetch == "search":
+            self._given["pages"] = self.job.pages
+        self._budget = self.session.budget(self.job.credential)
+        account_of(self._budget).on_decision = self.watcher.decided
         self._client: Any = None
         self._told_s: float | None = None  # when a signal came while a page was in flight
         self._since_ms = 0
@@ -99,13 +93,13 @@ class Attempts:
         """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
-        account_of(self._budget).of_run = self._job.name, checkpoint.region
-        self._steps.append((self._session.attempt_number(), checkpoint.pages + 1))
+        account_of(self._budget).of_run = self.job.name, checkpoint.region
+        self._steps.append((self.session.attempt_number(), checkpoint.pages + 1))
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
-            wait=self._wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
+            wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
             retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
             before_sleep=lambda state: self._say_retry(state, checkpoint),
             sleep=self._sleep,
@@ -114,47 +108,47 @@ class Attempts:
 
         def attempt() -> Any:
             # A copy of the cursor and of the options: another attempt may have changed its own.
-            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self._job.options)))
-            return self._fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
+            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
+            return self.fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
 
         page = retrying(attempt)
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
-        if page.items > self._job.max_items:
+        if page.items > self.job.max_items:
             raise quota.BadAnswer(
-                f"a page holds {many(page.items, 'item')}, more than {self._job.max_items:,}; "
+                f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}; "
                 "if that is right, raise max_items"
             )
         return page
 
     def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client, but only after the budget would admit its first call: importing the client takes long."""
-        refused = refusal_of(self._budget, self._job, self._fetch, checkpoint)
+        refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
         if refused is not None:
             raise quota.Refused(refused)
         try:
-            self._since_ms = self._session.ledger.now_ms()
+            self._since_ms = self.session.ledger.now_ms()
         except quota.LedgerError:
             # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
             # be ahead of the ledger's by no more than this.
-            self._since_ms = self._clock() - CLOCK_SLACK_MS
-        self._before = self._session.attempt_number()
+            self._since_ms = self.clock() - CLOCK_SLACK_MS
+        self._before = self.session.attempt_number()
         from quota.clients.upstream import upstream_of
 
         self._upstream = upstream_of(self._budget.book)
         self._client = self._upstream.client(
-            self._session,
-            self._job.credential,
-            max_body_mb=self._job.max_body_mb,
-            max_answer_s=self._job.max_answer_s,
-            max_items=self._job.max_items,
-            max_units=self._job.max_units,
+            self.session,
+            self.job.credential,
+            max_body_mb=self.job.max_body_mb,
+            max_answer_s=self.job.max_answer_s,
+            max_items=self.job.max_items,
+            max_units=self.job.max_units,
             waiting=self._wait_for_answer,
         )
 
     def _wait_for_answer(self) -> None:
         """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
-        if self._stop():
+        if self.stop():
             now_s, within_s = time.monotonic(), interruption.STOP_WITHIN_S
             self._told_s = self._told_s or now_s
             if now_s - self._told_s >= within_s:
@@ -162,7 +156,7 @@ class Attempts:
 
     def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
         """What an error of the step at this checkpoint means."""
-        method = attempt_of(self._fetch, checkpoint.cursor) or ""
+        method = attempt_of(self.fetch, checkpoint.cursor) or ""
         return classify_failure(error, method=method, book=self._budget.book)
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
@@ -175,25 +169,25 @@ class Attempts:
         if log.isEnabledFor(logging.DEBUG):
             facts = {"attempt": state.attempt_number, "wait_ms": round(wait_s * 1_000), "why": why}
             log.debug("%s", line("attempt_failed", job=checkpoint.job, region=checkpoint.region, **facts))
-        self._watcher.retry(checkpoint, why, wait_s)
+        self.watcher.retry(checkpoint, why, wait_s)
 
     def _sleep(self, seconds: float) -> None:
         """Wait between two attempts. A signal ends the wait, which therefore comes in short pieces."""
         until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0 and not self._stop():
+        while (left_s := until_s - time.monotonic()) > 0 and not self.stop():
             time.sleep(min(left_s, 0.1))
-        if self._stop():
+        if self.stop():
             raise Interrupted
 
     # -- what follows from them --------------------------------------------------------------------------------------
 
     def refusal(self, checkpoint: Checkpoint) -> Decision | None:
         """The decision that refuses the next call; None if there is none."""
-        return refusal_of(self._budget, self._job, self._fetch, checkpoint)
+        return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
     def address(self) -> str:
         """The address to which the client sends its calls."""
-        return self._upstream.address(self._client, self._session.credential(self._job.credential).endpoint)
+        return self._upstream.address(self._client, self.session.credential(self.job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
         """Units by region, units by the number of the page that they were for, and the number of attempts: from the
@@ -204,8 +198,8 @@ class Attempts:
         attempts = 0
         for charge in self._charges() if self._client is not None else ():
             key = charge.idempotency_key
-            of_this_run = key.startswith(self._session.run) and attempt_number(key) > self._before
-            if of_this_run and charge.job == self._job.name and charge.units:
+            of_this_run = key.startswith(self.session.run) and attempt_number(key) > self._before
+            if of_this_run and charge.job == self.job.name and charge.units:
                 units[charge.region] = units.get(charge.region, 0) + charge.units
                 attempts += 1
                 step = bisect(self._steps, (attempt_number(key), 0)) - 1
@@ -216,15 +210,15 @@ class Attempts:
 
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
-        project, run = self._budget.project, self._session.run
-        asked = self._session.attempt_number() - self._before - 1 - len(self._steps)
+        project, run = self._budget.project, self.session.run
+        asked = self.session.attempt_number() - self._before - 1 - len(self._steps)
         found: dict[str, Charge | Entry] = {}
         try:
             found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self._budget), run))
-            entries = read_entries(self._session.ledger, project, self._since_ms, NEVER)
+            entries = read_entries(self.session.ledger, project, self._since_ms, NEVER)
             found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
         except quota.LedgerError as error:
             if len(found) < asked:
-                known = line("spending_known_in_part", run=run, job=self._job.name, attempts=asked, known=len(found))
+                known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
                 log.warning("%s: %s", known, error)
         return found.values()

@@ -9,6 +9,7 @@ from typing import Any
 
 from quota.cli.output import print_rich
 from quota.cli.tables import Column, FirstThatFits, tables
+from quota.common.members import members
 from quota.common.text import many
 from quota.settings.ageing import age_days
 from quota.settings.books import book_names, book_tables, load_book
@@ -21,8 +22,7 @@ def listed_books(at_ms: int) -> list[dict[str, Any]]:
     return [
         {
             "book": book.name,
-            "api": book.api,
-            "source": book.source,
+            **members(book, "api source"),
             "read_on": book.read_on.isoformat(),
             "age_days": age_days(book, at_ms),
             "buckets": [

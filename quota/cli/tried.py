@@ -34,9 +34,7 @@ class Tried(NamedTuple):
         """For --json."""
         said = self.reading
         return {
-            "request": self.request,
-            "metered": self.metered,
-            "method": self.method,
+            **members(self, "request metered method"),
             "units": self.price.units,
             "parts": [part._asdict() for part in self.price.parts],
             "answer": None

@@ -34,6 +34,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.log import warn
+from quota.common.members import members
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
@@ -69,15 +70,8 @@ class Notice(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """What a command reads on stdin, and an address gets as its body."""
-        return {
-            "event": self.event,
-            "project": self.project,
-            "subject": self.subject,
-            "message": self.message,
-            "at": rfc3339(host_clock()),
-            "host": machine_name(),
-            **self.facts,
-        }
+        told = members(self, "event project subject message")
+        return {**told, "at": rfc3339(host_clock()), "host": machine_name(), **self.facts}
 
     def key(self, way: str) -> str:
         """Names it among all notices, told in this way."""
