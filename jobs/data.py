@@ -110,11 +110,10 @@ def _written(output: str | None) -> Iterator[IO[str]]:
         os.umask(umask)
         os.chmod(file.name, 0o666 & ~umask)
         os.replace(file.name, output)
-    except OSError as error:
+    except BaseException as error:
         os.unlink(file.name)
-        raise quota.QuotaError(f"--output {show(output)}: {error.strerror or error}") from None
-    except BaseException:
-        os.unlink(file.name)
+        if isinstance(error, OSError):
+            raise quota.QuotaError(f"--output {show(output)}: {error.strerror or error}") from None
         raise
 
 

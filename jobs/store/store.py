@@ -351,20 +351,12 @@ class Store:
             new, number = entries(db) - before, checkpoint.pages + 1
             note_page(db, checkpoint.job, number, now_ms, complete=page.complete, items=page.items, new=new)
             if page.ranked:
-                db.executemany(
-                    "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    [
-                        (
-                            checkpoint.job,
-                            checkpoint.region,
-                            taken_at_ms,
-                            checkpoint.ranks + i,
-                            as_text(video["id"]),
-                            count_or_none(part(video, "statistics").get("viewCount")),
-                        )
-                        for i, video in enumerate(page.videos, 1)
-                    ],
-                )
+                of_pass = checkpoint.job, checkpoint.region, taken_at_ms
+                ranked = [
+                    (*of_pass, rank, as_text(video["id"]), count_or_none(part(video, "statistics").get("viewCount")))
+                    for rank, video in enumerate(page.videos, checkpoint.ranks + 1)
+                ]
+                db.executemany("INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", ranked)
             db.execute(
                 "UPDATE checkpoints SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?,"
                 " ranks = ranks + ?, started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms)"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import Budget
@@ -172,7 +172,7 @@ def read_status(
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
         oldest_of = _oldest_of(budget, outlook.states, at_ms) if next_capacity else None
-        limits = _limit_rows(budget, outlook, notes, exhausted, oldest_of, at_ms)
+        limits = tuple(_limit_rows(budget, outlook, notes, exhausted, oldest_of, at_ms))
         return CredentialRow(
             outlook,
             settings.book.main_bucket.name,
@@ -208,8 +208,8 @@ def _limit_rows(
     exhausted: Sequence[Exhaustion],
     oldest_of: Mapping[str, int] | None,
     at_ms: int,
-) -> tuple[LimitRow, ...]:
-    counts_since_ms, rows = notes.whole_after_ms, []
+) -> Iterator[LimitRow]:
+    counts_since_ms = notes.whole_after_ms
     reserved = _reserved_units(budget, outlook.states, at_ms)
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
@@ -227,23 +227,20 @@ def _limit_rows(
         if room_ms == NEVER:
             next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
-        rows.append(
-            LimitRow(
-                limit,
-                state,
-                next_ms,
-                resets_ms,
-                zone,
-                counts_since_ms,
-                exact_from_ms,
-                room_ms,
-                opens_ms is not None or not enforced_units,
-                enforced_units,
-                grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
-                reserved.get(limit.name, 0),
-            )
+        yield LimitRow(
+            limit,
+            state,
+            next_ms,
+            resets_ms,
+            zone,
+            counts_since_ms,
+            exact_from_ms,
+            room_ms,
+            opens_ms is not None or not enforced_units,
+            enforced_units,
+            grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+            reserved.get(limit.name, 0),
         )
-    return tuple(rows)
 
 
 def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
