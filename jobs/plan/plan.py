@@ -10,7 +10,7 @@ A schedule fits if no tick is refused. Jobs that are meant to live on what other
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -194,23 +194,21 @@ def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
     return next((window.zone for window in windows if isinstance(window, Calendar)), "UTC")
 
 
-def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> list[str]:
+def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
     """Assumptions of the answer that a reader might not expect."""
-    notes = []
     by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
     if by_hand:
-        notes.append(f"not in the plan, because they have no schedule: {_some(by_hand)}")
+        yield f"not in the plan, because they have no schedule: {_some(by_hand)}"
     several = [job.name for job in settings.jobs.values() if settings.machines_of(job) > 1]
     if several:
         machines = settings.machines_of(settings.jobs[several[0]])
-        notes.append(f"counted {machines} times, for as many machines as `unavailable` names: {_some(several)}")
+        yield f"counted {machines} times, for as many machines as `unavailable` names: {_some(several)}"
     silent = [job.name for job in settings.jobs.values() if attempt_of(fetches[job.name], None) is None]
     if silent:
-        notes.append(f"counted as one call of the default price per page (no @first_attempt): {_some(silent)}")
+        yield f"counted as one call of the default price per page (no @first_attempt): {_some(silent)}"
     own = [job.name for job in settings.jobs.values() if ":" in job.fetch and job.name not in silent]
     if own:
-        notes.append(f"counted as one call of their first method per page: {_some(own)}")
-    return notes
+        yield f"counted as one call of their first method per page: {_some(own)}"
 
 
 def _some(names: Sequence[str]) -> str:

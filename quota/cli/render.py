@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -107,9 +107,8 @@ def _per_unit(one: Bought) -> str:
     return f"{one.new / one.units:,.1f}" if one.units else "-"
 
 
-def spending_notes(spending: Spending) -> list[str]:
+def spending_notes(spending: Spending) -> Iterator[str]:
     """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
-    notes = []
     for refused, said, see in (
         (spending.refused, "refused", "; see `quota log --refused`"),
         (spending.would_refuse, "left that a shadow limit would have refused", ""),
@@ -117,16 +116,15 @@ def spending_notes(spending: Spending) -> list[str]:
         if refused:
             calls = many(sum(one.calls for one in refused), "call")
             named = listed(f"{count:,} by {name}" for name, count in refused_by(refused).items())
-            notes.append(f"{calls} {said}: {named}{see}")
+            yield f"{calls} {said}: {named}{see}"
     if spending.adds_buckets_up:
         apart = ",".join([*spending.by, "bucket"])
-        notes.append(f"units of several buckets are added up; `quota spend --by {apart}` tells them apart")
+        yield f"units of several buckets are added up; `quota spend --by {apart}` tells them apart"
     if any(OTHER in values for values, _, _ in spending.rows):
-        notes.append(f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows")
+        yield f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows"
     if spending.gap_ms is not None:
         first, last = map(weekday, spending.gap_ms)
-        notes.append(f"charges of {first} to {last} may be missing: the ledger lost them")
-    return notes
+        yield f"charges of {first} to {last} may be missing: the ledger lost them"
 
 
 def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> RenderableType:

@@ -171,13 +171,12 @@ ENOUGH_NEW, ENOUGH_UNITS = 50, 10
 CHEAPER_BY = 4
 
 
-def stands_out(bought: Iterable[Bought]) -> list[str]:
+def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
     """A line for each job whose last pages brought at most a quarter of the new entries that their units would have
     brought in the others' place."""
     by_job: dict[str, list[Bought]] = {}
     for one in bought:
         by_job.setdefault(one.job, []).append(one)
-    lines = []
     for job, rows in by_job.items():
         new, units = sum(one.new for one in rows), sum(one.units for one in rows)
         if new < ENOUGH_NEW or units < ENOUGH_UNITS:
@@ -187,12 +186,11 @@ def stands_out(bought: Iterable[Bought]) -> list[str]:
             last = rows[number:]
             theirs, cost = sum(one.new for one in last), sum(one.units for one in last)
             if theirs * units * CHEAPER_BY <= cost * new and cost * 10 >= units:
-                lines.append(
+                yield (
                     f"{_pages([one.page for one in last])} of {job} brought {theirs / new:.0%} of the new entries for "
                     f"{'half' if abs(cost * 2 - units) * 50 <= units else f'{cost / units:.0%}'} of its units"
                 )
                 break
-    return lines
 
 
 def _pages(numbers: list[int]) -> str:

@@ -551,7 +551,7 @@ ONE = Bought("t", 1, 1, 50, 50, 1)
     ids=["nothing", "all alike", "half", "a sixth", "too few entries", "too few units"],
 )  # fmt: skip
 def test_what_stands_out_is_one_line_a_job(rows: list[Bought], said: list[str]) -> None:
-    assert stands_out(rows) == said
+    assert [*stands_out(rows)] == said
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
