@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quota.budget import Budget, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
-from quota.deciding.account import SESSION_CLOSED
+from quota.deciding.account import SessionClosedError
 from quota.deciding.corrections import LetThrough, Settlement
 from quota.errors import LedgerError, Refused, UsageError
 from quota.terms.arguments import one, text, texts
@@ -259,7 +259,7 @@ class Awaiter:
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         if self._closed:
-            raise UsageError(SESSION_CLOSED)
+            raise SessionClosedError
         try:
             return threads.submit(work)
         except RuntimeError as error:  # this process ends, or may start no more threads

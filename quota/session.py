@@ -15,7 +15,7 @@ from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
-from quota.deciding.account import SESSION_CLOSED
+from quota.deciding.account import SessionClosedError
 from quota.errors import ConfigError, QuotaError, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.identity import Identity
@@ -362,7 +362,7 @@ class Session(OfOneProcess):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(SESSION_CLOSED)
+            raise SessionClosedError
 
     def __enter__(self) -> Session:
         self._check_open()

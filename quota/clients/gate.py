@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Meter, Tally
 from quota.clients.upstream import upstream_of
+from quota.deciding.account import SessionClosedError
 from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
 from quota.terms.hosts import Hosts
@@ -89,9 +90,10 @@ def take_paid() -> bool:
 
 
 class HostGate:
-    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`. `lowest`: what is below
-    sends the bytes. Then nobody there is told of a charge, or a request that is made meanwhile would take it for its
-    own, as one that the body of the first makes."""
+    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`. `ended` is given where
+    what is below sends the bytes. Then nobody there is told of a charge, or a request that is made meanwhile would take
+    it for its own, as one that the body of the first makes. What finds the session closed, once that is true, goes
+    untouched."""
 
     def __init__(
         self,
@@ -101,9 +103,10 @@ class HostGate:
         max_units: int | None = None,
         tally: Tally | None = None,
         *,
-        lowest: bool = False,
+        ended: Callable[[], bool] | None = None,
     ) -> None:
-        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if lowest else paid
+        self.ended = ended or (lambda: False)
+        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else paid
         """Is entered while a charged attempt is being sent."""
         self.meter = Meter(budget, max_units, tally)
         book = budget.book
@@ -118,7 +121,14 @@ class HostGate:
 
     def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self.meter.attempt(self.name(verb, url), verb, body) if self.is_metered(verb, url) else None
+        if not self.is_metered(verb, url):
+            return None
+        try:
+            return self.meter.attempt(self.name(verb, url), verb, body)
+        except SessionClosedError:
+            if not self.ended():
+                raise
+            return None
 
     def is_metered(self, verb: str, url: str) -> bool:
         return self._hosts.serve(url) and not (self._method is None and self._upstream.continues(verb, url))
@@ -139,10 +149,10 @@ class AsyncHostGate:
         hosts: HostNames | None,
         tally: Tally | None = None,
         *,
-        lowest: bool = False,
+        ended: Callable[[], bool] | None = None,
     ) -> None:
         blocking = budget._budget if isinstance(budget, AsyncBudget) else budget
-        self._gate = HostGate(blocking, method, hosts, tally=tally, lowest=lowest)
+        self._gate = HostGate(blocking, method, hosts, tally=tally, ended=ended)
         self.sending = self._gate.sending
         self._own: Awaiter | None = None
         if not isinstance(budget, AsyncBudget):
@@ -160,7 +170,13 @@ class AsyncHostGate:
         if not self._gate.is_metered(verb, url):
             return None
         call = self._call(verb, url, body)
-        return self._gate.meter.attempted((await self._budget._decide([call], commit=True))[0], call)
+        try:
+            decisions = await self._budget._decide([call], commit=True)
+        except SessionClosedError:
+            if not self._gate.ended():
+                raise
+            return None
+        return self._gate.meter.attempted(decisions[0], call)
 
     async def peek(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Decision:
         """The decision that `charge` would make now about a request to a metered host."""

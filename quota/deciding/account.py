@@ -46,13 +46,17 @@ if TYPE_CHECKING:
 MAX_LOSSES = 5
 """The most times that one decision restores lost data to a ledger, or goes by other grants."""
 
-SESSION_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
-
-
 Asked = tuple["Checklist", "ChargeRequest", "ChargeResult"]
 
 _DECIDED = ("admitted", "refused", "exhausted")
 """The outcomes that say whether the call may leave."""
+
+
+class SessionClosedError(UsageError):
+    """A session that is closed was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("this session is closed; open another one with quota.open() or quota.open_async()")
 
 
 class Account:
@@ -260,7 +264,7 @@ class _Closed:
     """Stands for the ledger, the allowance and the high-water mark of a closed session."""
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(SESSION_CLOSED)
+        raise SessionClosedError
 
 
 _CLOSED: Any = _Closed()

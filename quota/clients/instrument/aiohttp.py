@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def seams(payers: Payers) -> Iterator[Seam]:
     async def metered(request: Any, handler: Callable[..., Any]) -> Any:
         url = request.url
-        payer = payers.of(request.method, str(url)) if payers.knows(url.host, url.port) else None
+        payer = payers.of(request.method, str(url), awaited=True) if payers.knows(url.host, url.port) else None
         if payer is None:
             return await handler(request)
         from quota.clients.aiohttp import send  # late: it imports aiohttp, which is here only now

@@ -20,11 +20,11 @@ _MODULE = "httpx._transports.default"
 
 
 def seams(payers: Payers) -> Iterator[Seam]:
-    def payer_of(request: Any) -> Payer | None:
+    def payer_of(request: Any, *, awaited: bool = False) -> Payer | None:
         url = request.url
         if not payers.knows(url.host, url.port or default_port(url.scheme)):
             return None
-        return payers.of(request.method, str(url))
+        return payers.of(request.method, str(url), awaited=awaited)
 
     def charging(handle_request: Callable[..., Any]) -> Callable[..., Any]:
         def charged(transport: Any, request: Any) -> Any:
@@ -40,7 +40,7 @@ def seams(payers: Payers) -> Iterator[Seam]:
 
     def charging_awaited(handle_request: Callable[..., Any]) -> Callable[..., Any]:
         async def charged(transport: Any, request: Any) -> Any:
-            payer = payer_of(request)
+            payer = payer_of(request, awaited=True)
             if payer is None:
                 return await handle_request(transport, request)
             try:

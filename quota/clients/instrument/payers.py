@@ -10,6 +10,7 @@ from quota.clients.gate import AsyncHostGate, HostGate, take_paid
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.text import listed
+from quota.deciding.account import SessionClosedError
 from quota.errors import UsageError
 from quota.terms.hosts import Hosts
 from quota.web.problem import Problem, seconds
@@ -51,6 +52,7 @@ class Payer:
         self._upstream = upstream_of(book)
         self._open_budget = open_budget
         self._tally = tally
+        self._ended = False
         self.start_over_in_child()
         start_over_in_child(self)
 
@@ -73,14 +75,15 @@ class Payer:
 
     @cached_property
     def _gate(self) -> HostGate:
-        return HostGate(self._open_budget(), None, self.names, tally=self._tally, lowest=True)
+        return HostGate(self._open_budget(), None, self.names, tally=self._tally, ended=lambda: self._ended)
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally, lowest=True)
+        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally, ended=lambda: self._ended)
 
     def close(self) -> None:
         with self._lock:
+            self._ended = True
             if "_async_gate" in vars(self):
                 self._async_gate.close()
 
@@ -102,11 +105,22 @@ class Payers:
     def _knows(self, host: str, port: int | None) -> bool:
         return any((host, port) in one.hosts for one in self._payers)
 
-    def of(self, verb: str, url: str) -> Payer | None:
-        """Who pays for a request that is about to leave; None for nobody, also where a layer above has paid.
+    def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
+        """Who pays for a request that is about to leave, with its gate open; None for nobody, also where a layer above
+        has paid, or where it was all ended meanwhile.
 
         Raises UsageError where several could.
         """
+        payer = self._chosen(verb, url)
+        try:
+            _ = payer and (payer.async_gate if awaited else payer.gate)
+        except SessionClosedError:
+            if self._payers:
+                raise
+            return None
+        return payer
+
+    def _chosen(self, verb: str, url: str) -> Payer | None:
         fitting = [one for one in self._payers if one.hosts.serve(url)]
         if not fitting or take_paid():
             return None

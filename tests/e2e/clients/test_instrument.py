@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -32,7 +33,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from requests.adapters import HTTPAdapter
 
 import quota
+from quota.auto import payers_of
+from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
+from quota.clients.instrument.payers import Payer, Payers
 from quota.common.clock import NEVER
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
@@ -513,6 +517,41 @@ def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(
             return [answers[0].status, answers[1].status_code]
 
     assert asyncio.run(main()) == [429, 429]
+
+
+def test_a_request_whose_charge_meets_the_end_goes_untouched(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("default_price"):  # is said between the choice of a payer and the charge
+                quota.uninstrument()
+
+    config(server.address)
+    monkeypatch.setattr(metering, "_warned", set())
+    monkeypatch.setattr(logging.getLogger("quota"), "handlers", [Ends()])
+    quota.instrument()
+    assert client(f"{server.address}/a", "POST", b"{}")[0] == 200
+    assert (len(server.arrived), charged()) == (1, [])
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_more(
+    awaited: bool, config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    url = f"{server.address}/a"
+    with quota.open() as session:
+        main = session.settings.credentials["main"]
+    with pytest.raises(quota.UsageError, match="this session is closed"):  # as at the end of the process
+        payers_of(session, None).of("GET", url, awaited=awaited)
+
+    def opened() -> quota.Budget:
+        payers.close()
+        return session.budget()
+
+    payers = Payers([Payer("main", main.project, main.book, main.hosts, opened)])
+    assert payers.of("GET", url, awaited=awaited) is None
 
 
 def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:
