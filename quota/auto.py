@@ -18,7 +18,7 @@ from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quota.clients.instrument.patches import Patches, Waiting
+from quota.clients.instrument.patches import Patches, call_before
 
 if TYPE_CHECKING:
     from quota.clients.instrument.payers import Payers
@@ -186,7 +186,7 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
     if any(name in sys.modules for name in LIBRARIES):  # a .pth file came first
         begin()
     else:
-        sys.meta_path.insert(0, Waiting(LIBRARIES, begin))
+        call_before(LIBRARIES, begin)
     before = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,18 +7,22 @@ what the original does.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quota.common.log import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
     Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_bootstrap: Any = importlib._bootstrap
+_SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)
+"""Where Python looks up `_find_spec`. It asks all finders, so none that stands in front hides a module from it."""
 
 
 class Seam(NamedTuple):
@@ -40,36 +44,52 @@ class Patches:
         for seam in seams:
             self._seams.setdefault(seam.module, []).append(seam)
         self._on: list[tuple[Any, str, Any, Any]] = []
-        self._finder = _Finder(self._seams, self._patch)
 
     def put_on(self) -> None:
-        sys.meta_path.insert(0, self._finder)
+        for place in _SEARCHES:
+            self._replace(place, "_find_spec", self._patching)
         for name in self._seams:
             if name in sys.modules:
-                self._patch(import_module(name))  # waits for a thread that is in the middle of it
+                self._patch(importlib.import_module(name))  # waits for a thread that is in the middle of it
 
     def take_off(self) -> None:
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
         while self._on:
             owner, name, patch, before = self._on.pop()
             if vars(owner).get(name) is patch:
                 setattr(owner, name, before)
 
+    def _replace(self, owner: Any, name: str, wrap: Wrap) -> None:
+        original = getattr(owner, name)
+        patch = functools.wraps(original)(wrap(original))
+        self._on.append((owner, name, patch, vars(owner)[name]))
+        setattr(owner, name, patch)
+
+    def _patching(self, search: Callable[..., Any]) -> Callable[..., Any]:
+        """Has a module patched once it is loaded, whoever finds it."""
+
+        def _find_spec(name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+            spec: ModuleSpec | None = search(name, path, target)
+            if name in self._seams and self._on and spec is not None and spec.loader is not None:
+                spec.loader = cast("Any", _Loader(spec.loader, self._patch))
+            return spec
+
+        return _find_spec
+
     def _patch(self, module: ModuleType) -> None:
-        """All seams of a module, or none."""
+        """All seams of a module, or none, and once: it may be found by two ways, one within the other."""
+        if not self._on:  # they were taken off while it was loaded
+            return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]
+        if any(owner is one for one, *_ in self._on for owner in owners):
+            return
         if not all(map(_fits, seams, owners)):
             library = module.__name__.partition(".")[0]
             version = getattr(sys.modules.get(library), "__version__", None)
             warn("not_instrumented", "its requests are not charged", library=library, version=version)
             return
         for seam, owner in zip(seams, owners, strict=True):
-            original = getattr(owner, seam.name)
-            patch = functools.wraps(original)(seam.wrap(original))
-            self._on.append((owner, seam.name, patch, vars(owner)[seam.name]))
-            setattr(owner, seam.name, patch)
+            self._replace(owner, seam.name, seam.wrap)
 
 
 def _fits(seam: Seam, owner: Any) -> bool:
@@ -84,50 +104,23 @@ def _fits(seam: Seam, owner: Any) -> bool:
     return all(name in known for name in seam.parameters)
 
 
-class Waiting:
-    """Calls `begin` before the first of these modules is imported, and is gone then."""
+def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
+    """Call `begin` before the first of these modules is searched for."""
+    awaited, search = frozenset(names), _bootstrap._find_spec
 
-    def __init__(self, names: Iterable[str], begin: Callable[[], None]) -> None:
-        self._names = frozenset(names)
-        self._begin = begin
+    def _find_spec(name: str, path: Any, target: Any = None) -> Any:
+        nonlocal awaited
+        if name not in awaited:
+            return search(name, path, target)
+        awaited = frozenset()
+        for place in _SEARCHES:
+            if place._find_spec is _find_spec:
+                place._find_spec = search
+        begin()
+        return _bootstrap._find_spec(name, path, target)  # by what `begin` has put there
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._names:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._begin()
-        return _found(self, fullname, path, target)  # by what `begin` has put there
-
-
-def _found(by: object, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """What the other finders find."""
-    for finder in sys.meta_path:
-        if finder is not by and (find := getattr(finder, "find_spec", None)) is not None:
-            spec: ModuleSpec | None = find(name, path, target)
-            if spec is not None:
-                return spec
-    return None
-
-
-class _Finder:
-    """Lets others find a module, and has it patched once it is loaded."""
-
-    def __init__(self, names: Iterable[str], patch: Callable[[ModuleType], None]) -> None:
-        self._names = frozenset(names)
-        self._patch = patch
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._names:
-            return None
-        spec = _found(self, fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = cast("Any", _Loader(spec.loader, self._patch))
-        return spec
+    for place in _SEARCHES:
+        place._find_spec = _find_spec
 
 
 class _Loader:

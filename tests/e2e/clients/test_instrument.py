@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import json
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.client import HTTPException
@@ -556,13 +556,15 @@ def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_m
 
 def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) -> None:
     config("http://127.0.0.1:1")
-    before = [vars(owner)[name] for owner, name in PLACES], list(sys.meta_path)
+    places = [*PLACES, (importlib.util, "_find_spec")]
+    before = [vars(owner)[name] for owner, name in places]
     quota.instrument()
     quota.instrument()
-    assert all(now is not was for now, was in zip([vars(one)[name] for one, name in PLACES], before[0], strict=True))
+    assert all(now is not was for now, was in zip([vars(one)[name] for one, name in places], before, strict=True))
     quota.uninstrument()
     quota.uninstrument()
-    assert ([vars(owner)[name] for owner, name in PLACES], sys.meta_path) == before
+    assert [vars(owner)[name] for owner, name in places] == before
+    assert before[-1] is importlib._bootstrap._find_spec  # type: ignore[attr-defined]
 
 
 class Wrapper:

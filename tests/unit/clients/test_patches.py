@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from quota.clients.instrument.patches import Patches, Seam
+from quota.clients.instrument.patches import Patches, Seam, call_before
 
 
 def louder(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,3 +70,42 @@ def test_of_a_library_without_the_seam_nothing_is_patched_and_one_line_says_so(
         patches.take_off()
     assert library.Client().say("a") == "a"
     assert caplog.messages == ["not_instrumented library=a_library: its requests are not charged"]
+
+
+def by_its_own_one(name: str, path: Any = None, target: Any = None) -> Any:
+    return PathFinder.find_spec(name, path, target)
+
+
+def by_all(name: str, path: Any = None, target: Any = None) -> Any:
+    """As wrapt and ddtrace do: it stands aside while it asks all finders."""
+    if name == "a_library" and not asked:
+        asked.append(name)
+        return importlib.util.find_spec(name)
+    return None
+
+
+asked: list[str] = []
+
+
+@pytest.mark.parametrize("find_spec", [by_its_own_one, by_all])
+def test_no_finder_in_front_hides_a_library_or_has_it_patched_twice(
+    find_spec: Any, made: str, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    call_before([made], lambda: begun.append(patches.put_on() is None))
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+    library = importlib.import_module(made)
+    assert library.Client().say("a") == "A"
+    assert begun == [True]
+    assert not hasattr(library.Client.say.__wrapped__, "__wrapped__")
+
+
+def test_a_library_that_was_found_before_all_was_taken_off_is_left_alone(made: str, patches: Patches) -> None:
+    patches.put_on()
+    spec = importlib.util.find_spec(made)
+    assert spec is not None
+    assert spec.loader is not None
+    patches.take_off()
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    assert library.Client().say("a") == "a"
