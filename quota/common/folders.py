@@ -2,6 +2,7 @@
 
     make_folder           a folder, with its missing parents
     open_alone            a file of our own: made safely, or refused where others could have made or changed it
+    is_ours               whether a descriptor is still the one that `mark_ours` has marked
     doubt_at              why others could change a file or folder that is there
     doubt_of_database     the same for an SQLite file, with its folder and the files beside it
 
@@ -21,6 +22,8 @@ from quota.common.owners import doubt, doubt_of_link
 
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Follow no link, and wait for nobody at the other end of a pipe."""
+
+_OURS = 0x51_4C_4F_31
 
 _BESIDE = ("", "-journal", "-wal", "-shm")
 """An SQLite file, and those that SQLite makes and believes beside it."""
@@ -87,6 +90,22 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
         os.close(fd)
         raise
     return fd
+
+
+def mark_ours(fd: int) -> None:
+    """Mark an open file, which is never read or written where it stands. A program that closes all descriptors, as
+    daemons do, gets the numbers of ours for files of its own."""
+    os.lseek(fd, _OURS, os.SEEK_SET)
+
+
+def is_ours(fd: int) -> bool:
+    """Whether a descriptor is still that of a file that we marked. It takes a third of the time of `fstat`."""
+    try:
+        return os.lseek(fd, 0, os.SEEK_CUR) == _OURS
+    except OSError as error:
+        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+            raise
+        return False
 
 
 def doubt_at(path: str | os.PathLike[str]) -> str:

@@ -16,6 +16,7 @@ Nothing waits for the disk. What a process wrote survives its death, though not 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -24,7 +25,7 @@ import zlib
 from collections.abc import Collection
 from typing import NamedTuple
 
-from quota.common.folders import open_alone
+from quota.common.folders import is_ours, mark_ours, open_alone
 
 SLOTS = 64
 """If more processes of one machine run at once, the others have no slot: they only read."""
@@ -161,6 +162,7 @@ class WatermarkFile(SlotReader):
     def __init__(self, path: str, *, make: bool = False, known: Collection[SlotContent] = ()) -> None:
         super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
         try:
+            mark_ours(self._fd)
             data = os.pread(self._fd, _CHECKSUM.size, 0)
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
@@ -193,6 +195,7 @@ class WatermarkFile(SlotReader):
         is."""
         head = written.beginning + written.fields.pack(*newest, written.epoch_tag, at_ms, *numbers)
         data = head + _CHECKSUM.pack(zlib.crc32(head)) + text
+        self._check_own()
         os.pwrite(self._fd, data, self._own_offset)  # no call between: a signal handler may have closed the file
 
     def newest_of_others(self, tag: int) -> SeenByOthers:
@@ -213,6 +216,7 @@ class WatermarkFile(SlotReader):
 
     def clear_abandoned(self, known: Collection[SlotContent]) -> None:
         """Empty the slots of processes that have ended, if they hold only what is in `known`."""
+        self._check_own()
         for slot in range(self._slots_written()):
             if slot != self.own_slot and self._read_head(slot) is not None and self._lock(slot):
                 if self._read(slot) in known:
@@ -223,9 +227,15 @@ class WatermarkFile(SlotReader):
         """A thread in the middle of using it gets an OSError."""
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
+        ours = is_ours(self._fd)
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if ours and fd >= 0:
             os.close(fd)
+
+    def _check_own(self) -> None:
+        """Raises OSError where the program has closed our descriptor, and may have a file of its own in its place."""
+        if not is_ours(self._fd):
+            raise OSError(errno.EBADF, "the program has closed it")
 
     def _claim(self, known: Collection[SlotContent]) -> int | None:
         for slot in filter(self._lock, range(SLOTS)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
+from quota.common.folders import is_ours, mark_ours
 from quota.common.fork import start_over_in_child
 
 _WIDTH = 20
@@ -45,7 +46,9 @@ class FileTally:
                 if self._file is None:
                     path = os.path.join(self._folder, f"{os.getpid()}-{os.urandom(4).hex()}")
                     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, one) for one in self._spent), 0)
+                    mark_ours(self._file)
+                if is_ours(self._file):
+                    os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, one) for one in self._spent), 0)
             except OSError:
                 return  # the run that wanted to know is over
 
