@@ -11,17 +11,20 @@ from quota.clients.instrument.payers import answer_to
 from quota.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from quota.clients.instrument.payers import Payer, Payers
 
 
 def seams(payers: Payers) -> Iterator[Seam]:
-    async def metered(request: Any, handler: Callable[..., Any]) -> Any:
+    # What passes every request awaits nothing itself: each coroutine more takes half a microsecond.
+    def metered(request: Any, handler: Callable[..., Any]) -> Awaitable[Any]:
         url = request.url
-        payer = payers.of(request.method, str(url), awaited=True) if payers.knows(url.host, url.port) else None
-        if payer is None:
-            return await handler(request)
+        payer = payers.of(request.method, str(url), awaited=True) if payers.knows(url.raw_host, url.port) else None
+        answer: Awaitable[Any] = handler(request) if payer is None else charged(payer, request, handler)
+        return answer
+
+    async def charged(payer: Payer, request: Any, handler: Callable[..., Any]) -> Any:
         from quota.clients.aiohttp import send  # late: it imports aiohttp, which is here only now
 
         try:
@@ -30,9 +33,9 @@ def seams(payers: Payers) -> Iterator[Seam]:
             return _refused(refusal, payer, request)
 
     def charging(request: Callable[..., Any]) -> Callable[..., Any]:
-        async def _request(session: Any, *args: Any, middlewares: Any = None, **options: Any) -> Any:
+        def _request(session: Any, *args: Any, middlewares: Any = None, **options: Any) -> Any:
             above = session._middlewares if middlewares is None else middlewares
-            return await request(session, *args, middlewares=(*above, metered), **options)
+            return request(session, *args, middlewares=(*above, metered), **options)
 
         return _request
 
