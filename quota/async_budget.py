@@ -10,6 +10,7 @@ All rules stand in `quota.budget` and in the ledgers; here is only how they are 
 from __future__ import annotations
 
 from asyncio import CancelledError, current_task, get_running_loop, wrap_future
+from contextlib import suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.deciding.account import SessionClosedError
 from quota.deciding.corrections import LetThrough, Settlement
-from quota.errors import LedgerError, Refused, UsageError
+from quota.errors import LedgerError, QuotaError, Refused, UsageError
 from quota.terms.arguments import one, text, texts
 
 if TYPE_CHECKING:
@@ -117,9 +118,15 @@ class AsyncBudget(OfOneProcess):
         if not priced[1]:
             return self._budget._free(priced[0])
         try:
-            return await self._awaiter.ask(partial(self._budget._ask, priced))
+            return await self._awaiter.ask(partial(self._budget._ask, priced), self._give_back)
         except LedgerError as error:
-            return await self._awaiter.in_thread(partial(self._budget._go_without, priced, error))
+            return await self._awaiter.in_thread(partial(self._budget._go_without, priced, error), self._give_back)
+
+    def _give_back(self, decisions: list[Decision]) -> None:
+        """Nobody was told of these, so nothing has left."""
+        for decision in decisions:
+            if decision.id is not None:
+                self._budget.refund(decision.id)
 
     async def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine: `Budget.refund`."""
@@ -252,10 +259,21 @@ class Awaiter:
         self.start_over_in_child()
         start_over_in_child(self)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do anything except a decision, and return its result."""
+    async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """Do anything except a question to the ledger, and return its result. Where the task is cancelled meanwhile,
+        what has come of it goes to `undo`."""
         loop = running_loop()
-        return await wrap_future(self._submit(self._others, work), loop=loop)
+        working = self._submit(self._others, work)
+        try:
+            return await wrap_future(working, loop=loop)
+        except CancelledError:
+            self._take_back(working, undo)
+            raise
+
+    def _take_back(self, asking: Submitted[T], undo: Callable[[T], None] | None) -> None:
+        if undo is not None and not asking.cancelled():  # else it was not begun
+            with suppress(QuotaError):  # it was closed meanwhile: what was charged stands
+                self._submit(self._others, lambda: undo(asking.result()))
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         if self._closed:
@@ -265,9 +283,9 @@ class Awaiter:
         except RuntimeError as error:  # this process ends, or may start no more threads
             raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
-    async def ask(self, question: Callable[[], T]) -> T:
+    async def ask(self, question: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Ask the ledger for a decision. Raises LedgerError, also for one that could not end within the second because
-        it waited for a thread: then it is never asked."""
+        it waited for a thread: then it is never asked. Where the task is cancelled, the decision goes to `undo`."""
         running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
@@ -282,6 +300,7 @@ class Awaiter:
             return await wrap_future(asking)
         except CancelledError:
             if not late or (task is not None and task.cancelling() > cancelled):
+                self._take_back(asking, undo)
                 raise
             raise self._not_asked("is asked more than it can answer") from None
         finally:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from asyncio import timeout
+from asyncio import CancelledError, timeout
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import aiohttp
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, has_passed
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ async def send(
     try:
         with gate.sending():
             response = await handler(request)
-    except (
-        aiohttp.ClientConnectorError,
-        aiohttp.ClientHttpProxyError,  # a proxy refused to connect
-        aiohttp.ConnectionTimeoutError,
-    ):  # before the first byte
-        if asked.makes_no_requests:
+    except BaseException as error:
+        if asked.makes_no_requests and _never_left(error):
             await gate.never_left(attempt)
         raise
     try:
@@ -69,6 +65,20 @@ async def send(
         response.close()
         raise
     return response
+
+
+def _never_left(error: BaseException) -> bool:
+    """Whether a request failed, or was cancelled, before its first byte."""
+    if isinstance(error, CancelledError):
+        return has_passed(error, "aiohttp.connector")
+    return isinstance(
+        error,
+        (
+            aiohttp.ClientConnectorError,
+            aiohttp.ClientHttpProxyError,  # a proxy refused to connect
+            aiohttp.ConnectionTimeoutError,
+        ),
+    )
 
 
 class _Watched:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from asyncio import shield
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -59,6 +61,12 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     except Exception:
         return b""
     return text
+
+
+def has_passed(error: BaseException, *modules: str) -> bool:
+    """Whether code of these modules was running when an error came."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
 
 # -- two layers, one charge --------------------------------------------------------------------------------------------
@@ -191,7 +199,7 @@ class AsyncHostGate:
         return self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     async def never_left(self, attempt: Attempt) -> None:
-        await self._corrected(attempt.never_left)
+        await shield(self._corrected(attempt.never_left))  # also of a task that is cancelled
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers) -> None:
         """Note the answer; in a thread where the ledger is told of it."""

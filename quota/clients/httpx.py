@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ from quota.clients.gate import (
     HostGate,
     HostNames,
     MethodOf,
+    has_passed,
     unpacked,
 )
 from quota.common.clock import elapsed_s
@@ -242,8 +244,8 @@ def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Await
         try:
             with gate.sending():
                 response = await below(request)
-        except _unsent(httpx):
-            if body.makes_no_requests:
+        except BaseException as error:
+            if body.makes_no_requests and _never_left(httpx, error):
                 await gate.never_left(attempt)
             raise
         status, headers = response.status_code, response.headers
@@ -281,6 +283,15 @@ def _unsent(library: Any) -> tuple[type[Exception], ...]:
         library.ProxyError,
         library.UnsupportedProtocol,
     )
+
+
+def _never_left(library: Any, error: BaseException) -> bool:
+    """Whether an awaited request failed before its first byte, or was cancelled while its own transport had no
+    connection for it."""
+    if not isinstance(error, CancelledError):
+        return isinstance(error, _unsent(library))
+    sends = has_passed(error, "httpcore._async.http11", "httpcore._async.http2")
+    return has_passed(error, "httpcore._async.connection_pool") and not sends
 
 
 def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:

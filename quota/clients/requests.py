@@ -15,12 +15,11 @@ A refusal raises quota.Refused from the client's call. Neither library is import
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.caller import Caller
-from quota.clients.gate import HostGate, HostNames, MethodOf
+from quota.clients.gate import HostGate, HostNames, MethodOf, has_passed
 from quota.clients.urllib3 import never_left, noted
 from quota.common.redact import redact
 from quota.terms.reserve import RequestBody
@@ -121,16 +120,10 @@ def _never_left(error: Exception) -> bool:
     if not isinstance(error, requests.RequestException):
         # A network failure is always a RequestException; this error is about the arguments. But the user's own body
         # may fail when a part of it has left.
-        return isinstance(error, (OSError, ValueError)) and not _was_sending(error)
+        return isinstance(error, (OSError, ValueError)) and not has_passed(error, "urllib3.connectionpool")
     if isinstance(error, (requests.ConnectTimeout, requests.exceptions.InvalidURL)):
         return True
     return never_left(getattr(error.args[0] if error.args else None, "reason", None))
-
-
-def _was_sending(error: Exception) -> bool:
-    """Whether a connection had been asked to send."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__") == "urllib3.connectionpool" for frame in frames)
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:

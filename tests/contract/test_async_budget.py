@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import quota
 from quota.common.clock import NEVER
 from quota.ledger import redis_ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
+from support.installation import until
 from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
 from support.patience import patient
@@ -580,6 +582,34 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
     assert set(confirmed) <= set(log)
     assert len(log) <= len(confirmed) + cancelled + unconfirmed
     assert cancelled > 0
+
+
+def test_what_is_decided_after_its_task_was_cancelled_is_given_back(
+    configure: Configure, run: Run, tmp_path: Path
+) -> None:
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+    def units() -> list[int]:
+        with quota.open(config) as q:
+            return [entry.units for entry in q.ledger.read("main", (0, 0), NEVER, 10)]
+
+    async def main() -> None:
+        begun, decide = asyncio.Event(), SqliteLedger.decide
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+                patch.setattr(SqliteLedger, "decide", lambda *a, **o: (tell(), decide(*a, **o))[1])
+                other.execute("BEGIN EXCLUSIVE")
+                charging = asyncio.ensure_future(q.budget().charge("history.get"))
+                await begun.wait()
+                charging.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await charging
+                other.rollback()
+            await asyncio.to_thread(until, lambda: units() == [1, 0])
+
+    run(main())
 
 
 def test_one_session_serves_loops_after_each_other_and_in_threads(

@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib.util
 import json
 import logging
 import os
+import socket
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.client import HTTPException
@@ -294,6 +297,43 @@ def test_what_never_left_is_given_back(client: Callable[..., Got], config: Calla
     with pytest.raises(Exception, match=r"(?i)connect|refused"):
         client(f"{gone.address}/a")
     assert charged() == []
+
+
+async def ask_by_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        await session.get(url)
+
+
+async def ask_by_httpx(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        await client.get(url)
+
+
+@pytest.mark.parametrize("ask", [ask_by_aiohttp, ask_by_httpx])
+@pytest.mark.parametrize(("scheme", "stands"), [("https", []), ("http", [("read", 1)])])
+def test_what_is_cancelled_is_given_back_only_where_it_had_no_connection_yet(
+    ask: Callable[[str], Any], scheme: str, stands: list[Any], config: Callable[..., None]
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            address = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}"
+            config(address)
+            quota.instrument()
+            asked = asyncio.ensure_future(ask(f"{address}/a"))
+            connection, _ = await loop.sock_accept(silent)
+            with connection:
+                assert await loop.sock_recv(connection, 1)  # of a handshake, or of a request
+                asked.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # httpcore leaves the socket of a cancelled handshake open
+        asyncio.run(main())
+        gc.collect()
+    assert charged() == stands
 
 
 def test_the_answer_to_a_head_has_no_body_whatever_its_length_says(
