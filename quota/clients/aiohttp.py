@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from asyncio import CancelledError, timeout
+from asyncio import timeout
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -68,17 +68,9 @@ async def send(
 
 
 def _never_left(error: BaseException) -> bool:
-    """Whether a request failed, or was cancelled, before its first byte."""
-    if isinstance(error, CancelledError):
-        return has_passed(error, "aiohttp.connector")
-    return isinstance(
-        error,
-        (
-            aiohttp.ClientConnectorError,
-            aiohttp.ClientHttpProxyError,  # a proxy refused to connect
-            aiohttp.ConnectionTimeoutError,
-        ),
-    )
+    """Whether a request failed, or was cancelled, before it had a connection: what sends its bytes comes after that."""
+    before = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    return isinstance(error, before) or has_passed(error, "aiohttp.connector")
 
 
 class _Watched:

@@ -336,6 +336,17 @@ def test_what_is_cancelled_is_given_back_only_where_it_had_no_connection_yet(
     assert charged() == stands
 
 
+@pytest.mark.parametrize("host", ["2130706433", "127.1"])
+def test_an_address_that_aiohttp_does_not_take_is_given_back(
+    host: str, config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+    with pytest.raises(aiohttp.InvalidURL):
+        by_aiohttp(f"{server.address.replace('127.0.0.1', host)}/a")
+    assert charged() == []
+
+
 def test_the_answer_to_a_head_has_no_body_whatever_its_length_says(
     client: Callable[..., Got], config: Callable[..., None], server: PlainServer
 ) -> None:
