@@ -15,7 +15,6 @@ failed, and the interpreter crashes if a signal handler raises just there.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -181,7 +180,6 @@ class Connections:
         line.socket_connect_timeout = left_s(min(self._connect_timeout_s, half_s), ends_s)
         try:
             line.connect()
-            vars(line)["inode"] = _inode_of(line._sock)
         except RedisError as error:
             line.disconnect()
             failure = self.failure_of(error, is_new=True)
@@ -214,7 +212,7 @@ class Connections:
 def _disconnect(idle: list[redis.Connection]) -> None:
     while idle:
         try:
-            _let_go(idle.pop())
+            idle.pop().disconnect()
         except IndexError:  # another thread was quicker
             break
 
@@ -227,9 +225,6 @@ def _is_quiet(line: redis.Connection) -> bool:
     that alone a decision takes an eighth longer.
     """
     hiredis_reader, sock = getattr(line._parser, "_reader", None), line._sock
-    if not _is_ours(line):
-        _let_go(line)
-        return False
     if hiredis_reader is not None and sock is not None and not hiredis_reader.has_data() and not has_hung_up(sock):
         return True
     try:
@@ -239,30 +234,6 @@ def _is_quiet(line: redis.Connection) -> bool:
         pass
     line.disconnect()
     return False
-
-
-def _is_ours(line: redis.Connection) -> bool:
-    """Whether its socket is still the one that was connected. A program that closes all descriptors, as daemons do, may
-    have a connection of its own in its place."""
-    try:
-        return line._sock is None or _inode_of(line._sock) == vars(line)["inode"]
-    except OSError as error:
-        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
-            raise
-        return False
-
-
-def _inode_of(sock: Any) -> int:
-    return os.fstat(sock.fileno()).st_ino
-
-
-def _let_go(line: redis.Connection) -> None:
-    sock: Any = line._sock
-    try:
-        if not _is_ours(line):
-            sock.detach()
-    finally:
-        line.disconnect()
 
 
 def _failure_of(error: RedisError) -> Failed:

@@ -552,35 +552,3 @@ def test_a_fork_while_other_threads_charge_leaves_no_child_waiting(machine: Mach
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, (out, err)
     assert sum(entry.job == "child" for entry in machine.entries()) == 20
-
-
-CLOSES_ALL = """
-import os, socket, quota
-
-with quota.open() as q:
-    budget = q.budget()
-    budget.charge("videos.list")
-    os.closerange(3, 256)
-    pairs = [socket.socketpair() for _ in range(10 if {sockets} else 0)]
-    files = [open(f"own-{{number}}", "x+b", 0) for number in range(20)]
-    for _ in range(3):
-        budget.charge("videos.list")
-for one, other in pairs:
-    for end in (one, other):
-        end.setblocking(False)
-    assert [one.send(b"1"), other.recv(9), other.send(b"2"), one.recv(9)] == [1, b"1", 1, b"2"]
-print(sum(os.fstat(file.fileno()).st_size for file in files))
-"""
-
-
-@pytest.mark.parametrize("machine", ["redis"], indirect=True)
-@pytest.mark.parametrize("sockets", [False, True])
-def test_a_program_that_closes_all_descriptors_has_those_that_it_opens_then_for_itself(
-    machine: Machine, sockets: bool
-) -> None:
-    """Those of ours had their numbers. Nothing is written there, and nothing closed."""
-    machine.configure()
-    with machine.start(script=CLOSES_ALL.format(sockets=sockets)) as process:
-        out, err = process.communicate(timeout=300)
-    assert (process.returncode, out) == (0, "0\n"), err
-    assert machine.units() == 4

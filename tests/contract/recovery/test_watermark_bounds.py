@@ -195,3 +195,18 @@ def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -
     slots.write_head(written, (9, 0), 10, numbers[::-1])
     assert slots.read_all() == {0: (((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")}
     slots.close()
+
+
+def test_a_file_that_got_the_number_of_ours_is_left_alone(tmp_path: Path) -> None:
+    slots = WatermarkFile(str(tmp_path / "slots"), make=True)
+    written = slots.write((5, 6), 7, 8, (9,), "")
+    number = slots._fd
+    with (tmp_path / "of-the-program").open("x+b") as other:
+        os.dup2(other.fileno(), number)
+    try:
+        with pytest.raises(OSError, match="the program has closed it"):
+            slots.write_head(written, (9, 0), 10, (9,))
+        slots.close()
+        assert os.fstat(number).st_size == 0
+    finally:
+        os.close(number)
