@@ -56,7 +56,7 @@ class AsyncBudget(OfOneProcess):
 
     It has the methods of `quota.Budget`, with the same parameters, results and errors. Nothing in it blocks the loop.
     It is safe to share between tasks, loops and threads, and works in forked children. If a task is cancelled while it
-    waits for a decision, the call must not leave; the charge may stand, as after any interruption.
+    waits for a decision, the call must not leave; the charge is given back, unless the session is closed then.
     """
 
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:

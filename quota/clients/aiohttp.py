@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from asyncio import timeout
+from asyncio import CancelledError, timeout
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -44,13 +44,13 @@ async def send(
 ) -> aiohttp.ClientResponse:
     """Send a request as one attempt through its handler, and charge it at a gate."""
     asked = await _body_of(request)
-    attempt = await gate.charge(request.method, str(request.url), asked)
+    attempt = await gate.charge(request.method, str(request.url), asked, request.headers)
     if attempt is None:
         return await handler(request)
     try:
         with gate.sending():
             response = await handler(request)
-    except BaseException as error:
+    except (Exception, CancelledError) as error:
         if asked.makes_no_requests and _never_left(error):
             await gate.never_left(attempt)
         raise

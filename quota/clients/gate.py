@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.metering import Attempt, Meter, Tally
-from quota.clients.upstream import upstream_of
+from quota.clients.upstream import upstream_of, verb_of
 from quota.deciding.account import SessionClosedError
 from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.budget import Budget, Call
-    from quota.clients.upstream import Headers
+    from quota.clients.upstream import Headers, Sent
     from quota.decision import Decision
     from quota.terms.reserve import RequestBody
 
@@ -127,10 +127,11 @@ class HostGate:
         self._method = method if method is None or callable(method) else text(method, "method")
         self._hosts = Hosts(names)
 
-    def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
+    def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         if not self.is_metered(verb, url):
             return None
+        verb = self.verb(verb, headers)
         try:
             return self.meter.attempt(self.name(verb, url), verb, body)
         except SessionClosedError:
@@ -140,6 +141,9 @@ class HostGate:
 
     def is_metered(self, verb: str, url: str) -> bool:
         return self._hosts.serve(url) and not (self._method is None and self._upstream.continues(verb, url))
+
+    def verb(self, verb: str, headers: Sent) -> str:
+        return verb_of(self._upstream, verb, headers)
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
@@ -173,11 +177,11 @@ class AsyncHostGate:
         if self._own is not None:
             self._own.close()
 
-    async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY) -> Attempt | None:
+    async def charge(self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         if not self._gate.is_metered(verb, url):
             return None
-        call = self._call(verb, url, body)
+        call = self._call(self._gate.verb(verb, headers), url, body)
         try:
             decisions = await self._budget._decide([call], commit=True)
         except SessionClosedError:

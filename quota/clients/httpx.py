@@ -161,7 +161,7 @@ def sender() -> Callable[[HostGate, Below, httpx.Request], httpx.Response]:
 
     def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
         body = _body_of(httpx, request)
-        attempt = gate.charge(request.method, str(request.url), body)
+        attempt = gate.charge(request.method, str(request.url), body, request.headers)
         if attempt is None:
             return below(request)
         try:
@@ -238,13 +238,13 @@ def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Await
 
     async def send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
         body = _body_of(httpx, request)
-        attempt = await gate.charge(request.method, str(request.url), body)
+        attempt = await gate.charge(request.method, str(request.url), body, request.headers)
         if attempt is None:
             return await below(request)
         try:
             with gate.sending():
                 response = await below(request)
-        except BaseException as error:
+        except (Exception, CancelledError) as error:
             if body.makes_no_requests and _never_left(httpx, error):
                 await gate.never_left(attempt)
             raise

@@ -92,7 +92,7 @@ def requests_adapter(
 
         def _attempt(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             body = RequestBody.of(request.body, request.headers.get("content-length"))
-            attempt = gate.charge(request.method or "GET", request.url or "", body)
+            attempt = gate.charge(request.method or "GET", request.url or "", body, request.headers)
             if attempt is None:
                 return super().send(request, *args, **kwargs)
             try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -33,12 +34,13 @@ from quota.terms.evidence import Level
 from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Route, Used
     from quota.terms.costs import CostBook
 
     Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+    Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 MAX_HEADER_LENGTH = 1_024
 """How much of a header is looked at."""
@@ -83,8 +85,7 @@ class Access(NamedTuple):
 
     `root` is its address without a slash at the end, `place` where its key goes, `scopes` what a login asks for.
     `method` names a request by its verb and URL; None: the routes of the book do. `is_batch` says of one whether
-    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`. `overrides`:
-    X-HTTP-Method-Override of a POST is the verb, as of a GET whose address would be too long.
+    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`.
     """
 
     root: str
@@ -93,13 +94,16 @@ class Access(NamedTuple):
     method: Callable[[str, str], str] | None = None
     is_batch: Callable[[str, str], bool] = lambda verb, url: False
     secret_fields: tuple[str, ...] = ()
-    overrides: bool = False
 
 
 class Upstream(Protocol):
     @property
     def knows_methods(self) -> bool:
         """Whether `method` can name requests."""
+
+    @property
+    def overrides(self) -> bool:
+        """Whether X-HTTP-Method-Override of a POST is the verb, as of a GET whose address would be too long."""
 
     def continues(self, verb: str, url: str) -> bool:
         """Whether a request goes on with a call that was charged when it began."""
@@ -132,6 +136,21 @@ def upstream_of(book: CostBook) -> Upstream:
     return Described(book) if book.described else Google(book)
 
 
+def verb_of(upstream: Upstream, verb: str, headers: Sent) -> str:
+    """By which verb the API reads a request with these header fields. Raises UsageError where that is not clear."""
+    if verb.upper() != "POST" or not upstream.overrides:
+        return verb
+    fields = headers.items() if isinstance(headers, Mapping) else headers
+    said = [_text(value) for name, value in fields if _text(name).lower() == "x-http-method-override"]
+    if len(said) > 1 or not all(map(str.isalpha, said)):
+        raise UsageError("X-HTTP-Method-Override does not name one method")
+    return said[0].upper() if said else verb
+
+
+def _text(part: str | bytes) -> str:
+    return part.decode("latin-1") if isinstance(part, bytes) else str(part)
+
+
 @cache
 def _routes_of(api: str, version: str) -> Routes | None:
     """The methods of an API as the installed client describes them; None for one that it does not."""
@@ -148,6 +167,10 @@ class Google:
     @property
     def knows_methods(self) -> bool:
         return bool(self.book.hosts) and self._routes is not None
+
+    @property
+    def overrides(self) -> bool:
+        return True
 
     def continues(self, verb: str, url: str) -> bool:
         parts = urlsplit(url)
@@ -202,7 +225,6 @@ class Google:
             method,
             lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
             ("key", "access_token"),
-            overrides=True,
         )
 
 
@@ -216,6 +238,10 @@ class Described:
     @property
     def knows_methods(self) -> bool:
         return bool(self.book.routes)
+
+    @property
+    def overrides(self) -> bool:
+        return not self.book.has_session  # then it is one of Google's
 
     def continues(self, verb: str, url: str) -> bool:
         return False

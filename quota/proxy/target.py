@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate
-from quota.clients.upstream import upstream_of
+from quota.clients.upstream import upstream_of, verb_of
+from quota.errors import UsageError
 from quota.proxy.asked import UnfitError
 
 if TYPE_CHECKING:
@@ -24,13 +25,14 @@ class Target:
     def __init__(self, session: AsyncSession, credential: str) -> None:
         inner = session._session
         chosen = inner.credential(credential)
-        access = upstream_of(chosen.book).access(chosen.endpoint)
+        upstream = upstream_of(chosen.book)
+        access = upstream.access(chosen.endpoint)
         host = urlsplit(access.root).netloc
         self.credential = credential
         self.root = access.root
         self.host = host
         self.is_batch = access.is_batch
-        self._overrides = access.overrides
+        self._upstream = upstream
         self.gate = AsyncHostGate(session.budget(credential), access.method, host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._signing(chosen, (host,), access.place, access.scopes)
@@ -46,12 +48,10 @@ class Target:
 
     def verb(self, asked: Asked) -> str:
         """By which verb the API reads a request. Raises UnfitError where that is not clear."""
-        said = [value for name, value in asked.fields if name == "x-http-method-override"]
-        if not (self._overrides and asked.verb == "POST" and said):
-            return asked.verb
-        if len(said) > 1 or not said[0].isalpha():
-            raise UnfitError(400, "X-HTTP-Method-Override does not name one method.")
-        return said[0].upper()
+        try:
+            return verb_of(self._upstream, asked.verb, asked.fields)
+        except UsageError as error:
+            raise UnfitError(400, f"{error}.") from None
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields]:
         """The URL and the header fields as they leave. May wait for a token, where the caller `waits`."""

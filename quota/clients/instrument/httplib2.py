@@ -67,9 +67,7 @@ class _Charged:
 
         said = {name.lower(): value for name, value in (headers or {}).items()}
         asked = RequestBody.of(body, said.get("content-length"))
-        # A long GET travels as a POST.
-        verb = said.get("x-http-method-override", method)
-        attempt = self._payer.gate.charge(verb, self._address, asked)
+        attempt = self._payer.gate.charge(method, self._address, asked, said)
         if attempt is None:
             conn.request(method, request_uri, body, headers)
             return

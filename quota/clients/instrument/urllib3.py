@@ -41,9 +41,9 @@ def seams(payers: Payers) -> Iterator[Seam]:
         def _attempt(
             payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
         ) -> Any:
-            length = (options.get("headers") or {}).get("content-length")
-            body = RequestBody.of(options.get("body"), length)
-            attempt = payer.gate.charge(method, address, body)
+            headers = options.get("headers") or {}
+            body = RequestBody.of(options.get("body"), headers.get("content-length"))
+            attempt = payer.gate.charge(method, address, body, headers)
             if attempt is None:
                 return make_request(pool, conn, method, url, **options)
             try:

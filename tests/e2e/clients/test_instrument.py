@@ -107,48 +107,51 @@ def charged(job: str | None = None) -> list[tuple[str, int]]:
 # -- the clients under one name ----------------------------------------------------------------------------------------
 
 Got = tuple[int, bytes]
+Fields = dict[str, str] | None
 
 
-def by_requests(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_requests(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     with requests.Session() as session:
         session.trust_env = False
-        answer = session.request(verb, url, data=body)
+        answer = session.request(verb, url, data=body, headers=headers)
         return answer.status_code, answer.content
 
 
-def by_urllib3(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_urllib3(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     with urllib3.PoolManager() as pool:
-        answer = pool.request(verb, url, body=body, retries=urllib3.Retry(5, respect_retry_after_header=False))
+        answer = pool.request(
+            verb, url, body=body, headers=headers, retries=urllib3.Retry(5, respect_retry_after_header=False)
+        )
         return answer.status, answer.data
 
 
-def by_httpx(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_httpx(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     with httpx.Client(trust_env=False, follow_redirects=True) as client:
-        answer = client.request(verb, url, content=body)
+        answer = client.request(verb, url, content=body, headers=headers)
         return answer.status_code, answer.content
 
 
-def by_httpx_awaited(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_httpx_awaited(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     async def main() -> Got:
         async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
-            answer = await client.request(verb, url, content=body)
+            answer = await client.request(verb, url, content=body, headers=headers)
             return answer.status_code, answer.content
 
     return asyncio.run(main())
 
 
-def by_aiohttp(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_aiohttp(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     async def main() -> Got:
-        async with aiohttp.ClientSession() as session, session.request(verb, url, data=body) as answer:
+        async with aiohttp.ClientSession() as session, session.request(verb, url, data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 
     return asyncio.run(main())
 
 
-def by_httplib2(url: str, verb: str = "GET", body: bytes | None = None) -> Got:
+def by_httplib2(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
     http = httplib2.Http()
     try:
-        answer, content = http.request(url, verb, body)
+        answer, content = http.request(url, verb, body, headers)
         return answer.status, content
     finally:
         http.close()
@@ -201,6 +204,20 @@ def test_each_attempt_is_named_by_its_route_and_charged_once(
     assert client(f"{server.address}/a") == (200, b'{"items": []}')
     assert client(f"{server.address}/moved")[0] == 200
     assert charged("nightly") == [("read", 1), ("read", 1), ("search", 10)]
+
+
+def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    override = {"X-HTTP-Method-Override": "GET"}
+    config(server.address)
+    quota.instrument()
+    assert client(f"{server.address}/search", "POST", b"q=x", override)[0] == 200
+    quota.uninstrument()
+    Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
+    quota.instrument()
+    assert client(f"{server.address}/youtube/v3/search", "POST", b"q=x", override)[0] == 200
+    assert charged() == [("POST **", 5), ("search.list", 100)]
 
 
 def test_what_goes_through_a_proxy_is_charged_by_the_host_that_it_is_for(
