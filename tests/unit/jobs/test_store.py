@@ -13,7 +13,6 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -545,7 +544,7 @@ def test_a_pass_that_another_machine_went_on_with_is_no_whole_ranking_here(store
     """They take turns. One whose page was stored here, and not kept in the ledger, is fetched again, and is whole."""
     save(store, Page(videos=[video("whole")], ranked=True), at_ms=5, finished=True)
     began = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=9)
-    gone_on = replace(began, cursor={"token": "y"}, pages=2, items=2, ranks=2)
+    gone_on = began._replace(cursor={"token": "y"}, pages=2, items=2, ranks=2)
     store.stand([(gone_on, ())])
     store.save_page(gone_on, Page(videos=[video("c")], ranked=True), started_at_ms=10, finished=True)
     assert chart_of(store) == ["whole"]
