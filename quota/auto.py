@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("aiohttp", "httplib2", "httpx", "requests", "urllib3")
 
-_TALLY = "QUOTA_AUTO_TALLY"
+TALLY = "QUOTA_AUTO_TALLY"
 """Names the folder for what the processes of `quota exec --auto` spend."""
 
 
@@ -106,7 +106,7 @@ def _instrument(config: str | Path | None, credential: str | None, job: str) -> 
     _close_at_exit()
     with _lock:
         if _now is None:
-            session, tally = open_session(config), os.environ.get(_TALLY)
+            session, tally = open_session(config), os.environ.get(TALLY)
             payers = payers_of(session, credential, FileTally(tally) if tally else None)
             label_process(job)
             _now = _Instrumented(session, payers)
@@ -149,25 +149,6 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
 
 
 # -- a program that `quota exec --auto` starts -------------------------------------------------------------------------
-
-
-def environment(
-    before: Mapping[str, str], config: Path | None, credential: str | None, job: str, tally: str | None
-) -> dict[str, str]:
-    """The environment in which every Python is instrumented. `tally` is a folder for what its processes spend."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    site = os.path.join(here, "clients", "instrument", "site")
-    given = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (site, before.get("PYTHONPATH")))),
-        "QUOTA_AUTO_HOME": os.path.dirname(here),
-        "QUOTA_AUTO_CREDENTIAL": credential or "",
-        _TALLY: tally or "",
-    }
-    if config is not None:
-        given["QUOTA_CONFIG"] = os.path.abspath(config)  # wherever the program goes
-    if job:
-        given["QUOTA_JOB"] = job
-    return {**before, **given}
 
 
 def instrument_by_environment(given: Mapping[str, str]) -> None:

@@ -7,22 +7,38 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import quota
-from quota.auto import environment, payers_of
+from quota.auto import TALLY, payers_of
 from quota.cli.output import say, say_built_in
 from quota.clients.instrument.tally import Spent, spent_in
 from quota.common.text import listed, many
 
+SITE = Path(__file__).absolute().parent / "site"
+"""Has nothing but the `sitecustomize.py` with which an instrumented Python begins."""
+
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def environment_of(config: str | None, credential: str | None, job: str, tally: str | None = None) -> dict[str, str]:
-    """The environment of the program. Raises what makes that useless: a wrong configuration, no host."""
+def environment_of(config: str | None, credential: str | None, job: str, tally: str = "") -> dict[str, str]:
+    """The environment in which every Python is instrumented. `tally` is a folder for what its processes spend. Raises
+    what makes that useless: a wrong configuration, no host."""
     with quota.open(config) as session:
         say_built_in(session, err=True)
         payers_of(session, credential)
-        return environment(os.environ, session.settings.path, credential, job, tally)
+        path = session.settings.path
+    given = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH")))),
+        "QUOTA_AUTO_HOME": str(SITE.parents[2]),
+        "QUOTA_AUTO_CREDENTIAL": credential or "",
+        TALLY: tally,
+    }
+    if path is not None:
+        given["QUOTA_CONFIG"] = os.path.abspath(path)  # wherever the program goes
+    if job:
+        given["QUOTA_JOB"] = job
+    return {**os.environ, **given}
 
 
 def run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
