@@ -78,12 +78,21 @@ VideoRow = namedtuple(
 )
 """Columns of the table `videos`. A damaged file may have values of any type in them."""
 
-ChannelRow = namedtuple(
-    "ChannelRow",
-    "channel_id title description custom_url country published_at thumbnail_url view_count subscriber_count video_count"
-    " refreshed_ms",
-)
-"""Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
+
+class ChannelRow(NamedTuple):
+    """Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
+
+    channel_id: Any
+    title: Any
+    description: Any = None
+    custom_url: Any = None
+    country: Any = None
+    published_at: Any = None
+    thumbnail_url: Any = None
+    view_count: Any = None
+    subscriber_count: Any = None
+    video_count: Any = None
+    refreshed_ms: Any = None
 
 
 _VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
@@ -190,7 +199,7 @@ class Reader:
                 " ORDER BY refreshed_ms DESC, id DESC LIMIT 1"
             )
             row = db.execute(sql, (channel_id,)).fetchone()
-            return ChannelRow._make((*row[:2], *[None] * 8, row[2])) if row else None
+            return ChannelRow(row[0], row[1], refreshed_ms=row[2]) if row else None
 
         return self._file.transact(work, write=False)
 
