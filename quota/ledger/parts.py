@@ -63,14 +63,20 @@ class Correctable(Protocol):
         """
 
     def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+        self,
+        project: str,
+        epoch: str,
+        usages: Sequence[UnloggedUsage],
+        retention_ms: int = MIN_RETENTION_MS,
+        root: str | None = None,
     ) -> str:
         """Count what this ledger has lost (L17); returns the epoch that holds from now on (L18).
 
         Reports are merged by view and lost epoch, as `UnloggedUsage.with_report` does it: the same report again changes
         nothing. If a report of a loss changes anything, or the ledger has no epoch yet, `epoch` begins (after the
         root's name and a slash, if there is one: see `root_of`). A carry begins none, and one of this log's own root is
-        ignored. `retention_ms` as in a ChargeRequest.
+        ignored. `retention_ms` as in a ChargeRequest. With `root`, nothing is done to a log of another root: it is not
+        the one that was compared.
         """
 
 

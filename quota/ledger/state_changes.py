@@ -79,7 +79,12 @@ class StateChanges(ABC):
         self._change_state(project, tuple(fields), lambda *_: Change(None, fields), once=True)
 
     def add_unlogged(
-        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+        self,
+        project: str,
+        epoch: str,
+        usages: Sequence[UnloggedUsage],
+        retention_ms: int = MIN_RETENTION_MS,
+        root: str | None = None,
     ) -> str:
         """L17, L18."""
         if re.fullmatch(r"[^\s@/]+", epoch) is None:
@@ -91,6 +96,8 @@ class StateChanges(ABC):
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> Change[str]:
             current = fields.get("epoch", "")
+            if root not in (None, root_of(current)):
+                return Change(current)
             kept_ms, until_ms, trimmed_ms = (read_ms(fields.get(name, "0")) for name in _TIMES)
             stands = {
                 (view, one.epoch): one

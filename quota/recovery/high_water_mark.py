@@ -45,7 +45,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Concatenate, ParamSpec
 
 from quota.common.clock import NEVER, rfc3339
@@ -67,6 +66,9 @@ from quota.recovery.watermark_folder import first_today, make_room, siblings_of
 
 P = ParamSpec("P")
 Reports = list[UnloggedUsage]
+Tell = Callable[[Reports], "str | None"]
+"""Reports to a ledger what it lacks, and returns the epoch that holds then. None, and nothing is told, where another
+log lies there now than was compared: the next answer shows that."""
 
 LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
@@ -259,7 +261,7 @@ class HighWaterMark:
             if known.others.lacks_carry and result.epoch == known.epoch:
                 with contextlib.suppress(LedgerError, SeenAheadError):
                     watermarks, _, _ = self._all_that_was_seen(known, ledger, result)
-                    tell = self._tell(ledger, new_epoch, retention_ms)
+                    tell = self._tell(ledger, result, new_epoch, retention_ms)
                     self._carry_over(ledger, result, watermarks, tell)
                     return True
         self._read_on(ledger, PIECE)
@@ -324,7 +326,7 @@ class HighWaterMark:
             root = root_of(result.epoch)
             told: Usages = {}
             knowledge.merge_counted(told, watermarks, root, result.now_ms)
-            tell = self._tell(ledger, new_epoch, retention_ms)
+            tell = self._tell(ledger, result, new_epoch, retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
                 self._carry_over(ledger, result, watermarks, tell)
             else:
@@ -332,9 +334,15 @@ class HighWaterMark:
                 self._compare(known, ledger, result, same_log, slots, tell)
             self._say_carried(result, carries(watermarks, root, 0).labels, told)
 
-    def _tell(self, ledger: Ledger, new_epoch: str, retention_ms: int) -> Callable[[Reports], str]:
+    def _tell(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> Tell:
         """What reports to the ledger what it lacks."""
-        return partial(correctable(ledger).add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+        root = root_of(result.epoch)
+
+        def tell(reports: Reports) -> str | None:
+            epoch = correctable(ledger).add_unlogged(self._project, new_epoch, reports, retention_ms, root)
+            return epoch if root_of(epoch) == (root or new_epoch) else None
+
+        return tell
 
     def _all_that_was_seen(
         self, known: Knowledge, ledger: Ledger, result: ChargeResult
@@ -348,15 +356,13 @@ class HighWaterMark:
             watermarks, siblings = as_repaired(watermarks, *since), as_repaired(siblings, *since)
         return watermarks, siblings, slots
 
-    def _carry_over(
-        self, ledger: Ledger, result: ChargeResult, watermarks: Sequence[Watermark], tell: Callable[[Reports], str]
-    ) -> None:
+    def _carry_over(self, ledger: Ledger, result: ChargeResult, watermarks: Sequence[Watermark], tell: Tell) -> None:
         """Tell the ledger what counts of other logs. What it has itself lost shows in the next request."""
         root, since_ms = root_of(result.epoch), result.now_ms - RETENTION_SLACK_MS
         renamed = renamed_log(ledger, self._project, root, result.last, watermarks)
         found = carries(watermarks, root, since_ms, renamed).usages
-        if found:
-            tell([*found.values()])
+        if found and tell([*found.values()]) is None:
+            return
         self._change(knowledge.carried, found, result.now_ms)
         self._save()
 
@@ -367,11 +373,13 @@ class HighWaterMark:
         result: ChargeResult,
         watermarks: Sequence[Watermark],
         slots: Sequence[SlotContent],
-        tell: Callable[[Reports], str],
+        tell: Tell,
     ) -> None:
         """Compare all that was seen with the log, tell the ledger what it lacks, and begin anew with what it has."""
         found = compare(ledger, self._project, result.epoch, result.last, result.now_ms, watermarks)
         epoch = tell([*found.usages.values()]) if found.usages else result.epoch
+        if epoch is None:
+            return
         compared_ms = max(watermark.at_ms for watermark in watermarks)
         after = knowledge.compared(found, epoch, self._label, result.now_ms, compared_ms)
         if self._known is not known:

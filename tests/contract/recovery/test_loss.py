@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -81,6 +81,30 @@ def test_several_calls_together_restore_what_was_lost_as_one_does(site: Site) ->
     refused = budget.charge_many(["videos.list"] * 6)
     assert {(one.admitted, one.refused_by) for one in refused} == {(False, "day")}
     assert len(list(read_entries(machine.ledger, "p", 0, NEVER))) == 9
+
+
+def test_what_was_compared_with_one_log_is_told_to_no_other(site: Site) -> None:
+    """A copy is put back, and is emptied while a machine reads what it lacks."""
+    machine = site.machine()
+    budget = machine.budget(limit(100))
+    charge(budget, units=10)
+    copy = site.storage.copy()
+    site.empty()
+    charge(budget, units=5)
+    site.restore(copy)
+    read, emptied = machine.ledger.read, []
+
+    def read_late(*args: Any) -> Sequence[Entry]:
+        if not emptied:
+            emptied.append(site.empty())
+        return read(*args)
+
+    machine.ledger.read = read_late  # type: ignore[method-assign]
+    assert charge(budget) == 16
+    assert emptied
+    for used in (17, 18):
+        site.empty()
+        assert charge(budget) == used
 
 
 def test_what_was_lost_leaves_its_window_hour_by_hour(site: Site) -> None:

@@ -117,8 +117,8 @@ def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -
     charge(budget, 8)
     usage = budget.ledger.add_unlogged
 
-    def losing(project: str, epoch: str, usages: list[UnloggedUsage], retention_ms: int) -> str:
-        told = usage(project, epoch, usages, retention_ms)
+    def losing(project: str, epoch: str, usages: list[UnloggedUsage], retention_ms: int, root: str) -> str:
+        told = usage(project, epoch, usages, retention_ms, root)
         site.empty()
         return told
 
