@@ -187,7 +187,7 @@ class Account:
         self, caller_ms: int, checklist: Checklist, charges: tuple[Charge, ...]
     ) -> tuple[Checklist, tuple[Charge, ...], tuple[LimitCheck, ...]]:
         """What the ledger is asked to check at a time: by the price of then, and with the grants that are believed."""
-        if caller_ms >= self.grants.until_ms:
+        if not self.grants.since_ms <= caller_ms < self.grants.until_ms:
             self.grants = believed(self.grants.text, caller_ms)
         grants = self.grants
         checklist, charges = self.checklists.priced_at(caller_ms, checklist, charges, self.attempt_keys.next)

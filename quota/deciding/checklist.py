@@ -49,11 +49,12 @@ and its job."""
 
 
 class Grants(NamedTuple):
-    """Upstream's grants as this process knows them: the ledger's text of them, those that are believed, and until
-    when these are all of them."""
+    """Upstream's grants as this process knows them: the ledger's text of them, those that are believed, and from and
+    until when these are all of them."""
 
     text: str = ""
     units: Mapping[str, int] = MappingProxyType({})
+    since_ms: int = 0
     until_ms: int = NEVER
 
     def until_ms_of(self, bucket: str) -> int:
@@ -67,9 +68,10 @@ NO_GRANTS = Grants()
 def believed(text: str, now_ms: int) -> Grants:
     """The grants in the ledger's text of them, without those that are too old to be believed, and those that a clock
     which stood ahead has dated."""
-    live = [grant for grant in read_grants(text) if grant.believed_at(now_ms)]
-    until_ms = min((grant.until_ms for grant in live), default=NEVER)
-    return Grants(text, {grant.bucket: grant.quota_units for grant in live}, until_ms)
+    grants = read_grants(text)
+    turns_ms = [0, NEVER, *(ms for grant in grants for ms in grant.believed_ms)]
+    live = {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(now_ms)}
+    return Grants(text, live, max(ms for ms in turns_ms if ms <= now_ms), min(ms for ms in turns_ms if ms > now_ms))
 
 
 def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
@@ -179,7 +181,7 @@ class Checklist:
         checks = tuple([_check(limit, cap_units, cost, now_ms) for limit, cap_units, cost in each])
         if not self.paced:
             edges = [check.edges for check in checks if check.edges is not None]
-            since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
+            since_ms = max([self.priced[0], self.grants.since_ms, *(edge[0] for edge in edges)])
             until_ms = min([self.priced[1], self.grants.until_ms, *(edge[1] for edge in edges)])
             self.checks = (since_ms, until_ms, checks)  # one assignment: threads share the checklist
         return checks

@@ -21,7 +21,13 @@ class Grant(NamedTuple):
 
     def believed_at(self, now_ms: int) -> bool:
         """Whether it still lowers a limit. Not if it was said in what is now the future: that clock was wrong."""
-        return self.since_ms - DAY_MS <= now_ms < self.until_ms
+        since_ms, until_ms = self.believed_ms
+        return since_ms <= now_ms < until_ms
+
+    @property
+    def believed_ms(self) -> tuple[int, int]:
+        """From and until when it is believed."""
+        return self.since_ms - DAY_MS, self.until_ms
 
 
 def grants_text(grants: Iterable[Grant]) -> str:

@@ -112,15 +112,16 @@ def test_a_grant_of_what_a_limit_holds_lowers_nothing(headroom: int, lowered: bo
 def test_grants_are_believed_until_the_first_of_them_ends() -> None:
     first, later = Grant("search", 10, MIDNIGHT, MIDNIGHT + 5), Grant("units", 300, MIDNIGHT, MIDNIGHT + 9)
     text = grants_text([first, later])
-    for now_ms, units, until_ms in (
-        (MIDNIGHT - DAY_MS - 1, {}, NEVER),
-        (MIDNIGHT - DAY_MS, {"search": 10, "units": 300}, MIDNIGHT + 5),
-        (MIDNIGHT + 4, {"search": 10, "units": 300}, MIDNIGHT + 5),
-        (MIDNIGHT + 5, {"units": 300}, MIDNIGHT + 9),
-        (MIDNIGHT + 8, {"units": 300}, MIDNIGHT + 9),
-        (MIDNIGHT + 9, {}, NEVER),
+    both, one = {"search": 10, "units": 300}, {"units": 300}
+    for now_ms, units, since_ms, until_ms in (
+        (MIDNIGHT - DAY_MS - 1, {}, 0, MIDNIGHT - DAY_MS),
+        (MIDNIGHT - DAY_MS, both, MIDNIGHT - DAY_MS, MIDNIGHT + 5),
+        (MIDNIGHT + 4, both, MIDNIGHT - DAY_MS, MIDNIGHT + 5),
+        (MIDNIGHT + 5, one, MIDNIGHT + 5, MIDNIGHT + 9),
+        (MIDNIGHT + 8, one, MIDNIGHT + 5, MIDNIGHT + 9),
+        (MIDNIGHT + 9, {}, MIDNIGHT + 9, NEVER),
     ):
-        assert believed(text, now_ms) == Grants(text, units, until_ms)
+        assert believed(text, now_ms) == Grants(text, units, since_ms, until_ms)
 
 
 # -- the number enforced -----------------------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ def test_grants_take_the_place_of_others_in_what_is_kept() -> None:
     made = checklists(limit(), leave={"backfill": {"day": 100}})
     before = made["items.list", None, None, "backfill"]
     assert before.checks_at(MIDNIGHT)[0].cap_units == 900
-    after = made.with_grants(before, Grants("text", {"units": 300}, MIDNIGHT + 5))
+    after = made.with_grants(before, Grants("text", {"units": 300}, until_ms=MIDNIGHT + 5))
     assert made["items.list", None, None, "backfill"] is after
     assert after.checks_at(MIDNIGHT)[0].cap_units == 200
     assert after.checks[:2] == (MIDNIGHT, MIDNIGHT + 5)

@@ -71,6 +71,13 @@ def test_a_grant_is_believed_for_a_time(setup: Setup) -> None:
     assert budget.usage()[0].limit_units == 210
     setup.now_ms += 1
     assert budget.usage()[0].limit_units == setup.budget(day()).usage()[0].limit_units == 950
+    setup.now_ms -= HOUR_MS  # the clock stood ahead
+    assert budget.usage()[0].limit_units == 210
+    assert budget.peek("videos.list", units=211).reason == "closed"
+    setup.now_ms -= DAY_MS + 1  # it was said by a clock that stood ahead
+    assert budget.usage()[0].limit_units == 950
+    setup.now_ms += 2
+    assert budget.usage()[0].limit_units == 210
 
 
 @pytest.mark.parametrize("window", [Sliding(DAY_MS), PACIFIC.window])
