@@ -217,7 +217,7 @@ class SqliteLedger(StateChanges, OfOneProcess):
     ) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         try:
-            ids = [*map(read_id, (charge_id, *also))]
+            ids = [*dict.fromkeys(map(read_id, (charge_id, *also)))]
         except ValueError:
             return None
 

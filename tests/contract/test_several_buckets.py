@@ -202,6 +202,13 @@ def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None
     assert used(budget) == {"core": 1, "points": 1}
 
 
+def test_a_charge_that_a_refund_names_twice_is_given_back_once(setup: Setup) -> None:
+    budget = budget_of(setup)
+    first, _ = budget.charge("write").id, budget.charge("write")
+    budget.refund(f"{first}+{first}")
+    assert used(budget) == {"core": 1, "points": 5}
+
+
 def test_a_refund_is_one_step_for_all_of_its_charges(setup: Setup) -> None:
     budget = budget_of(setup)
     first, second = (budget.charge("write").id or "").split("+")
