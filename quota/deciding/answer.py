@@ -139,7 +139,7 @@ def _room_from(
 ) -> int:
     """When a call fits whose bucket upstream closed until `opens_ms`: limits of ours may be full for longer than that.
     Where they cannot say when they have room, `opens_ms`."""
-    occupancies, clocks = occupancies_of(checklist, request, result, of_all=checklist.paced)
+    occupancies, clocks = occupancies_of(checklist, request, result, of_all=checklist.paced, opens_ms=opens_ms)
     if not any(one.full or one.limit.paced for one in occupancies):
         return opens_ms
     try:
@@ -150,9 +150,10 @@ def _room_from(
 
 
 def occupancies_of(
-    checklist: Checklist, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True
+    checklist: Checklist, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True, opens_ms: int = 0
 ) -> tuple[list[Occupancy], Clocks]:
-    """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused."""
+    """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused. The
+    call's bucket is closed until `opens_ms`."""
     occupancies, behind_ms = [], result.now_ms - request.caller_ms
     each = zip(checklist.limits, checklist.caps, checklist.costs, request.checks, result.used_units, strict=True)
     for n, (limit, cap_units, cost_units, check, used) in enumerate(each):
@@ -163,17 +164,20 @@ def occupancies_of(
             unlogged = result.unlogged[n] if result.unlogged else ()
             leaving_ms = result.leaving_ms[n] if result.leaving_ms else None
             one = Occupancy(limit, cap_units, cost_units, used, unlogged, full, leaving_ms)
-            occupancies.append(one if limit.shadow else _with_lapse(one, checklist, n, behind_ms))
+            occupancies.append(one if limit.shadow else _with_lapse(one, checklist, n, behind_ms, opens_ms))
     return occupancies, Clocks(result.now_ms, request.caller_ms, result.last[0])
 
 
-def _with_lapse(one: Occupancy, checklist: Checklist, n: int, behind_ms: int) -> Occupancy:
-    """The same with the end of the grant that lowers it, by the ledger's clock: callers believe it by theirs."""
+def _with_lapse(one: Occupancy, checklist: Checklist, n: int, behind_ms: int, opens_ms: int) -> Occupancy:
+    """The same with the end of the grant that lowers it, by the ledger's clock: callers believe it by theirs. For a
+    call that costs more than the grant allows, nobody waits so long, unless its bucket is closed until then."""
     lapsed_units = cap(one.limit, checklist.leaves[n], one.cost_units, None)
-    if not one.cost_units <= one.cap_units < lapsed_units:
+    if one.cap_units >= lapsed_units:
         return one
-    until_ms = checklist.grants.until_ms_of(one.limit.view.selector.buckets[0])
-    return one._replace(lapses_ms=until_ms + behind_ms, lapsed_units=lapsed_units)
+    lapses_ms = checklist.grants.until_ms_of(one.limit.view.selector.buckets[0]) + behind_ms
+    if one.cost_units > one.cap_units and lapses_ms > opens_ms:
+        return one
+    return one._replace(lapses_ms=lapses_ms, lapsed_units=lapsed_units)
 
 
 def _further_calls(state: LimitState) -> int:

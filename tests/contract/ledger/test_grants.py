@@ -11,7 +11,7 @@ from quota.common.clock import LATEST_MS
 from quota.deciding.checklist import granted_units
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text, read_compared
-from quota.ledger.contract import ChargeRequest, LimitCheck
+from quota.ledger.contract import ChargeRequest, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text, read_grants
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
@@ -102,6 +102,19 @@ def test_a_refusal_names_the_moment_at_which_its_grant_lapses(setup: Setup, wind
             setup.now_ms += 1
             assert budget.peek("videos.list", units=units).admitted, (granted, believed_ms, units)
             setup.now_ms = began_ms
+
+
+@pytest.mark.parametrize(("closed_ms", "fits_ms"), [(HOUR_MS - 1, HOUR_MS - 1), (HOUR_MS, DAY_MS)])
+def test_a_closed_bucket_opens_for_a_call_that_its_grant_was_too_small_for(
+    setup: Setup, closed_ms: int, fits_ms: int
+) -> None:
+    """If the grant has lapsed by then: the limit says when it has room. Else nobody knows more than when it opens."""
+    budget, began_ms = setup.budget(day()), setup.now_ms
+    assert budget.charge("videos.list", units=900).admitted
+    setup.ledger.grant(setup.project, [said(setup, 260, believed_ms=HOUR_MS)])
+    setup.ledger.exhaust(setup.project, Exhaustion("units", began_ms, began_ms + closed_ms, "no more", "a test"))
+    refused = budget.peek("videos.list", units=240)
+    assert (refused.reason, refused.retry_at_ms) == ("exhausted", began_ms + fits_ms)
 
 
 def test_a_call_that_a_grant_can_never_admit_is_refused_without_a_time(setup: Setup) -> None:
