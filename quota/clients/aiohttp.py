@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from asyncio import CancelledError, timeout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
 import aiohttp
 
+from quota.async_budget import AsyncBudget
+from quota.budget import Budget
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, has_passed
+from quota.clients.metering import Attempt
+from quota.clients.usage import Usage
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    from quota.async_budget import AsyncBudget
-    from quota.budget import Budget
-    from quota.clients.metering import Attempt
-    from quota.clients.usage import Usage
 
 
 def aiohttp_middleware(

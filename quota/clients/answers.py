@@ -18,9 +18,11 @@ import math
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
-from typing import TYPE_CHECKING, Any
+from socket import socket
+from typing import Any
 
 import httplib2
 from googleapiclient.errors import HttpError
@@ -31,10 +33,6 @@ from quota.common.hosts import is_http_address
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from socket import socket
 
 BYTES_PER_VALUE = 16
 """A body may hold one value for each 16 bytes of its limit: a value of three bytes takes a hundred when parsed."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.common.text import show
 from quota.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KEY_HEADER = "x-goog-api-key"
 """Where Google's APIs take a key. Not in the URL, which others log."""

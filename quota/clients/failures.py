@@ -10,10 +10,8 @@ They look only into modules that are already loaded, since an exception cannot c
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 Names = tuple[tuple[str, str], ...]
 """Classes, each by its module and its name."""

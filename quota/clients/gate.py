@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import traceback
 from asyncio import shield
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quota.async_budget import AsyncBudget, Awaiter
+from quota.budget import Budget, Call
 from quota.clients.metering import Attempt, Meter, Tally
-from quota.clients.upstream import upstream_of, verb_of
+from quota.clients.upstream import Headers, Sent, upstream_of, verb_of
 from quota.deciding.account import SessionClosedError
+from quota.decision import Decision
 from quota.errors import QuotaError, UsageError
 from quota.terms.arguments import text, texts
 from quota.terms.hosts import Hosts
-from quota.terms.reserve import NO_BODY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.budget import Budget, Call
-    from quota.clients.upstream import Headers, Sent
-    from quota.decision import Decision
-    from quota.terms.reserve import RequestBody
+from quota.terms.reserve import NO_BODY, RequestBody
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""

@@ -19,21 +19,23 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import google_auth_httplib2
 import httplib2
 from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
-from googleapiclient.discovery import build_from_document
+from googleapiclient.discovery import Resource, build_from_document
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
+from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import (
     PatientConnection,
@@ -45,7 +47,7 @@ from quota.clients.answers import (
     no_http,
 )
 from quota.clients.discovery import KEY_HEADER, description, scopes_of
-from quota.clients.metering import Meter
+from quota.clients.metering import Attempt, Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
@@ -56,14 +58,6 @@ from quota.errors import BadAnswer, ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
 from quota.terms.hosts import Hosts
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from googleapiclient.discovery import Resource
-
-    from quota.budget import Budget
-    from quota.clients.metering import Attempt
 
 TIMEOUT_S = 60.0
 

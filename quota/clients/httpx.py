@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from quota.async_budget import AsyncBudget
+from quota.budget import Budget
 from quota.clients.caller import Caller
 from quota.clients.gate import (
     MAX_PEEK_BYTES,
@@ -18,20 +20,15 @@ from quota.clients.gate import (
     has_passed,
     unpacked,
 )
+from quota.clients.metering import Attempt
+from quota.clients.usage import Usage
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     import httpx
-
-    from quota.async_budget import AsyncBudget
-    from quota.budget import Budget
-    from quota.clients.metering import Attempt
-    from quota.clients.usage import Usage
 
     Below = Callable[[httpx.Request], httpx.Response]
     AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import google.auth
 from google.auth.credentials import with_scopes_if_required
@@ -16,9 +17,6 @@ from quota.common.named import read_named
 from quota.common.redact import redact, register
 from quota.common.text import one_line, shorten, spaced
 from quota.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:

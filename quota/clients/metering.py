@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from quota.budget import Budget, account_of
-from quota.clients.upstream import NOTHING, Closing, units_in, upstream_of
+from quota.budget import Budget, Call, account_of
+from quota.clients.upstream import NOTHING, Closing, Headers, Reading, units_in, upstream_of
+from quota.clients.upstream_errors import UpstreamError
 from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
@@ -27,22 +29,14 @@ from quota.deciding.checklist import MAX_CHARGE_UNITS, charge_units
 from quota.deciding.corrections import Settlement
 from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
+from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.ledger.parts import notes_in
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import leaves_at
-from quota.terms.reserve import NO_BODY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from quota.budget import Call
-    from quota.clients.upstream import Headers, Reading
-    from quota.clients.upstream_errors import UpstreamError
-    from quota.decision import Decision
-    from quota.terms.reserve import RequestBody
+from quota.terms.reserve import NO_BODY, RequestBody
 
 _log = logging.getLogger("quota")
 

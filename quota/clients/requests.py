@@ -15,8 +15,10 @@ A refusal raises quota.Refused from the client's call. Neither library is import
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.gate import HostGate, HostNames, MethodOf, has_passed
@@ -25,12 +27,8 @@ from quota.common.redact import redact
 from quota.terms.reserve import RequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import requests
     from requests.adapters import HTTPAdapter
-
-    from quota.budget import Budget
 
 
 def requests_adapter(

@@ -8,13 +8,13 @@ batched_answers    the answers that come back for them
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from email.parser import BytesParser
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from email.message import Message
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
@@ -29,18 +29,13 @@ from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_
 from quota.common.clock import LATEST_MS, NEVER
 from quota.common.hosts import plain_path
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import Field, KeyPlace, Refill, value_at
+from quota.terms.api import ClosedRule, Field, Form, KeyPlace, LevelRule, Match, Pointer, Refill, Route, Used, value_at
+from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
 from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from quota.terms.api import ClosedRule, Form, LevelRule, Match, Pointer, Route, Used
-    from quota.terms.costs import CostBook
-
-    Headers = Mapping[str, str] | Iterable[tuple[str, str]]
-    Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 MAX_HEADER_LENGTH = 1_024
 """How much of a header is looked at."""

@@ -20,16 +20,13 @@ import contextlib
 import html
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from quota.common.redact import redact
 from quota.common.text import shorten, spaced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from quota.terms.costs import CostBook
+from quota.terms.costs import CostBook
 
 Kind = Literal[
     "daily_exhausted",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import ssl
+from collections.abc import Callable, Iterator
 from http.client import CannotSendRequest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, unpacked
+from quota.clients.metering import Attempt
 from quota.common.clock import elapsed_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.clients.metering import Attempt
 
 
 def never_left(reason: object) -> bool:

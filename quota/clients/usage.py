@@ -12,14 +12,11 @@ the end is told nothing: the call may have cost more than was said until then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Found = Sequence[int | None]
+Found = Sequence[int | None]
 
 MAX_EVENT_BYTES = 64 * 1024
 """A longer event says nothing."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from quota.common.text import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 begin: Callable[[], None] | None = None
 """What a command begins its log with, if there comes to be anything to warn of. In a program of the user's, nothing."""

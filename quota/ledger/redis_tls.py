@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import stat
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quota.common.named import at_once
@@ -21,8 +22,6 @@ from quota.common.text import one_line
 from quota.ledger.redis_errors import Misconfigured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import redis
 
 WAIT_S = 0.1

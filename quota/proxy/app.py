@@ -9,14 +9,18 @@ book says of it is told to the ledger. Nothing is sent twice, no redirect is fol
 from __future__ import annotations
 
 import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from quota.async_session import AsyncSession
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.dashboard.reading import read_samples, samples_of_silence
@@ -25,26 +29,15 @@ from quota.proxy.asked import UnfitError, asked_of
 from quota.proxy.caller_side import CallerGoneError, CallerSide
 from quota.proxy.passage import Passage, connections
 from quota.proxy.target import Target
-from quota.reports.metrics import MEDIA_TYPE, exposition
+from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.status import read_status
-from quota.session import ledger_answers
+from quota.session import Session, ledger_answers
 from quota.web.health import Check, health
 from quota.web.problem import Problem, send_problem
-from quota.web.protection import protected
+from quota.web.protection import App, protected
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-
-    import aiohttp
-    from starlette.requests import Request
-
-    from quota.async_session import AsyncSession
-    from quota.reports.metrics import Sample
-    from quota.session import Session
-    from quota.web.protection import App
-
-    Receive = Callable[[], Awaitable[Any]]
-    Send = Callable[[Any], Awaitable[None]]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 
 OWN_PATHS = ("/healthz", "/metrics")
 

@@ -11,17 +11,15 @@ as another path than the one whose price is charged are not passed on.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from quota.common.text import show
 from quota.errors import QuotaError
 from quota.web.problem import Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    Fields = list[tuple[str, str]]
+Fields = list[tuple[str, str]]
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",

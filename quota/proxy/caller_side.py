@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 MAX_HELD_BYTES = 64 * 1024
 """How much of a body is held at most. What is charged for a longer one follows from its length alone."""

@@ -5,14 +5,11 @@ Lengths stay as they are. A body that is packed is not searched, nor is a secret
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from quota.common.redact import MIN_SECRET_LENGTH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Mask:

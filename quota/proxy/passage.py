@@ -12,9 +12,10 @@ import json
 import logging
 import re
 import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 from google.auth.exceptions import GoogleAuthError
@@ -23,27 +24,21 @@ from yarl import URL
 from quota.clients.aiohttp import peek
 from quota.clients.gate import unpacked
 from quota.clients.login import refused
+from quota.clients.metering import Attempt
 from quota.common.log import line, warn
 from quota.common.text import describe
+from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, Refused, UsageError
-from quota.proxy.asked import UnfitError, narrowed, without_hops
-from quota.proxy.caller_side import MAX_HELD_BYTES, CallerGoneError
+from quota.proxy.asked import Asked, Fields, UnfitError, narrowed, without_hops
+from quota.proxy.caller_side import MAX_HELD_BYTES, CallerGoneError, CallerSide
 from quota.proxy.mask import Mask
+from quota.proxy.target import Target
 from quota.terms.attribution import labels
 from quota.terms.reserve import NO_BODY, RequestBody
 from quota.web.lifecycle import PIECE_BYTES, hold_little
 from quota.web.problem import Problem, seconds, send_problem
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
-    from quota.clients.metering import Attempt
-    from quota.decision import Decision
-    from quota.proxy.asked import Asked, Fields
-    from quota.proxy.caller_side import CallerSide
-    from quota.proxy.target import Target
-
-    Send = Callable[[Any], Awaitable[None]]
+Send = Callable[[Any], Awaitable[None]]
 
 T = TypeVar("T")
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quota.async_session import AsyncSession
 from quota.clients.caller import with_query
 from quota.clients.gate import AsyncHostGate
 from quota.clients.upstream import upstream_of, verb_of
 from quota.errors import UsageError
-from quota.proxy.asked import UnfitError
-
-if TYPE_CHECKING:
-    from quota.async_session import AsyncSession
-    from quota.proxy.asked import Asked, Fields
+from quota.proxy.asked import Asked, Fields, UnfitError
 
 SENT_INSTEAD = ("authorization", "x-goog-api-key")
 """Where programs put keys: what a caller sent there does not leave."""

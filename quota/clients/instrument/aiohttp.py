@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import answer_to
+from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from quota.clients.instrument.payers import Payer, Payers
 
 
 def seams(payers: Payers) -> Iterator[Seam]:

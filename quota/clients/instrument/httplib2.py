@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import answer_to
+from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.clients.instrument.urllib3 import address_of
+from quota.clients.metering import Attempt
 from quota.common.sockets import has_hung_up
 from quota.errors import Refused
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.clients.instrument.payers import Payer, Payers
-    from quota.clients.metering import Attempt
 
 
 def seams(payers: Payers) -> Iterator[Seam]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quota.clients.httpx import async_sender, sender
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import answer_to
+from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.common.hosts import default_port
 from quota.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.clients.instrument.payers import Payer, Payers
 
 _MODULE = "httpx._transports.default"
 

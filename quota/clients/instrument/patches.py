@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 from quota.common.log import warn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
-    Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _bootstrap: Any = importlib._bootstrap
 _SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from threading import RLock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from quota.budget import Budget
 from quota.clients.gate import AsyncHostGate, HostGate, take_paid
+from quota.clients.metering import Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.text import listed
 from quota.deciding.account import SessionClosedError
-from quota.errors import UsageError
+from quota.errors import Refused, UsageError
+from quota.terms.costs import CostBook
 from quota.terms.hosts import Hosts
 from quota.web.problem import Problem, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from quota.budget import Budget
-    from quota.clients.metering import Tally
-    from quota.errors import Refused
-    from quota.terms.costs import CostBook
 
 MAX_KNOWN = 10_000
 """How many hosts are remembered. A crawler meets more."""

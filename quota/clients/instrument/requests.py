@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from quota.clients.instrument.patches import Seam
 from quota.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def seams() -> Iterator[Seam]:

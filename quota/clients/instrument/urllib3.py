@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 from quota.clients.instrument.patches import Seam
-from quota.clients.instrument.payers import answer_to
+from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.clients.urllib3 import never_left, noted
 from quota.common.hosts import default_port
 from quota.errors import Refused
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from quota.clients.instrument.payers import Payer, Payers
 
 
 def seams(payers: Payers) -> Iterator[Seam]:
