@@ -6,6 +6,7 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
     PatientConnection a connection that reads each answer so
+    PatientHttp       an Http with such connections
     check_redirect    refuses a redirect to anything except HTTP
     digestible        an error's body, if the client can parse it
     checked           checks the shape of a body before the client parses it
@@ -18,18 +19,19 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from socket import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import httplib2
 from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
 from quota.clients.answer_limits import AnswerLimits
-from quota.common.hosts import is_http_address
+from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer
@@ -163,11 +165,12 @@ class LimitedResponse(HTTPResponse):
 
 class PatientConnection(HTTPConnection):
     """Waits for a bounded time, and reads each answer within the limits of a watch. Combined with each of httplib2's
-    connection classes by `connection_types`, which sets `watch` and `timeout_s`.
+    connection classes by PatientHttp, which sets `watch` and `timeout_s`.
     """
 
     watch: Watch | None
     timeout_s: float
+    spoiled = False
     _answer: HTTPResponse | None = None
 
     def connect(self) -> None:
@@ -203,12 +206,58 @@ class PatientConnection(HTTPConnection):
         self.close()
 
 
-def connection_types(kind: type[PatientConnection], **of_each: Any) -> dict[str, type[PatientConnection]]:
-    """By scheme, each of httplib2's connection classes as a connection of this kind, with these attributes."""
-    return {
-        scheme: type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
-        for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
-    }
+class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
+    """An Http for the API at `root`. Its connections are of this `kind`, and have the attributes `of_each`. One that is
+    spoiled, or on which an answer is unread, is not used again."""
+
+    def __init__(
+        self, root: str, kind: type[PatientConnection], *, watch: Watch | None, timeout_s: float, **of_each: Any
+    ) -> None:
+        self.watch = watch
+        of_each |= {"watch": watch, "timeout_s": timeout_s}
+        self._types = {
+            scheme: type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
+            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
+        }
+        loopback = is_loopback(urlsplit(root).hostname or "")
+        # A proxy cannot reach this machine's loopback.
+        super().__init__(timeout=timeout_s, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, Any] | None = None,
+        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
+        connection_type: Any = None,
+    ) -> tuple[Any, bytes]:
+        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`.
+
+        Raises BadAnswer for a redirect to something that is not HTTP.
+        """
+        if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
+            check_redirect(uri)
+        headers = self._leaving(uri, headers)
+        kind = self._types.get(uri.partition(":")[0].lower())
+        try:
+            with nullcontext() if self.watch is None else self.watch.request():
+                response, content = super().request(uri, method, body, headers, redirections, kind)
+        except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
+            raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error
+        finally:
+            pool = self.connections
+            for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
+                pool.pop(name).hang_up()
+        self._answered(response, content)
+        return response, digestible(response, content)
+
+    def _leaving(self, uri: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The header fields with which a request leaves."""
+        return headers
+
+    def _answered(self, response: Any, content: bytes) -> None:
+        """Is told of each answer."""
 
 
 def no_http() -> BadAnswer:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
@@ -37,15 +36,7 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
-from quota.clients.answers import (
-    PatientConnection,
-    Watch,
-    check_redirect,
-    checked,
-    connection_types,
-    digestible,
-    no_http,
-)
+from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
 from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Attempt, Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
@@ -54,7 +45,7 @@ from quota.common.hosts import default_port, is_http_address, is_loopback, is_re
 from quota.common.redact import redact, register
 from quota.common.sockets import has_hung_up
 from quota.common.text import show
-from quota.errors import BadAnswer, ConfigError, UsageError
+from quota.errors import ConfigError, UsageError
 from quota.terms.arguments import one, seconds, text
 from quota.terms.hosts import Hosts
 from quota.terms.reserve import RequestBody
@@ -368,7 +359,6 @@ class _Connection(PatientConnection):
     """Charges each request to the API with its `gate`, after connecting and before the first byte leaves."""
 
     gate: _Gate
-    spoiled = False
     _left = False
     _used = False
     _has_answered = False
@@ -428,7 +418,7 @@ class _Connection(PatientConnection):
         return answer
 
 
-class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
+class MeteredHttp(PatientHttp):
     """An httplib2.Http that charges every request to the API on its connections.
 
     Unlike httplib2.Http, threads may share it: each thread has its own connections, so that no thread reads another's
@@ -441,46 +431,21 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     def __init__(
         self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
     ) -> None:
-        self.watch = watch
         self.gate = _Gate(meter, document)
-        self._types = connection_types(_Connection, gate=self.gate, watch=watch, timeout_s=timeout_s)
         self._start_pool()
         start_over_in_child(self)
-        loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
-        # A proxy cannot reach this machine's loopback.
-        proxy_info = None if loopback else httplib2.proxy_info_from_environment
-        super().__init__(timeout=timeout_s, proxy_info=proxy_info)
+        super().__init__(document["rootUrl"], _Connection, watch=watch, timeout_s=timeout_s, gate=self.gate)
         # To Google, 308 means "upload not complete", not "moved".
         self.redirect_codes: frozenset[int] = httplib2.REDIRECT_CODES - {308}
 
-    def request(
-        self,
-        uri: str,
-        method: str = "GET",
-        body: Any = None,
-        headers: Mapping[str, Any] | None = None,
-        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
-        connection_type: Any = None,
-    ) -> tuple[Any, bytes]:
-        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused, and
-        BadAnswer for a redirect to something that is not HTTP."""
-        if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
-            check_redirect(uri)
-        if headers and not self.gate.keeps_key(uri):
-            headers = {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
+    def _leaving(self, uri: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         self.gate.forget()
-        metered = self._types.get(uri.partition(":")[0].lower())
-        try:
-            with nullcontext() if self.watch is None else self.watch.request():
-                response, content = super().request(uri, method, body, headers, redirections, metered)
-        except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
-            raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error
-        finally:
-            pool = self.connections
-            for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
-                pool.pop(name).hang_up()
+        if headers and not self.gate.keeps_key(uri):
+            return {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
+        return headers
+
+    def _answered(self, response: Any, content: bytes) -> None:
         self.gate.answered(response, content)
-        return response, digestible(response, content)
 
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 

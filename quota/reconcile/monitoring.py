@@ -32,7 +32,7 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answer_limits import AnswerLimits
-from quota.clients.answers import PatientConnection, Watch, checked, connection_types, digestible
+from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked
 from quota.clients.discovery import description
 from quota.clients.login import bearer, refused
 from quota.common.clock import rfc3339
@@ -270,55 +270,33 @@ class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types
 _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
-class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
+class _Http(PatientHttp):
     """An Http that waits a bounded time, and follows no redirect: a token goes nowhere else."""
 
-    def __init__(self, *, loopback: bool) -> None:
-        self._watch = Watch(_LIMITS, None)
-        self._types = connection_types(PatientConnection, watch=self._watch, timeout_s=SILENCE_S)
-        # A proxy cannot reach this machine's loopback.
-        super().__init__(timeout=SILENCE_S, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
+    def __init__(self, root: str) -> None:
+        super().__init__(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
         self.follow_redirects = False
-
-    def request(
-        self,
-        uri: str,
-        method: str = "GET",
-        body: Any = None,
-        headers: Any = None,
-        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
-        connection_type: Any = None,
-    ) -> tuple[Any, bytes]:
-        """Like httplib2's own. Ignores `connection_type`."""
-        with self._watch.request():
-            kind = self._types.get(uri.partition(":")[0].lower())
-            try:
-                response: tuple[Any, bytes] = super().request(uri, method, body, headers, redirections, kind)
-            finally:
-                for name in [name for name, connection in self.connections.items() if connection.unread]:
-                    self.connections.pop(name).hang_up()
-            return response[0], digestible(*response)
 
 
 def _service(credential: CredentialSettings) -> Any:
     document = description("monitoring", "v3")
     if credential.endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
-    root = urlsplit(document["rootUrl"])
-    loopback = is_loopback(root.hostname or "")
-    if not credential.insecure_endpoint and is_readable_on_the_way(document["rootUrl"]):
+    root: str = document["rootUrl"]
+    loopback = is_loopback(urlsplit(root).hostname or "")
+    if not credential.insecure_endpoint and is_readable_on_the_way(root):
         raise ConfigError(
             f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// "
             "address, or set insecure_endpoint = true"
         )
     credentials = _credentials(credential, loopback=loopback)
     # A token that has expired is renewed before it is sent. One that is refused will be refused again.
-    http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(loopback=loopback), refresh_status_codes=())
+    http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(root), refresh_status_codes=())
     return build_from_document(
         document,
         http=http,
         requestBuilder=_Request,
-        client_options={"api_endpoint": document["rootUrl"] + document["servicePath"]},
+        client_options={"api_endpoint": root + document["servicePath"]},
     )
 
 
