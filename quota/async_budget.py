@@ -9,32 +9,29 @@ All rules stand in `quota.budget` and in the ledgers; here is only how they are 
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task, get_running_loop, wrap_future
+from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, wrap_future
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future as Submitted
 from contextlib import suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.budget import Budget, calls_of
+from quota.budget import Budget, Call, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.deciding.account import SessionClosedError
 from quota.deciding.corrections import LetThrough, Settlement
+from quota.deciding.outlook import Outlook
+from quota.decision import Decision, LimitState
 from quota.errors import LedgerError, QuotaError, Refused, UsageError
+from quota.ledger.contract import Ledger
+from quota.ledger.entry import Charge, Entry
 from quota.terms.arguments import one, text, texts
+from quota.terms.costs import CostBook
+from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-    from concurrent.futures import Future as Submitted
     from concurrent.futures import ThreadPoolExecutor
-
-    from quota.budget import Call
-    from quota.deciding.outlook import Outlook
-    from quota.decision import Decision, LimitState
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Charge, Entry
-    from quota.terms.costs import CostBook
-    from quota.terms.limits import Limit
 
 T = TypeVar("T")
 
@@ -163,7 +160,7 @@ class AsyncBudget(OfOneProcess):
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------
 
-F = TypeVar("F", bound="Callable[..., Awaitable[Any] | AsyncIterator[Any]]")
+F = TypeVar("F", bound=Callable[..., Awaitable[Any] | AsyncIterator[Any]])
 
 
 class AsyncSpend:
