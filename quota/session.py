@@ -14,6 +14,7 @@ from zlib import crc32
 from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.deciding.account import SessionClosedError
 from quota.errors import ConfigError, QuotaError, UsageError
@@ -21,6 +22,7 @@ from quota.ledger.contract import Ledger
 from quota.ledger.identity import Identity
 from quota.ledger.parts import KeepsHistory, repairable
 from quota.settings.folders import make_state_folder, state_folder
+from quota.settings.keys import read_key
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings
 from quota.settings.tables import A_CREDENTIAL
@@ -164,8 +166,6 @@ class Session(OfOneProcess):
     def _tell_of_left_behind(self) -> None:
         """A project begins on this machine: say so if it may be another name of one that was charged until now."""
         self._has_told = True
-        from quota.common.log import warn
-
         for name, until_ms in projects_left(self):
             said = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
             warn("project_left", f'{said}give it project = "{name}"', project=name, until=rfc3339(until_ms))
@@ -225,7 +225,6 @@ class Session(OfOneProcess):
             return None
         from quota.common.log_filter import install
         from quota.common.redact import register
-        from quota.settings.keys import read_key
 
         secret = read_key(chosen.key_ref)
         register(secret)
@@ -400,7 +399,6 @@ def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
     if ref is None:
         return None
     from quota.clients.login import bearer, login
-    from quota.settings.keys import read_key
 
     kind, _, token_ref = ref.partition(":")
     if kind == "bearer":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from quota.cli.options import config_option, json_option
 from quota.cli.output import print_json, print_rich, say
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,8 +60,6 @@ def init(path: str, force: bool, api: str | None) -> None:
 
 def _write_whole(path: str, text: str, *, replace: bool) -> None:
     """Write all of a file, or leave what was there: a disk may be full. Raises OSError."""
-    from contextlib import suppress
-
     from quota.common.folders import readable
 
     mode = None
@@ -217,7 +217,6 @@ def prove_(over_http: bool, as_json: bool) -> None:
         _prove_over_http(as_json)
         return
     from quota.cli.prove import MIDNIGHT_MS, prove
-    from quota.terms.limits import DAY_MS
 
     proof = prove()
     if as_json:

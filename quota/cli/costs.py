@@ -10,6 +10,7 @@ import click
 import quota
 from quota.cli.options import config_option, credential_option, json_option
 from quota.cli.output import print_json, say
+from quota.common.clock import NEVER, host_clock
 from quota.common.text import many, one_line
 from quota.terms.costs import CostBook, Price
 
@@ -60,7 +61,6 @@ def costs(
       quota costs --new weather --from answer.json > weather.toml
       quota costs --check github.toml --try "GET https://api.github.com/users"
     """
-    from quota.common.clock import host_clock
     from quota.settings.books import book_names, book_tables, load_book
 
     if from_ and new is None:
@@ -110,7 +110,6 @@ def costs(
 def _whole_books(diff: tuple[str, str] | None, new: str | None, answers: Sequence[str], as_json: bool) -> None:
     """The draft of a book, in what two differ, or those that are shipped."""
     from quota.cli.books import difference_lines, differing, listed_books, show_books
-    from quota.common.clock import host_clock
 
     if new is not None:
         from quota.cli.drafting import draft
@@ -166,8 +165,6 @@ class Priced(NamedTuple):
 
 def _priced(book: CostBook, method: str | None, now_ms: int) -> Iterator[Priced]:
     """The methods of a book, or this one. Raises UnknownMethod."""
-    from quota.common.clock import NEVER
-
     for name in sorted(book.methods) if method is None else [book.canonical(method)]:
         price, (_, until_ms) = book.price_at(name, now_ms)
         yield Priced(name, price, None if until_ms == NEVER else book.price_at(name, until_ms)[0])

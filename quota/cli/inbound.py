@@ -12,6 +12,7 @@ from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
 from quota.common.members import members
 from quota.common.text import nearest, show
+from quota.errors import QuotaError, StorageAway
 from quota.terms.limits import format_duration
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
-    from quota.errors import StorageAway
     from quota.inbound.metrics import exposition, nothing_yet, read_report
     from quota.inbound.opening import is_there
 
@@ -116,7 +116,6 @@ def rotate(as_json: bool, config: str | None) -> None:
     Example:
       quota inbound rotate
     """
-    from quota.errors import QuotaError
     from quota.inbound.opening import is_there
 
     rules, storage = _open(config)
@@ -140,7 +139,6 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
     """Write metrics as a file that is named after the storage: two applications may have the same collector."""
     if folder is None:
         return
-    from quota.errors import QuotaError
     from quota.reports.metrics import file_name, write_file
 
     try:

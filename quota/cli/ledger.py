@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import quota
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339
@@ -65,7 +66,6 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
       quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
       quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
-    import quota
     from quota.ledger.move import plan_move
 
     with quota.open(config) as session:
@@ -227,7 +227,6 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
       quota ledger repair
       quota ledger repair --yes
     """
-    import quota
     from quota.ledger.contract import clocks_are_one
     from quota.ledger.parts import repairable
     from quota.session import projects_of

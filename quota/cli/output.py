@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 import warnings
@@ -36,8 +37,6 @@ def print_json(data: object, indent: int | None = 2) -> None:
 
     It is UTF-8, or ASCII with escapes if stdout has another encoding. Control characters are always escaped.
     """
-    import json
-
     text = json.dumps(data, indent=indent, ensure_ascii=not takes_unicode())
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc, weekday
@@ -92,8 +93,6 @@ def _table(result: Reconciled) -> RenderableType:
 
 
 def _since(count: BucketCount, result: Reconciled) -> str:
-    from zoneinfo import ZoneInfo
-
     return utc(count.period.since_ms).astimezone(ZoneInfo(result.zone)).strftime("%a %d %b %H:%M")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,11 @@ from quota.cli.options import (
     since_option,
 )
 from quota.cli.output import fail, new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
+from quota.common.clock import host_clock, rfc3339, weekday
+from quota.common.log import line
 from quota.common.text import many, one_line, show
 from quota.errors import BadAnswer, ConfigError, QuotaError
+from quota.ledger.parts import notes_in
 from quota.session import projects_of
 
 WATCH_S = 2
@@ -74,8 +78,6 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
 
 def _repeat(draw: Callable[[], None]) -> None:
     """Draw again and again, until nobody reads it."""
-    import time
-
     while True:
         draw()
         if output_lost() is not None:
@@ -87,8 +89,6 @@ def _watch(render: Callable[[], Any]) -> None:
     if not sys.stdout.isatty():
         _repeat(lambda: print_rich(render()))
         return
-    import time
-
     from rich.live import Live
 
     with Live(render(), console=new_console(), auto_refresh=False, screen=True) as live:
@@ -121,7 +121,6 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
       quota spend --by day --since 30d
     """
     from quota.cli.render import render_spending, spending_notes
-    from quota.common.clock import weekday
     from quota.reports.spending import SPEND_FIELDS, read_spending
 
     if bought and (by is not None or credential is not None):
@@ -170,7 +169,6 @@ def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -
     from importlib.metadata import entry_points
 
     from quota.cli.render import render_bought
-    from quota.common.clock import host_clock, rfc3339
     from quota.reports.spending import stands_out
 
     start_ms = max(0, host_clock() - since_ms)
@@ -294,9 +292,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     """
     import logging
 
-    from quota.common.log import line
     from quota.common.redact import redact
-    from quota.ledger.parts import notes_in
 
     reason = one_line(redact(because)).strip()
     if not reason:

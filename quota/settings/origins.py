@@ -6,6 +6,7 @@ in_force    all of them, in the order of the file, then the defaults
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -192,8 +193,6 @@ def _leaves(data: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def _as_toml(value: Any) -> str:
-    import json
-
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_as_toml, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
