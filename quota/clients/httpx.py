@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import httpx
 
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
@@ -27,11 +28,11 @@ from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.reserve import RequestBody
 
-if TYPE_CHECKING:
-    import httpx
+Below = Callable[[httpx.Request], httpx.Response]
+AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
-    Below = Callable[[httpx.Request], httpx.Response]
-    AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
+"""What httpx raises before the first byte of a request. A ProxyError means that a proxy refused to connect."""
 
 
 def httpx_transport(
@@ -51,23 +52,20 @@ def httpx_transport(
     of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
     unsigned. `max_units` is the most that is spent in all.
     """
-    import httpx
-
     gate = HostGate(budget, method, hosts, max_units)
     below = httpx.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
         raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
-    send = sender()
 
     class MeteredTransport(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if caller is None:
                 return self._attempt(request)
-            response = self._attempt(_signed(httpx, caller, request))
+            response = self._attempt(_signed(caller, request))
             again = isinstance(request.stream, httpx.ByteStream)
             if again and caller.renewed(str(request.url), response.status_code):
                 response.close()
-                response = self._attempt(_signed(httpx, caller, request))
+                response = self._attempt(_signed(caller, request))
             return response
 
         def _attempt(self, request: httpx.Request) -> httpx.Response:
@@ -87,17 +85,14 @@ def httpx_async_transport(
     inner: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncBaseTransport:
     """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
-    import httpx
-
     gate = AsyncHostGate(budget, method, hosts)
     below = httpx.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
         raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
-    send = async_sender()
 
     class MeteredTransport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await send(gate, below.handle_async_request, request)
+            return await async_send(gate, below.handle_async_request, request)
 
         async def aclose(self) -> None:
             await below.aclose()
@@ -109,212 +104,176 @@ def httpx_async_transport(
 # -- one attempt -------------------------------------------------------------------------------------------------------
 
 
-@cache
-def sender() -> Callable[[HostGate, Below, httpx.Request], httpx.Response]:
-    """What sends a request as one attempt through what is below, and charges it at a gate. It imports httpx."""
-    import httpx
-
-    class Peeked(httpx.SyncByteStream):
-        def __init__(self, stream: httpx.SyncByteStream) -> None:
-            self._stream = stream
-            self._rest = iter(stream)
-            self._head: list[bytes] = []
-            self._error: httpx.TransportError | None = None
-
-        def peek(self) -> bytes:
-            size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
-            try:
-                for chunk in self._rest:
-                    self._head.append(chunk)
-                    size += len(chunk)
-                    if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
-                        break
-            except httpx.TransportError as error:
-                self._error = error
-            return b"".join(self._head)
-
-        def __iter__(self) -> Iterator[bytes]:
-            yield from self._head
-            if self._error is not None:
-                raise self._error
-            yield from self._rest
-
-        def close(self) -> None:
-            self._stream.close()
-
-    class Watched(httpx.Response):
-        """A response that settles its attempt by what the body says, while it is read."""
-
-        attempt: Attempt
-        usage: Usage
-
-        def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-            for piece in super().iter_bytes(chunk_size):
-                self.usage.feed(piece)
-                self.attempt.settle(self.usage.take())
-                yield piece
-            self.usage.end()
-            self.attempt.settle(self.usage.take())
-
-    def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
-        body = _body_of(httpx, request)
-        attempt = gate.charge(request.method, str(request.url), body, request.headers)
-        if attempt is None:
-            return below(request)
-        try:
-            with gate.sending():
-                response = below(request)
-        except _unsent(httpx):
-            if body.makes_no_requests:
-                attempt.never_left()
-            raise
-        status, headers = response.status_code, response.headers
-        stream, head = cast("httpx.SyncByteStream", response.stream), b""
-        try:
-            if attempt.reads_body(status, headers):
-                stream = peeked = Peeked(stream)
-                head = _decoded(httpx, response, peeked.peek())
-            attempt.answered(status, head, headers)
-        except BaseException:  # interrupted: nobody else knows of the response
-            stream.close()
-            raise
-        return _watched(httpx, Watched, attempt, response, stream)
-
-    return send
+def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
+    """Send a request as one attempt through what is below, and charge it at a gate."""
+    body = _body_of(request)
+    attempt = gate.charge(request.method, str(request.url), body, request.headers)
+    if attempt is None:
+        return below(request)
+    try:
+        with gate.sending():
+            response = below(request)
+    except UNSENT:
+        if body.makes_no_requests:
+            attempt.never_left()
+        raise
+    status, headers = response.status_code, response.headers
+    stream, head = cast("httpx.SyncByteStream", response.stream), b""
+    try:
+        if attempt.reads_body(status, headers):
+            stream = peeked = _Peeked(stream)
+            head = _decoded(response, peeked.peek())
+        attempt.answered(status, head, headers)
+    except BaseException:  # interrupted: nobody else knows of the response
+        stream.close()
+        raise
+    return _watched(attempt, response, stream)
 
 
-@cache
-def async_sender() -> Callable[[AsyncHostGate, AsyncBelow, httpx.Request], Awaitable[httpx.Response]]:
+async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
     """The same, awaited."""
-    import httpx
+    body = _body_of(request)
+    attempt = await gate.charge(request.method, str(request.url), body, request.headers)
+    if attempt is None:
+        return await below(request)
+    try:
+        with gate.sending():
+            response = await below(request)
+    except (Exception, CancelledError) as error:
+        if body.makes_no_requests and _never_left(error):
+            await gate.never_left(attempt)
+        raise
+    status, headers = response.status_code, response.headers
+    stream, head = cast("httpx.AsyncByteStream", response.stream), b""
+    try:
+        if attempt.reads_body(status, headers):
+            stream = peeked = _AsyncPeeked(stream)
+            head = _decoded(response, await peeked.peek())
+        await gate.answered(attempt, status, head, headers)
+    except BaseException:  # cancelled: nobody else knows of the response
+        await stream.aclose()
+        raise
+    return _watched(attempt, response, stream, gate)
 
-    class Peeked(httpx.AsyncByteStream):
-        def __init__(self, stream: httpx.AsyncByteStream) -> None:
-            self._stream = stream
-            self._rest = aiter(stream)
-            self._head: list[bytes] = []
-            self._error: httpx.TransportError | None = None
 
-        async def peek(self) -> bytes:
-            size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
-            try:
-                async for chunk in self._rest:
-                    self._head.append(chunk)
-                    size += len(chunk)
-                    if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
-                        break
-            except httpx.TransportError as error:
-                self._error = error
-            return b"".join(self._head)
+class _Peeked(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+        self._rest = iter(stream)
+        self._head: list[bytes] = []
+        self._error: httpx.TransportError | None = None
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for chunk in self._head:
-                yield chunk
-            if self._error is not None:
-                raise self._error
+    def peek(self) -> bytes:
+        size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
+        try:
+            for chunk in self._rest:
+                self._head.append(chunk)
+                size += len(chunk)
+                if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
+                    break
+        except httpx.TransportError as error:
+            self._error = error
+        return b"".join(self._head)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._head
+        if self._error is not None:
+            raise self._error
+        yield from self._rest
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _AsyncPeeked(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+        self._rest = aiter(stream)
+        self._head: list[bytes] = []
+        self._error: httpx.TransportError | None = None
+
+    async def peek(self) -> bytes:
+        size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
+        try:
             async for chunk in self._rest:
-                yield chunk
+                self._head.append(chunk)
+                size += len(chunk)
+                if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
+                    break
+        except httpx.TransportError as error:
+            self._error = error
+        return b"".join(self._head)
 
-        async def aclose(self) -> None:
-            await self._stream.aclose()
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._head:
+            yield chunk
+        if self._error is not None:
+            raise self._error
+        async for chunk in self._rest:
+            yield chunk
 
-    class Watched(httpx.Response):
-        """A response that settles its attempt by what the body says, while it is read."""
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
-        attempt: Attempt
-        usage: Usage
-        gate: AsyncHostGate
 
-        async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-            async for piece in super().aiter_bytes(chunk_size):
-                self.usage.feed(piece)
-                await self.gate.settle(self.attempt, self.usage.take())
-                yield piece
-            self.usage.end()
+class _Watched(httpx.Response):
+    """A response that settles its attempt by what the body says, while it is read."""
+
+    attempt: Attempt
+    usage: Usage
+    gate: AsyncHostGate
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        for piece in super().iter_bytes(chunk_size):
+            self.usage.feed(piece)
+            self.attempt.settle(self.usage.take())
+            yield piece
+        self.usage.end()
+        self.attempt.settle(self.usage.take())
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        async for piece in super().aiter_bytes(chunk_size):
+            self.usage.feed(piece)
             await self.gate.settle(self.attempt, self.usage.take())
-
-    async def send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
-        body = _body_of(httpx, request)
-        attempt = await gate.charge(request.method, str(request.url), body, request.headers)
-        if attempt is None:
-            return await below(request)
-        try:
-            with gate.sending():
-                response = await below(request)
-        except (Exception, CancelledError) as error:
-            if body.makes_no_requests and _never_left(httpx, error):
-                await gate.never_left(attempt)
-            raise
-        status, headers = response.status_code, response.headers
-        stream, head = cast("httpx.AsyncByteStream", response.stream), b""
-        try:
-            if attempt.reads_body(status, headers):
-                stream = peeked = Peeked(stream)
-                head = _decoded(httpx, response, await peeked.peek())
-            await gate.answered(attempt, status, head, headers)
-        except BaseException:  # cancelled: nobody else knows of the response
-            await stream.aclose()
-            raise
-        return _watched(httpx, Watched, attempt, response, stream, gate)
-
-    return send
+            yield piece
+        self.usage.end()
+        await self.gate.settle(self.attempt, self.usage.take())
 
 
-def _signed(library: Any, caller: Caller, request: httpx.Request) -> httpx.Request:
+def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
     url, headers = caller.signed(request.method, str(request.url), request.headers)
-    leaving: httpx.Request = library.Request(
-        request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
-    )
-    return leaving
+    return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
-# The callers of these have imported the library, and pass it as an argument.
-
-
-def _unsent(library: Any) -> tuple[type[Exception], ...]:
-    """What httpx raises before the first byte of a request. A ProxyError means that a proxy refused to connect."""
-    return (
-        library.ConnectError,
-        library.ConnectTimeout,
-        library.PoolTimeout,
-        library.ProxyError,
-        library.UnsupportedProtocol,
-    )
-
-
-def _never_left(library: Any, error: BaseException) -> bool:
+def _never_left(error: BaseException) -> bool:
     """Whether an awaited request failed before its first byte, or was cancelled while its own transport had no
     connection for it."""
     if not isinstance(error, CancelledError):
-        return isinstance(error, _unsent(library))
+        return isinstance(error, UNSENT)
     sends = has_passed(error, "httpcore._async.http11", "httpcore._async.http2")
     return has_passed(error, "httpcore._async.connection_pool") and not sends
 
 
-def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:
+def _decoded(response: httpx.Response, raw: bytes) -> bytes:
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
-        within: httpx.Response = library.Response(response.status_code, headers=response.headers, content=pieces)
-        return within.iter_bytes()
+        return httpx.Response(response.status_code, headers=response.headers, content=pieces).iter_bytes()
 
     return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
 
 
-def _body_of(library: Any, request: httpx.Request) -> RequestBody:
-    if isinstance(request.stream, library.ByteStream):
+def _body_of(request: httpx.Request) -> RequestBody:
+    if isinstance(request.stream, httpx.ByteStream):
         return RequestBody.of(request.read())
     return RequestBody.of(request.stream, request.headers.get("content-length"))
 
 
-def _watched(
-    library: Any, kind: Any, attempt: Attempt, response: httpx.Response, stream: Any, gate: AsyncHostGate | None = None
-) -> httpx.Response:
-    """The response, read from this stream. It is of the watching `kind` where its body may settle the attempt."""
+def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any = None) -> httpx.Response:
+    """The response, read from this stream. It is watched where its body may settle the attempt."""
     usage = attempt.usage(response.status_code, response.headers)
     if usage is None and stream is response.stream:
         return response
-    renewed: httpx.Response = (library.Response if usage is None else kind)(
-        response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
-    )
-    if usage is not None:
-        renewed.attempt, renewed.usage, renewed.gate = attempt, usage, gate  # type: ignore[attr-defined]
+    kind = httpx.Response if usage is None else _Watched
+    renewed = kind(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
+    if isinstance(renewed, _Watched) and usage is not None:
+        renewed.attempt, renewed.usage, renewed.gate = attempt, usage, gate
     return renewed

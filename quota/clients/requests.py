@@ -10,13 +10,18 @@ others, give them: the second argument is the API method, one name for all reque
 Requests to other hosts are not charged, so a redirect is charged if it stays on a metered host. Both clients call their
 transport once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
 
-A refusal raises quota.Refused from the client's call. Neither library is imported before its function is called.
+A refusal raises quota.Refused from the client's call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import RequestException
+from requests.structures import CaseInsensitiveDict
 
 from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
@@ -25,10 +30,6 @@ from quota.clients.gate import HostGate, HostNames, MethodOf, has_passed
 from quota.clients.urllib3 import never_left, noted
 from quota.common.redact import redact
 from quota.terms.reserve import RequestBody
-
-if TYPE_CHECKING:
-    import requests
-    from requests.adapters import HTTPAdapter
 
 
 def requests_adapter(
@@ -49,10 +50,6 @@ def requests_adapter(
     the timeout of requests that name none. A body of more than `max_body_mb`, as received or unpacked, raises
     quota.BadAnswer while it is read. `caller` signs what leaves; the client's own request stays unsigned.
     """
-    from requests.adapters import HTTPAdapter
-    from requests.exceptions import RequestException
-    from requests.structures import CaseInsensitiveDict
-
     gate = HostGate(budget, method, hosts, max_units)
     limits = AnswerLimits(max_body_mb).validated()
     options["max_retries"] = 0
@@ -113,9 +110,7 @@ def requests_adapter(
 def _never_left(error: Exception) -> bool:
     """Whether the request failed before its first byte: no address, no connection, no way through a proxy, no trusted
     certificate."""
-    import requests
-
-    if not isinstance(error, requests.RequestException):
+    if not isinstance(error, RequestException):
         # A network failure is always a RequestException; this error is about the arguments. But the user's own body
         # may fail when a part of it has left.
         return isinstance(error, (OSError, ValueError)) and not has_passed(error, "urllib3.connectionpool")

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from http.client import CannotSendRequest
 from typing import Any
 
+from urllib3 import HTTPResponse
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
+
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, unpacked
 from quota.clients.metering import Attempt
 from quota.common.clock import elapsed_s
@@ -16,8 +19,6 @@ from quota.common.clock import elapsed_s
 def never_left(reason: object) -> bool:
     """Whether a request failed before its first byte: no address, no connection, no way through a proxy, no trusted
     certificate, or a connection with an answer that is still unread."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
-
     if isinstance(reason, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in reason.args):
         return True
     # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
@@ -38,8 +39,6 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # of a HEAD, nothing comes
         attempt.answered(status, b"", headers)
         return _watched(attempt, raw)
-    from urllib3 import HTTPResponse
-
     body = _PeekedBody(raw)
     attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers)
     renewed = HTTPResponse(
@@ -62,7 +61,6 @@ def _head_of(raw: Any) -> dict[str, Any]:
 
 def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
     """urllib3's own way to unpack such an answer."""
-    from urllib3 import HTTPResponse
 
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
         return HTTPResponse(

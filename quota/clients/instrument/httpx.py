@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from quota.clients.httpx import async_sender, sender
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.common.hosts import default_port
@@ -27,8 +26,10 @@ def seams(payers: Payers) -> Iterator[Seam]:
             payer = payer_of(request)
             if payer is None:
                 return handle_request(transport, request)
+            from quota.clients.httpx import send  # late: it imports httpx, which is here only now
+
             try:
-                return sender()(payer.gate, partial(handle_request, transport), request)
+                return send(payer.gate, partial(handle_request, transport), request)
             except Refused as refusal:
                 return _refused(refusal, payer, request)
 
@@ -39,8 +40,10 @@ def seams(payers: Payers) -> Iterator[Seam]:
             payer = payer_of(request, awaited=True)
             if payer is None:
                 return await handle_request(transport, request)
+            from quota.clients.httpx import async_send
+
             try:
-                return await async_sender()(payer.async_gate, partial(handle_request, transport), request)
+                return await async_send(payer.async_gate, partial(handle_request, transport), request)
             except Refused as refusal:
                 return _refused(refusal, payer, request)
 

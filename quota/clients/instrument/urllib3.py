@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers, answer_to
-from quota.clients.urllib3 import never_left, noted
 from quota.common.hosts import default_port
 from quota.errors import Refused
 from quota.terms.reserve import RequestBody
@@ -37,6 +36,8 @@ def seams(payers: Payers) -> Iterator[Seam]:
         def _attempt(
             payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
         ) -> Any:
+            from quota.clients.urllib3 import never_left, noted  # late: it imports urllib3, which is here only now
+
             headers = options.get("headers") or {}
             body = RequestBody.of(options.get("body"), headers.get("content-length"))
             attempt = payer.gate.charge(method, address, body, headers)

@@ -950,7 +950,7 @@ def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, le
 def test_nothing_imports_the_client_before_a_service_is_made() -> None:
     code = (
         "import sys, quota, quota.clients.metering, quota.clients.upstream_errors, quota.common.redact\n"
-        "import quota.clients.requests, quota.clients.httpx, quota.session\n"
+        "import quota.clients.instrument.urllib3, quota.clients.instrument.httpx, quota.session\n"
         "print(sys.modules.keys() & {'googleapiclient', 'httplib2', 'google.auth', 'requests', 'urllib3', 'httpx'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
