@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import quota
 from quota.cli.options import (
     FETCHED_SINCE,
     config_option,
@@ -116,9 +118,6 @@ def plan(
       quota plan
       quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
     """
-    from datetime import date
-
-    import quota
     from quota.common.clock import host_clock
     from quota.jobs.plan.plan import make_plan, render_plan
     from quota.jobs.plan.simulation import EMPTY, read_state
@@ -178,7 +177,6 @@ def search(
       quota search news --csv --limit 1000 > news.csv
       quota search 東京 'foot*'
     """
-    import quota
     from quota.jobs.store.export import csv_writer
     from quota.jobs.store.store import FOUND_COLUMNS, Store
 
@@ -276,7 +274,6 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     Example:
       quota emulate --port 8765 --quota 100
     """
-    import quota
     from quota.jobs.emulator import Emulator
 
     lag_ms = 0 if lag is None else duration_ms("--lag", lag)
@@ -316,7 +313,6 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     """
     import tempfile
 
-    import quota
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
 
@@ -374,7 +370,6 @@ url = "sqlite:///videos.db"
 
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
-    import quota
     from quota.common.folders import make_folder, open_alone, readable
 
     config = folder / "quota.toml"

@@ -10,8 +10,10 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+import quota
 from quota.cli.options import FETCHED_SINCE, Group, config_option, json_option, since_ms_of, since_option
 from quota.cli.output import print_json, say
+from quota.common.clock import host_clock, moment
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, show
 from quota.jobs.tick import configured
@@ -91,8 +93,6 @@ def export(
 @contextmanager
 def _written(output: str | None) -> Iterator[IO[str]]:
     """Where an export goes: stdout, or a file that appears when it is whole."""
-    import quota
-
     if output is None:
         yield sys.stdout
         return
@@ -182,7 +182,6 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     Example:
       quota place reset trending DE
     """
-    import quota
     from quota.jobs.lock import only_one
     from quota.jobs.places import checkpoints_of, reset_shared
     from quota.jobs.runner import job_called
@@ -211,8 +210,6 @@ def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
 
 
 def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:
-    import quota
-
     known = [one.region for one in found]
     if region is not None and region not in known:
         raise quota.UsageError(f"job {job!r} has no region {show(region)}; {nearest(region, known)}")
@@ -220,8 +217,6 @@ def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Check
 
 
 def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> None:
-    from quota.common.clock import host_clock, moment
-
     if as_json:
         names = "job region pending pages items cursor started_at completed_at failed_at"
         print_json({"places": [members(one, names) for one in found]})

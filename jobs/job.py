@@ -19,8 +19,11 @@ call. A fetch function with a parameter called `store` gets the local store to r
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
@@ -362,10 +365,6 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
 
 
 def _import(module_name: str, said: str, folder: Path | None) -> object:
-    import importlib
-    import sys
-    from contextlib import redirect_stdout
-
     if folder is not None and str(folder) not in sys.path:
         # At the end, so that a file beside the configuration never hides an installed module. It stays there, because
         # the function may import its neighbours when it is called.
@@ -390,8 +389,6 @@ def _import(module_name: str, said: str, folder: Path | None) -> object:
 
 def _hides_own(module_name: str, folder: Path | None) -> str:
     """What to do where an installed module, of Python or of ours, hides the user's own in `folder`."""
-    import sys
-
     top = module_name.partition(".")[0]
     origin = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
     if folder is None or origin is None or origin.startswith(f"{folder}/"):
