@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -235,7 +234,7 @@ class Attempt:
         told = news(account_of(self._budget), self.decision, reading.levels, at_ms)
         emptied = [Closing(said.level.bucket, said.until_ms, said.why_empty) for said in told if said.why_empty]
         levels = tuple([said.level for said in told])
-        return replace(reading, levels=levels, closes=(*reading.closes, *emptied))
+        return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
         """Tell the ledger what an answer means: which buckets are closed, and what it did not cost. Never raises a

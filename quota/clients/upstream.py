@@ -52,8 +52,7 @@ class Closing(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What one answer means.
 
     `error` is what the caller is told of an error, also of one inside a good answer. `used_units` is what the call

@@ -21,8 +21,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quota.common.redact import redact
 from quota.common.text import shorten, spaced
@@ -45,8 +44,7 @@ MAX_BODY_BYTES = 256 * 1024
 MAX_MESSAGE_LENGTH = 300
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamError:
+class UpstreamError(NamedTuple):
     """One error answer, understood. `message` is one line without markup or keys; `reason` is upstream's own word.
 
     `bucket` is the name to close, for "daily_exhausted", "project_blocked" and "closed": a bucket of the cost book or
@@ -90,8 +88,7 @@ def bucket_of(method: str, book: CostBook) -> str:
 # -- reading the body --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(NamedTuple):
     """The meaningful parts of an error body. A part that is missing is "" or empty."""
 
     message: str = ""
@@ -105,8 +102,7 @@ class _Said:
         return self.reasons[0] if self.reasons else self.status
 
 
-@dataclass(frozen=True, slots=True)
-class _NamedLimit:
+class _NamedLimit(NamedTuple):
     """A limit as `details[].metadata` names it: `quota_limit`, `quota_metric`, `quota_unit`, `quota_limit_value`."""
 
     limit: str

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.redact import redact
@@ -34,8 +33,7 @@ FIRST_S = 3.0
 OLD_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[T]):
+class Reading(NamedTuple, Generic[T]):
     """`value` is None until it was read once, at `read_ms`. While it cannot be read again, `error` says why and
     `failing_ms` since when."""
 

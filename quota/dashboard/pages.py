@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -47,8 +46,7 @@ TYPICAL = ("videos.list", "search.list", "videos.insert")
 """What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What was read last. `now_ms` is when it is shown."""
 
     now_ms: int

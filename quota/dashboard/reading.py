@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from typing import NamedTuple
@@ -38,8 +37,7 @@ WHOLE_MS = 2 * DAY_MS
 SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(NamedTuple):
     """The ledger as it was at `status.at_ms`. `calls` are by credential. `refusals` are of all projects, the newest
     first."""
 
@@ -61,8 +59,7 @@ class SpentRow(NamedTuple):
     units: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """Who spent a project's units: rows, those who spent most lately first. In `since_ms` each span begins; `gap_ms`,
     `refused` and `would_refuse` are of the longest."""
 
