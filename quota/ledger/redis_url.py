@@ -41,7 +41,7 @@ def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger u
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
         return target_of(url, timeout_s)
-    except (_WrongError, Misconfigured) as error:
+    except Misconfigured as error:
         raise ConfigError(f"{what} {label}: {error}") from None
     except (ValueError, TypeError):
         # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
@@ -49,10 +49,6 @@ def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger u
             f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
-
-
-class _WrongError(Exception):
-    """A url that can be read and not be used: the text says why."""
 
 
 class Target(NamedTuple):
@@ -124,7 +120,7 @@ def target_of(url: str, timeout_s: float) -> Target:
     given = _given(query, kind, is_secure=is_secure)
     sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
     if sentinel_ssl not in ("true", "false"):
-        raise _WrongError("sentinel_ssl is true or false (by default as the scheme says)")
+        raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
     username, _, password = userinfo.partition(":")
     for name, text in (("username", username), ("password", password)):
         if text:
@@ -132,10 +128,10 @@ def target_of(url: str, timeout_s: float) -> Target:
     if kind == "unix":
         path = path or given.get("path", "")
     elif kind == "cluster" and (database_of(url) or path.strip("0")):
-        raise _WrongError("a cluster has no database numbers")
+        raise Misconfigured("a cluster has no database numbers")
     elif kind == "sentinel" and not path.partition("/")[0]:
         secure = "s" if is_secure else ""
-        raise _WrongError(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
+        raise Misconfigured(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
     tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
     answer_s, connect_s = _times(given, timeout_s)
@@ -179,7 +175,7 @@ def target_of(url: str, timeout_s: float) -> Target:
 
 
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
-    """The options of a url. Raises _WrongError for one that nobody reads."""
+    """The options of a url. Raises Misconfigured for one that nobody reads."""
     elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
     given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
@@ -192,10 +188,10 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
             raise ValueError("what looks like an option may be a piece of a password")
         if name in _OF_TLS:
             remedy = "remove it" if kind == "unix" else f"write rediss{'+' if kind else ''}{kind}://"
-            raise _WrongError(f"{name} is an option of TLS, which this url does not speak; {remedy}")
+            raise Misconfigured(f"{name} is an option of TLS, which this url does not speak; {remedy}")
         if name in _OF_SENTINELS:
-            raise _WrongError(f"{name} is an option of redis+sentinel:// only; remove it")
-        raise _WrongError(f"it has no option {name!r}; {nearest(name, known)}")
+            raise Misconfigured(f"{name} is an option of redis+sentinel:// only; remove it")
+        raise Misconfigured(f"it has no option {name!r}; {nearest(name, known)}")
     return {name: text for name, text in given.items() if text}
 
 
@@ -213,9 +209,9 @@ def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
 def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
     """redis-py's options for TLS. Raises Misconfigured for a file that cannot be used."""
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
-        raise _WrongError("ssl_cert_reqs is required (by default) or none")
+        raise Misconfigured("ssl_cert_reqs is required (by default) or none")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
-        raise _WrongError("ssl_keyfile has no effect without ssl_certfile; name the certificate too")
+        raise Misconfigured("ssl_keyfile has no effect without ssl_certfile; name the certificate too")
     options = {
         "ssl_ca_certs": given.get("ssl_ca_certs"),
         "ssl_certfile": given.get("ssl_certfile"),
