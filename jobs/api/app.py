@@ -27,8 +27,7 @@ from quota.jobs.api.parameters import ParameterError, ProblemError, limit_of, re
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.session import Session
-from quota.web.problem import Problem
-from quota.web.protection import App
+from quota.web.problem import App, Problem
 
 T = TypeVar("T")
 

@@ -16,7 +16,8 @@ from quota.inbound.rules import Rules
 from quota.jobs.api.app import make_app
 from quota.settings.model import Settings
 from quota.web.lifecycle import address_of, listen, serve
-from quota.web.protection import App, names_of, protected
+from quota.web.problem import App
+from quota.web.protection import names_of, protected
 
 ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api/v1/channels/ID")
 """What a rule must be about before others may ask."""

@@ -10,7 +10,7 @@ from quota.cli.options import config_option, host_option, port_option
 from quota.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
-    from quota.web.protection import App
+    from quota.web.problem import App
 
 
 @click.command("dashboard", short_help="Serve a page: verdict, limits, spending, freshness, runs.")

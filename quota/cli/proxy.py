@@ -11,7 +11,7 @@ from quota.cli.options import config_option
 from quota.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
-    from quota.web.protection import App
+    from quota.web.problem import App
 
 BIND = "127.0.0.1:8790"
 

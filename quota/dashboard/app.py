@@ -34,7 +34,8 @@ from quota.explain.refusal import explain_kept
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.session import Session
 from quota.web.health import Check, health
-from quota.web.protection import App, protected
+from quota.web.problem import App
+from quota.web.protection import protected
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from quota.inbound.answers import fields_of, problem_of
@@ -11,13 +11,7 @@ from quota.inbound.deciding import Decider, Verdict
 from quota.inbound.fields import Fields
 from quota.inbound.opening import callable_app, opened
 from quota.inbound.rules import Rule, Rules
-from quota.web.problem import Problem, send_problem
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Any, Receive, Send], Awaitable[None]]
-
+from quota.web.problem import App, Message, Problem, Receive, Send, send_problem
 
 _DENIAL = "websocket.http.response"
 _HEADS = frozenset(("http.response.start", "websocket.accept", f"{_DENIAL}.start"))

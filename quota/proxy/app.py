@@ -9,13 +9,12 @@ book says of it is told to the ledger. Nothing is sent twice, no redirect is fol
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
@@ -33,11 +32,8 @@ from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.status import read_status
 from quota.session import Session, ledger_answers
 from quota.web.health import Check, health
-from quota.web.problem import Problem, send_problem
-from quota.web.protection import App, protected
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+from quota.web.problem import App, Problem, Receive, Send, send_problem
+from quota.web.protection import protected
 
 OWN_PATHS = ("/healthz", "/metrics")
 
@@ -47,12 +43,12 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
     proxy = Proxy(session)
     inner = session._session
 
-    async def healthz(_: Request) -> JSONResponse:
-        status, document = health([await run_in_threadpool(_ledger, inner)])
+    def healthz(_: Request) -> JSONResponse:
+        status, document = health([_ledger(inner)])
         return JSONResponse(document, status, {"cache-control": "no-store"})
 
-    async def metrics(_: Request) -> PlainTextResponse:
-        text = exposition(await run_in_threadpool(_samples, inner))
+    def metrics(_: Request) -> PlainTextResponse:
+        text = exposition(_samples(inner))
         return PlainTextResponse(text, media_type=MEDIA_TYPE, headers={"cache-control": "no-store"})
 
     @asynccontextmanager

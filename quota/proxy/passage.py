@@ -36,9 +36,7 @@ from quota.proxy.target import Target
 from quota.terms.attribution import labels
 from quota.terms.reserve import NO_BODY, RequestBody
 from quota.web.lifecycle import PIECE_BYTES, hold_little
-from quota.web.problem import Problem, seconds, send_problem
-
-Send = Callable[[Any], Awaitable[None]]
+from quota.web.problem import Problem, Send, seconds, send_problem
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from quota.errors import QuotaError, UsageError
 if TYPE_CHECKING:
     import uvicorn
 
-    from quota.web.protection import App
+    from quota.web.problem import App
 
     MakeApp = Callable[[], App]
 

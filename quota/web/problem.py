@@ -8,10 +8,16 @@ seconds         a wait as header fields name it
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Receive, Send], Awaitable[None]]
+"""An ASGI application, and what it is called with."""
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -58,7 +64,7 @@ def seconds(duration_ms: int) -> int:
     return max(1, -(-duration_ms // 1000))
 
 
-async def send_problem(send: Callable[[Any], Awaitable[None]], problem: Problem) -> None:
+async def send_problem(send: Send, problem: Problem) -> None:
     """Answer an HTTP request with a problem. The server drops the body of HEAD."""
     body = problem.body()
     fields = [*problem.fields(), ("content-length", str(len(body)))]

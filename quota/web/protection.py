@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import unquote
 
 from quota.common.log import line
 from quota.common.text import describe, show
-from quota.web.problem import Problem, send_problem
-
-Message = Any
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Any, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
-
+from quota.web.problem import App, Message, Problem, Receive, Send, send_problem
 
 OF_A_PAGE = "default-src 'self'; frame-ancestors 'none'"
 """The Content-Security-Policy of an application that serves pages: all comes from it, and nobody frames it."""
@@ -51,7 +47,7 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = O
     """
     fields = () if policy is None else (*_FIELDS, (b"content-security-policy", policy.encode("latin-1")))
 
-    async def outer(scope: Any, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
+    async def outer(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -114,14 +110,10 @@ def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:
     return Problem(421, f"This server is not called so: the Host is {said}.")
 
 
+_HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
+
+
 def _without_port(host: str) -> str:
-    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`."""
-    if host.startswith("["):
-        name, bracket, port = host[1:].partition("]")
-        return name.lower() if bracket and (not port or _is_port(port)) else ""
-    name, colon, port = host.partition(":")
-    return name.lower().removesuffix(".") if not colon or _is_port(f":{port}") else ""
-
-
-def _is_port(text: str) -> bool:
-    return text[:1] == ":" and text[1:].isascii() and (text[1:].isdigit() or text == ":")
+    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`; "" for what is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2] or "").lower() if found else ""
