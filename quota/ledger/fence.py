@@ -63,6 +63,17 @@ class Standing(NamedTuple):
     last: Id
 
 
+class Wanted(NamedTuple):
+    """What a standing is to become. With `charges` the log must hold as many, or nothing changes. `epoch` is that of a
+    ledger without one, and of one that is to be filled."""
+
+    role: Role
+    move: str
+    peer: str = ""
+    epoch: str = ""
+    charges: int | None = None
+
+
 class OvertakenError(LedgerError):
     """A step of a move did not find the ledger as the step before left it. Another move has changed it, or it lost
     data. Nothing was done."""
@@ -77,21 +88,10 @@ class Movable(Ledger, Protocol):
     def standing(self, project: str) -> Standing:
         """The standing of a project. Changes and creates nothing."""
 
-    def change(
-        self,
-        project: str,
-        before: Standing,
-        role: Role,
-        move: str,
-        *,
-        peer: str = "",
-        epoch: str = "",
-        charges: int | None = None,
-    ) -> Standing:
+    def change(self, project: str, before: Standing, wanted: Wanted) -> Standing:
         """Change the standing in one atomic step, if role and move are still those of `before`; returns what it is now.
 
-        With `charges` the log must hold as many, or nothing changes. `epoch` is that of a ledger without one, and of
-        one that is to be filled. What this wrote outlives a crash of the machine as far as the storage allows.
+        What this wrote outlives a crash of the machine as far as the storage allows.
         """
 
     def clear(self, project: str, move: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET, Entry, Id
-from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
+from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Standing, Wanted, fence_to
 from quota.ledger.redis_errors import Failed
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import history_key, keys_of
@@ -52,17 +52,8 @@ class MovableRedisLedger(RedisLedger):
     def standing(self, project: str) -> Standing:
         return self._change(project, "", "open", "", "", "", "")
 
-    def change(
-        self,
-        project: str,
-        before: Standing,
-        role: Role,
-        move: str,
-        *,
-        peer: str = "",
-        epoch: str = "",
-        charges: int | None = None,
-    ) -> Standing:
+    def change(self, project: str, before: Standing, wanted: Wanted) -> Standing:
+        role, move, peer, epoch, charges = wanted
         counted = "" if charges is None else str(charges)
         return self._change(project, f"{before.role} {before.move}", role, move, fence_to(peer), epoch, counted)
 

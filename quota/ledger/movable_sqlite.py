@@ -24,8 +24,8 @@ from quota.ledger.fence import (
     UNSEALED,
     Field,
     OvertakenError,
-    Role,
     Standing,
+    Wanted,
     fence_to,
     peer_of,
 )
@@ -71,21 +71,11 @@ class MovableSqliteLedger(SqliteLedger):
             return Standing("empty", "", "", "", None, 0, (0, 0))
         return self._run(lambda db: _standing(db, project), write=False)
 
-    def change(
-        self,
-        project: str,
-        before: Standing,
-        role: Role,
-        move: str,
-        *,
-        peer: str = "",
-        epoch: str = "",
-        charges: int | None = None,
-    ) -> Standing:
+    def change(self, project: str, before: Standing, wanted: Wanted) -> Standing:
         def work(db: sqlite3.Connection) -> None:
-            now = _standing(db, project, count=charges is not None)
-            if (now.role, now.move) == (before.role, before.move) and charges in (None, now.charges):
-                _become(db, project, now, role, move, fence_to(peer), epoch)
+            now = _standing(db, project, count=wanted.charges is not None)
+            if (now.role, now.move) == (before.role, before.move) and wanted.charges in (None, now.charges):
+                _become(db, project, now, wanted)
 
         self._run(work, write=True)
         return self.standing(project)
@@ -162,10 +152,11 @@ def _filled(db: sqlite3.Connection, project: str) -> Id | None:
     return None if text is None else read_id(text)
 
 
-def _become(db: sqlite3.Connection, project: str, now: Standing, role: Role, move: str, peer: str, epoch: str) -> None:
+def _become(db: sqlite3.Connection, project: str, now: Standing, wanted: Wanted) -> None:
+    role, move, peer, epoch, _ = wanted
     real = epoch if role == "filling" else now.epoch or epoch
     ways = {"fenced": UNSEALED, "sealed": "", "filling": FILLING}
-    shown = FENCE + ways[role] + peer if role in ways else real
+    shown = FENCE + ways[role] + fence_to(peer) if role in ways else real
     drop_fields(db, project, ("filled",))
     put_fields(db, project, [("fence", role), ("move", move), ("fenced_epoch", real), ("epoch", shown)])
     _raise_retention(db, project, MIN_RETENTION_MS)

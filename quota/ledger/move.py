@@ -24,7 +24,7 @@ from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.entry import counted
-from quota.ledger.fence import Field, Movable, OvertakenError, Role, Standing
+from quota.ledger.fence import Field, Movable, OvertakenError, Standing, Wanted
 from quota.ledger.state_fields import checked_count, read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import calendar_of, parse_duration, selector_of
@@ -227,24 +227,14 @@ def _carry_out(old: Movable, new: Movable, step: Step, progress: Progress) -> Mo
             ours, theirs = _fence(old, new, step)
         # Also where OLD is sealed: NEW may have lost some of it since.
         theirs = _copy(old, new, project, ours, theirs, progress)
-        ours = _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=theirs.charges)
-        _changed(new, project, theirs, "open", ours.move, charges=ours.charges)
+        ours = _changed(old, project, ours, Wanted("sealed", ours.move, peer=new.label, charges=theirs.charges))
+        _changed(new, project, theirs, Wanted("open", ours.move, charges=ours.charges))
     return Moved(project, kind, ours.charges)
 
 
-def _changed(
-    ledger: Movable,
-    project: str,
-    before: Standing,
-    role: Role,
-    move: str,
-    *,
-    peer: str = "",
-    epoch: str = "",
-    charges: int | None = None,
-) -> Standing:
-    now = ledger.change(project, before, role, move, peer=peer, epoch=epoch, charges=charges)
-    if (now.role, now.move) != (role, move):
+def _changed(ledger: Movable, project: str, before: Standing, wanted: Wanted) -> Standing:
+    now = ledger.change(project, before, wanted)
+    if (now.role, now.move) != (wanted.role, wanted.move):
         raise OvertakenError(f"{_of(ledger, project)} is not as this move left it: it is {now.role} now")
     return now
 
@@ -252,8 +242,8 @@ def _changed(
 def _fence(old: Movable, new: Movable, step: Step) -> tuple[Standing, Standing]:
     project, move = step.project, os.urandom(8).hex()
     epoch = step.old.epoch or move
-    theirs = _changed(new, project, step.new, "filling", move, peer=old.label, epoch=epoch)
-    ours = _changed(old, project, step.old, "fenced", move, peer=new.label, epoch=epoch)
+    theirs = _changed(new, project, step.new, Wanted("filling", move, peer=old.label, epoch=epoch))
+    ours = _changed(old, project, step.old, Wanted("fenced", move, peer=new.label, epoch=epoch))
     return ours, theirs
 
 
@@ -261,8 +251,8 @@ def _close_empty(old: Movable, new: Movable, step: Step) -> None:
     """Fence a project that holds nothing: a machine that still has the old url must not begin one here."""
     ours, move = step.old, os.urandom(8).hex()
     if ours.role == "empty":
-        ours = _changed(old, step.project, ours, "fenced", move, peer=new.label)
-    _changed(old, step.project, ours, "sealed", ours.move, peer=new.label)
+        ours = _changed(old, step.project, ours, Wanted("fenced", move, peer=new.label))
+    _changed(old, step.project, ours, Wanted("sealed", ours.move, peer=new.label))
 
 
 def _take_back(old: Movable, new: Movable, step: Step) -> None:
@@ -272,13 +262,13 @@ def _take_back(old: Movable, new: Movable, step: Step) -> None:
     """
     project, ours, theirs = step.project, step.old, step.new
     if theirs.role == "fenced":
-        _changed(new, project, theirs, "open", theirs.move)
+        _changed(new, project, theirs, Wanted("open", theirs.move))
     try:
         # Nothing is filled: what it has been filled with, it may have lost.
-        ours = _changed(old, project, ours, "filling", theirs.move, peer=new.label, epoch=theirs.epoch)
+        ours = _changed(old, project, ours, Wanted("filling", theirs.move, peer=new.label, epoch=theirs.epoch))
         for _ in old.clear(project, ours.move):
             pass
-        _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=0)
+        _changed(old, project, ours, Wanted("sealed", ours.move, peer=new.label, charges=0))
     except LedgerError:  # it may be gone for good; what is left in it can never be opened
         if theirs.role != "fenced":
             raise
@@ -290,8 +280,9 @@ def _take_back(old: Movable, new: Movable, step: Step) -> None:
 def _copy(old: Movable, new: Movable, project: str, ours: Standing, theirs: Standing, progress: Progress) -> Standing:
     survey = _survey(old, new, project, ours)
     move = ours.move
+    filling = Wanted("filling", move, peer=old.label, epoch=survey.epoch)
     if theirs.epoch != survey.epoch:  # it was reserved before the fence
-        theirs = _changed(new, project, theirs, "filling", move, peer=old.label, epoch=survey.epoch)
+        theirs = _changed(new, project, theirs, filling)
     if theirs.filled is None:
         for _ in new.clear(project, move):
             progress(project, 0, ours.charges)
@@ -313,7 +304,7 @@ def _copy(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
         new.put_state(project, move, after, fields, survey.retention_ms)
     theirs = new.standing(project)
     if theirs.charges != ours.charges or theirs.filled != after:
-        _changed(new, project, theirs, "filling", move, peer=old.label, epoch=survey.epoch)  # from the beginning
+        _changed(new, project, theirs, filling)  # from the beginning
         raise LedgerError(
             f"{_of(new, project)} has {theirs.charges} of {many(ours.charges, 'charge')} after the copy: it lost some; "
             "see its server's log, and run the move again"

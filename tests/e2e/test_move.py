@@ -15,6 +15,7 @@ import quota
 from quota.common.clock import NEVER
 from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_movable
+from quota.ledger.fence import Wanted
 from support.commands import Quota, one_line
 from support.installation import Installation, until
 from support.servers import RedisServer, free_port
@@ -185,7 +186,7 @@ def test_an_unfinished_move_to_a_ledger_that_is_gone_names_the_way_back(tmp_path
     assert quota("charge", "videos.list").returncode == 0
     old, gone = f"sqlite:///{tmp_path}/ledger.db", "redis://127.0.0.1:1/0"
     with contextlib.closing(open_movable(old)) as ledger:
-        ledger.change("p", ledger.standing("p"), "fenced", "m" * 16, peer=gone, epoch=ledger.standing("p").epoch)
+        ledger.change("p", ledger.standing("p"), Wanted("fenced", "m" * 16, gone, ledger.standing("p").epoch))
     told = one_line(quota("charge", "videos.list"), 69)
     assert f"is being moved to {gone}, which takes no charge either until all of it is there" in told
     assert f"if that move was interrupted, finish it: quota ledger move {old} {gone}" in told

@@ -30,7 +30,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_movable
-from quota.ledger.fence import NOT_MOVED
+from quota.ledger.fence import NOT_MOVED, Wanted
 from quota.ledger.grants import Grant
 from quota.ledger.move import carry_out, plan_move
 from quota.ledger.unlogged import UnloggedUsage
@@ -647,8 +647,8 @@ def test_a_mover_that_is_late_clears_nothing_that_another_one_has_filled(places:
     theirs = move._copy(old, new, "p", ours, theirs, lambda *_: None)
     for _ in places.open(places.urls[new]).clear("p", ours.move):
         pass
-    move._changed(old, "p", ours, "sealed", ours.move, peer=new.label, charges=ours.charges)
-    move._changed(new, "p", theirs, "open", ours.move, charges=ours.charges)
+    move._changed(old, "p", ours, Wanted("sealed", ours.move, peer=new.label, charges=ours.charges))
+    move._changed(new, "p", theirs, Wanted("open", ours.move, charges=ours.charges))
     assert Content.of(new) == held
 
 
@@ -661,7 +661,7 @@ def test_a_sealed_ledger_is_copied_again_where_the_new_one_lost_its_log_before_i
     held = Content.of(old)
     ours, theirs = move._fence(old, new, plan_move(old, new, ["p"])[0])
     move._copy(old, new, "p", ours, theirs, lambda *_: None)
-    move._changed(old, "p", ours, "sealed", ours.move, peer=new.label, charges=ours.charges)
+    move._changed(old, "p", ours, Wanted("sealed", ours.move, peer=new.label, charges=ours.charges))
     places.forget(new, log_alone=True)
     with pytest.raises(LedgerError, match="it lost some; see its server's log, and run the move again"):
         moves(old, new)
