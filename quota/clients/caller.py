@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import unquote_plus, urlencode, urlsplit, urlunsplit
 
@@ -18,24 +19,20 @@ from quota.terms.api import KeyPlace
 from quota.terms.hosts import Hosts
 
 
+@dataclass(eq=False, repr=False)
 class Caller:
     """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth, which are renewed in
     time; that is not charged. With neither it signs nothing. `insecure`: also where others on the way can read it."""
 
-    def __init__(
-        self,
-        hosts: tuple[str, ...],
-        *,
-        key: str | None = None,
-        place: KeyPlace,
-        credentials: Any = None,
-        insecure: bool = False,
-    ) -> None:
-        self._hosts = Hosts(hosts)
-        self._key = key
-        self._place = place
-        self._credentials = credentials
-        self._insecure = insecure
+    hosts: tuple[str, ...]
+    _: KW_ONLY
+    key: str | None = None
+    place: KeyPlace
+    credentials: Any = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        self._hosts = Hosts(self.hosts)
 
     def signed(self, verb: str, url: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The URL and the headers as they leave. Raises ConfigError for a request that would show a secret on its way,
@@ -43,43 +40,43 @@ class Caller:
         signed = dict(headers)
         if not self.signs or not self._hosts.serve(url):
             return url, signed
-        if not self._insecure and is_readable_on_the_way(url):
+        if not self.insecure and is_readable_on_the_way(url):
             raise ConfigError(
                 f"{show(redact(url))} would get the secret in plain text; give an https:// address, or "
                 "insecure_endpoint = true"
             )
-        if self._credentials is not None:
+        if self.credentials is not None:
             with _renewing() as ask:
-                self._credentials.before_request(ask, verb, url, signed)
-        elif self._place.query:
-            own = urlencode([(self._place.query, self._key)])
-            return with_query(url, own, without=(self._place.query,)), signed
+                self.credentials.before_request(ask, verb, url, signed)
+        elif self.place.query:
+            own = urlencode([(self.place.query, self.key)])
+            return with_query(url, own, without=(self.place.query,)), signed
         else:
-            signed = {name: value for name, value in signed.items() if name.lower() != self._place.header.lower()}
-            signed[self._place.header] = f"{self._place.scheme} {self._key}".strip()
+            signed = {name: value for name, value in signed.items() if name.lower() != self.place.header.lower()}
+            signed[self.place.header] = f"{self.place.scheme} {self.key}".strip()
         return url, signed
 
     @property
     def signs(self) -> bool:
-        return self._key is not None or self._credentials is not None
+        return self.key is not None or self.credentials is not None
 
     @property
     def waits(self) -> bool:
         """Whether `signed` asks for a token first."""
-        return self._credentials is not None and not self._credentials.valid
+        return self.credentials is not None and not self.credentials.valid
 
     @property
     def secret(self) -> str | None:
         """What it signs with now."""
-        return self._key if self._credentials is None else self._credentials.token
+        return self.key if self.credentials is None else self.credentials.token
 
     def renewed(self, url: str, status: int) -> bool:
         """Whether an answer refused a token that is now renewed, so that the request may be sent once more."""
-        renewable = self._credentials is not None and getattr(self._credentials, "renewable", True)
+        renewable = self.credentials is not None and getattr(self.credentials, "renewable", True)
         if status != 401 or not renewable or not self._hosts.serve(url):
             return False
         with _renewing() as ask:
-            self._credentials.refresh(ask)
+            self.credentials.refresh(ask)
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from threading import RLock
 from typing import NamedTuple
@@ -23,31 +24,25 @@ MAX_KNOWN = 10_000
 """How many hosts are remembered. A crawler meets more."""
 
 
+@dataclass(eq=False, repr=False)
 class Payer:
-    """A credential that pays for requests to these hosts. `open_budget` is called for the first of them.
+    """A credential that pays for requests to the hosts of these names. `open_budget` is called for the first of them.
 
     `answers_429`: a refusal is an answer, not an error.
     """
 
-    def __init__(
-        self,
-        name: str,
-        project: str,
-        book: CostBook,
-        hosts: tuple[str, ...],
-        open_budget: Callable[[], Budget],
-        *,
-        answers_429: bool = False,
-        tally: Tally | None = None,
-    ) -> None:
-        self.name = name
-        self.project = project
-        self.answers_429 = answers_429
-        self.hosts = Hosts(hosts)
-        self.names = hosts
-        self._upstream = upstream_of(book)
-        self._open_budget = open_budget
-        self._tally = tally
+    name: str
+    project: str
+    book: CostBook
+    names: tuple[str, ...]
+    open_budget: Callable[[], Budget]
+    _: KW_ONLY
+    answers_429: bool = False
+    tally: Tally | None = None
+
+    def __post_init__(self) -> None:
+        self.hosts = Hosts(self.names)
+        self._upstream = upstream_of(self.book)
         self._ended = False
         self.start_over_in_child()
         start_over_in_child(self)
@@ -71,11 +66,11 @@ class Payer:
 
     @cached_property
     def _gate(self) -> HostGate:
-        return HostGate(self._open_budget(), None, self.names, tally=self._tally, ended=lambda: self._ended)
+        return HostGate(self.open_budget(), None, self.names, tally=self.tally, ended=lambda: self._ended)
 
     @cached_property
     def _async_gate(self) -> AsyncHostGate:
-        return AsyncHostGate(self._open_budget(), None, self.names, tally=self._tally, ended=lambda: self._ended)
+        return AsyncHostGate(self.open_budget(), None, self.names, tally=self.tally, ended=lambda: self._ended)
 
     def close(self) -> None:
         with self._lock:
