@@ -115,8 +115,9 @@ class Recorder:
         if attends:
             self._attend(END_WITHIN_S, pieces=1)
 
-    def close(self, within_s: float = END_WITHIN_S) -> None:
-        """Hand over what is left, within `within_s`, if the ledger answers. It may be called twice."""
+    def close(self, within_s: float | None = None) -> None:
+        """Hand over what is left, within END_WITHIN_S, if the ledger answers. It may be called twice."""
+        within_s = END_WITHIN_S if within_s is None else within_s
         if self._answers and within_s > 0:
             self._attend(within_s, pieces=1_000)
         self._answers, self._roll_up_due, self._hour_ends_ms = False, False, 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from quota.deciding import recorder
 from quota.deciding.recorder import ATTEND_EVERY_MS, KEPT, Recorder, refusal_text
 from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
@@ -71,6 +72,16 @@ def test_at_the_end_of_the_process_the_rest_is_handed_over_and_the_hour_rolled_u
     assert counted(setup) == [("day", "", "limit", 1)]
     history = setup.ledger.history(setup.project, 0, setup.now_ms)
     assert [row.charges for row in history.hours] == [1]
+
+
+def test_what_the_end_may_take_is_known_when_it_comes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests wait longer."""
+    budget, rec = recorded(setup, limit(1))
+    budget.charge("videos.list", units=1)
+    budget.charge("videos.list")
+    monkeypatch.setattr(recorder, "END_WITHIN_S", 0.0)
+    rec.close()
+    assert counted(setup) == []
 
 
 def test_an_hour_is_rolled_up_by_decisions_ten_seconds_apart(setup: Setup) -> None:

@@ -33,6 +33,7 @@ WALLS: list[tuple[Any, str]] = [
     (sqlite_ledger, "COUNT_WITHIN_S"),
     (account, "COUNT_WITHIN_S"),
     (recorder, "END_WITHIN_S"),
+    (recorder, "ALL_END_WITHIN_S"),
     (Allowance, "_deadline_s"),
     (async_budget, "WAIT_S"),
     (deciding, "WALL_S"),
