@@ -109,7 +109,7 @@ def _asker(x: RefusalExplained) -> str:
     who += [f"region {kept.region}"] if kept.region else []
     who += [f"run {kept.run}"] if kept.run else []
     who += [f"on {kept.machine}"] if kept.machine else []
-    then = "" if kept.retry_at_ms is None else f"; told to come back {weekday(_up(kept.retry_at_ms))}"
+    then = "" if kept.retry_at_ms is None else f"; told to come back {_ahead(kept.retry_at_ms, x)}"
     return f"{weekday(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
 
 
@@ -124,7 +124,7 @@ def _now(x: RefusalExplained) -> str:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"{then} {same} would be admitted"
-    until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms, x.asked_ms)}"
+    until = "" if now.retry_at_ms is None else f" until {_ahead(now.retry_at_ms, x)}"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
     return f"{then} {same} would be refused{until}{why}"
 
@@ -152,7 +152,7 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f'its words: "{kept.why.partition(" (")[2].removesuffix(")")}"'
         yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
         return
-    until = "it grants quota" if record.until_ms == NEVER else weekday(_up(record.until_ms))
+    until = "it grants quota" if record.until_ms == NEVER else _ahead(record.until_ms, x)
     yield f"upstream said so on {weekday(record.since_ms)}, told by {record.reported_by}; it holds until {until}"
     yield f'its words: "{record.evidence}"'
     if record.reopened_ms:
@@ -194,7 +194,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
 
 def _differences(x: RefusalExplained) -> Iterator[str]:
     """What counts beside the charges in the log."""
-    lost, until = x.unlogged_units - x.upstream_units, weekday(_up(x.unlogged_until_ms))
+    lost, until = x.unlogged_units - x.upstream_units, _ahead(x.unlogged_until_ms, x)
     noun = _noun(x, x.filled_name)
     if lost:
         yield f"now also {many(lost, noun)} of charges that the ledger's log lacks, until {until}"
@@ -352,10 +352,10 @@ def _around(x: ChargeExplained) -> Table:
 
 
 def _second_up(at_ms: int) -> str:
-    """Rounded up to a second, as `_up`."""
+    """Rounded up to a second."""
     return second(-(-at_ms // 1000) * 1000)
 
 
-def _up(at_ms: int) -> int:
-    """Rounded up to a minute, so that nobody comes back too early."""
-    return -(-at_ms // 60_000) * 60_000
+def _ahead(at_ms: int, x: RefusalExplained) -> str:
+    """A time as `quota status` has it, or with its day where it is over: rounded up, so that nobody comes too early."""
+    return moment(at_ms, x.asked_ms) if at_ms > x.asked_ms else weekday(-(-at_ms // 60_000) * 60_000)

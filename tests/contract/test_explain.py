@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -34,7 +35,6 @@ from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
 from quota.wording.of_explanations import charge_told, refusal_told
 from support.commands import Quota
-from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ class World:
         decision = self.budget.charge(method, **more)  # type: ignore[arg-type]
         recorder = self.budget._account.recorder
         assert recorder is not None
-        recorder.close(PATIENCE_S)  # what a process does at its end
+        recorder.close()  # what a process does at its end
         return decision
 
     def explain(self, job: str | None = None) -> RefusalExplained:
@@ -701,6 +701,10 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     assert row.then is not None
     assert (row.then.used_units, row.then.cost_units) == (1_890, 16)
     told = " ".join(" ".join(shown_lines(render(refusal_told(explained)))).split())
+    ((back, until),) = re.findall(
+        r"told to come back ([^,]*?) Now the same 12 calls together would be refused until (\w{3} [0-9:]{5}):", told
+    )
+    assert back == until
     assert told.startswith(
         "REFUSED: limit 'pacific' had 10 units left of 1,900; 12 calls together, videos.list and 11 more, need 16"
     )
