@@ -122,9 +122,12 @@ class Proxy:
                 self._targets[credential] = Target(session, credential)
             except QuotaError as error:
                 self._wrong[credential] = str(error)
-                warn("proxy_without", error, credential=credential)
-        if not self._targets:
-            raise ConfigError(next(iter(self._wrong.values())))
+        wrong = list(self._wrong.items())
+        last = None if self._targets else wrong.pop()[1]
+        for credential, why in wrong:
+            warn("proxy_without", why, credential=credential)
+        if last is not None:
+            raise ConfigError(last)
         self._http: aiohttp.ClientSession  # from `async with` on
 
     async def __aenter__(self) -> None:

@@ -109,7 +109,8 @@ def test_a_credential_without_its_key_is_not_served_and_the_others_are(house: Ho
         _, said = served.end(signal.SIGTERM)
     assert "proxy_without credential=other" in said
     house.write(auth='key = "env:NOT_SET"')
-    assert quota("proxy", "--bind", "127.0.0.1:0").returncode == 78
+    done = quota("proxy", "--bind", "127.0.0.1:0")
+    assert (done.returncode, done.stderr.count("\n")) == (78, 1), "it is said once"
 
 
 def test_a_signal_ends_it_and_what_it_refused_is_a_line(house: House, quota: Quota) -> None:
