@@ -82,6 +82,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         return
     path = session.settings.ledger.file or ""
     prevented = obstacle(path) if os.path.lexists(path) else None
+    said = prevented is not None
     if prevented:
         why, remedy = prevented
         yield Finding("error", "ledger", f"{ledger.label} takes no charge: {why}", remedy)
@@ -94,6 +95,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         for name in names:  # first: a peek gives a key the lifetime that it lacks
             for finding in repairable(ledger).examine(session.credential(name).project):
                 if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
+                    said |= finding.level == "error" and finding.location == "ledger file"
                     yield finding
         yield _clock(session)  # before a peek, which clocks that disagree refuse
         yield _speed(session, names[0])
@@ -101,7 +103,8 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _ahead(session, session.credential(name).project)
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
-        yield finding_of("error", "ledger", error, "no call is admitted until it answers")
+        if not said:
+            yield finding_of("error", "ledger", error, "no call is admitted until it answers")
 
 
 def _state_folder() -> Iterator[Finding]:
