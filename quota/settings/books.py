@@ -83,7 +83,7 @@ _BOOK_KEYS = (
 
 
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
-    root = TomlTable(data, source, keys=_BOOK_KEYS)
+    root = TomlTable(data, source, keys=_BOOK_KEYS, places={"window": "a cost book calls it 'resets'"})
     buckets = {
         row.check_name(bucket): Bucket(bucket, _quotas(row))
         for bucket, row in root.table("buckets").tables(("quota", "resets", "windows")).items()

@@ -307,7 +307,7 @@ ROOT = Keys(
 
 
 def _places() -> Mapping[str, str]:
-    """Where keys belong that stand in one sort of table only."""
+    """Where keys belong that stand in one sort of table only, as the hint after an unknown key."""
     tables = {
         "[[credentials.NAME.limits]]": LIMIT,
         "[credentials.NAME]": CREDENTIAL,
@@ -321,7 +321,7 @@ def _places() -> Mapping[str, str]:
     for place, keys in tables.items():
         for key in keys:
             found.setdefault(key, []).append(place)
-    return {key: places[0] for key, places in found.items() if len(places) == 1 and key not in ROOT}
+    return {key: f"it belongs in {places[0]}" for key, places in found.items() if len(places) == 1 and key not in ROOT}
 
 
 PLACES = _places()

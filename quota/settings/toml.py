@@ -64,8 +64,8 @@ class Keys(dict[str, Any]):
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
-    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` says of keys in
-    which tables of the file they belong, for those that stand in another one. `variables` says by its path what came
+    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` has what
+    to say of keys that stand in the wrong table. `variables` says by its path what came
     from which variable of the environment.
     """
 
@@ -89,7 +89,7 @@ class TomlTable:
         known = tuple(keys)
         for key, value in data.items():
             if key not in known and not (self._kinds.others is not None and isinstance(value, dict)):
-                hint = f"it belongs in {places[key]}" if key in places else nearest(key, known)
+                hint = places.get(key) or nearest(key, known)
                 raise self.error(f"unknown key; {hint}", key)
         for rule in self._kinds.rules:
             rule.check(self)

@@ -299,6 +299,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ('api = "shop"', 'api = "shop"\nsauce = 1', "sauce: unknown key; did you mean 'source'?"),
         ('api = "shop"', "", "api: missing; the key is required"),
         ("quota = 1_000", "", "buckets.calls.quota: missing; the key is required"),
+        (RESETS, 'window = "24h"', "buckets.calls.window: unknown key; a cost book calls it 'resets'"),
         ("get = 2", "gte = 2", "default.gte: unknown key; did you mean 'get'?"),
         ('zone = "UTC"', 'zon = "UTC"', "buckets.calls.resets.zon: unknown key; did you mean 'zone'?"),
         # Numbers.
