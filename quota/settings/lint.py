@@ -53,8 +53,9 @@ def lint(settings: Settings) -> list[Finding]:
     for job in settings.jobs.values():
         jobs.setdefault(settings.credentials[job.credential].project, {})[job.name] = None
     for credential in settings.credentials.values():
-        findings += _limits(credential)
-        findings += _limited_jobs(credential, jobs.get(credential.project, {}))
+        if credential.limited_by in (credential.name, ""):
+            findings += _limits(credential)
+            findings += _limited_jobs(credential, jobs.get(credential.project, {}))
         findings += _key(credential)
         findings += _project(credential)
         findings += _auth(credential)

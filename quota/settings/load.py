@@ -301,8 +301,8 @@ def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]
         credentials[name] = credential
     # A credential without limits has the limits of its project, wherever in the file these are.
     for name, credential in credentials.items():
-        if credential.project in limited:
-            credentials[name] = replace(credential, limits=credentials[limited[credential.project]].limits)
+        if (first := limited.get(credential.project, name)) != name:
+            credentials[name] = replace(credential, limits=credentials[first].limits, limited_by=first)
     return credentials
 
 
@@ -338,6 +338,7 @@ def _credential(
         insecure_endpoint=insecure_endpoint,
         scopes=row.read("scopes") or book.scopes,
         on_refusal=row.read("on_refusal"),
+        limited_by=name if "limits" in row else "",
     )
 
 

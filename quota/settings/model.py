@@ -90,7 +90,7 @@ class CredentialSettings:
     what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
     `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. `scopes` are what a service account
     asks for; without any, Google's client asks for those that its API knows. `on_refusal` is for programs that are
-    instrumented.
+    instrumented. The limits stand in the table of the credential `limited_by`; "": they are the cost book's.
     """
 
     name: str
@@ -105,6 +105,7 @@ class CredentialSettings:
     insecure_endpoint: bool = False
     scopes: tuple[str, ...] = ()
     on_refusal: OnRefusal = "error"
+    limited_by: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def _computed(settings: Settings) -> Iterator[Origin]:
     for credential in settings.credentials.values():
         path = dotted("credentials", credential.name)
         yield Origin(dotted(path, "project"), credential.project, "default")
-        for index, limit in enumerate(credential.limits):
+        for index, limit in enumerate(() if credential.limited_by else credential.limits):
             values = {"name": limit.name, "quota": limit.quota_units, "headroom": limit.headroom_units}
             for key, value in {**values, "window": limit.view.window.name}.items():
                 yield Origin(f"{path}.limits[{index}].{key}", value, "cost book", f"cost book {credential.api}")

@@ -227,6 +227,12 @@ def test_limits_that_nobody_wrote_are_shown_as_the_cost_books(state_dir: Path, t
     assert rows["credentials.a.limits[1].window"].endswith('= "day@America/Los_Angeles"  # cost book youtube-v3')
 
 
+def test_limits_of_a_project_are_shown_where_they_stand(path: Path) -> None:
+    second = '[credentials.b]\napi = "youtube-v3"\nproject = "my-key"\n'
+    path.write_text(f'{second}{FILE}credential = "my-key"\n', encoding="utf-8")
+    assert not [row for row in in_force(path)[1] if row.key.startswith("credentials.b.limits")]
+
+
 def test_the_command_prints_them_for_people_and_for_programs(path: Path) -> None:
     lines = CliRunner().invoke(check_, ["--show", "--config", str(path)]).output.splitlines()
     assert lines[0] == f"# {path}"

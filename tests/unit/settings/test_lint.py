@@ -339,6 +339,15 @@ def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Pa
     assert not [str(one) for one in found if one.location.endswith(".jobs")]
 
 
+def test_what_is_wrong_with_the_limits_of_a_project_is_said_where_they_stand(tmp_path: Path) -> None:
+    second = '[credentials.a]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
+    text = GOOD.replace("units = 4_000", "units = 99", 1).replace(
+        "[jobs.trending]", '[jobs.trending]\ncredential = "main"'
+    )
+    found = findings(tmp_path, second + text)
+    assert [one.location for one in found if ".limits" in one.location] == ["credentials.main.limits[2]"]
+
+
 def limits(text: str) -> str:
     return f'[credentials.main]\napi = "youtube-v3-buckets"\nkey = "env:LINT_KEY"\nlimits = [{text}]\n'
 
