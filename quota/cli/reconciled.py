@@ -62,8 +62,11 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
                 "yellow",
             )
         )
-    said = "a dry run: nothing was changed" if dry_run else "tightened" if result.changed else "nothing to change"
-    if result.differs or result.log_after_ms:
+    for name in result.lifted:
+        parts.append(line(f"{name}: {'would be' if dry_run else 'is'} lifted: upstream grants more than it did"))
+    done = ["tightened"] * result.tightened + ["lifted"] * bool(result.lifted)
+    said = "a dry run: nothing was changed" if dry_run else " and ".join(done) or "nothing to change"
+    if result.differs or result.lifted or result.log_after_ms:
         parts.append(line(said))
     else:
         parts.append(line("both counts agree", "green"))

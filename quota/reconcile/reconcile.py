@@ -31,7 +31,7 @@ from quota.ledger.parts import correctable, notes_in
 from quota.ledger.unlogged import UPSTREAM, UnloggedUsage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 from quota.terms.attribution import AttemptKeys
-from quota.terms.costs import CostBook, Metric, Pool
+from quota.terms.costs import CostBook, Metric, Monitoring, Pool
 from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar, Limit
 
@@ -68,6 +68,7 @@ class Reconciled(NamedTuple):
     `newest_ms` is the end of upstream's newest point; None where it has none. `buckets` has the present period of each
     bucket, then the one before, where our log reaches back so far. `apart` are pools that upstream counts and this cost
     book has no bucket for: nothing follows from them here. `grants` is upstream's number by bucket, where it says one.
+    `tightened` says that something is held more tightly than before, `lifted` which limits are held to more.
     `log_after_ms` is 0, or the time up to which our log lacks charges of the present period: that is not compared then.
     """
 
@@ -83,6 +84,8 @@ class Reconciled(NamedTuple):
     grants: Mapping[str, int]
     counted: tuple[Counts, ...]
     lowered: tuple[Lowered, ...]
+    tightened: bool
+    lifted: tuple[str, ...]
     changed: bool
     log_after_ms: int = 0
 
@@ -128,22 +131,16 @@ def _bucket_json(count: BucketCount, granted: int | None) -> dict[str, object]:
 def chosen_credentials(session: Session, name: str | None) -> list[CredentialSettings]:
     """The credentials to reconcile: the one named, or one of each project that says what upstream calls it.
 
-    Raises ConfigError where none does, or where its cost book does not know Cloud Monitoring's names.
+    Raises ConfigError where none does.
     """
     known = session.settings.credentials.values() if name is None else [session.credential(name)]
     chosen: dict[str, CredentialSettings] = {}
     for credential in known:
         if credential.cloud_project is not None:
             chosen.setdefault(credential.project, credential)
-    first = next(iter(known))
-    for credential in chosen.values() or [first]:
-        names = credential.book.monitoring
-        if names is None or not any(_window(credential.book, metric) for metric in names.metrics):
-            raise ConfigError(
-                f"cost book {credential.book.name!r} of credential {credential.name!r} has no [monitoring]: upstream's "
-                "names of its buckets are needed; see docs/own-cost-book.md"
-            )
     if not chosen:
+        first = next(iter(known))
+        _monitoring(first.book)
         raise ConfigError(
             f"{session.settings.source}: credentials.{first.name}.cloud_project: missing; give the id or number of the "
             "project in Google Cloud: `project` is only our name for it"
@@ -151,16 +148,25 @@ def chosen_credentials(session: Session, name: str | None) -> list[CredentialSet
     return list(chosen.values())
 
 
+def _monitoring(book: CostBook) -> Monitoring:
+    names = book.monitoring
+    if names is None or not any(_window(book, metric) for metric in names.metrics):
+        raise ConfigError(
+            f"cost book {book.name!r} has no [monitoring]: upstream's names of its buckets are needed; see "
+            "docs/own-cost-book.md"
+        )
+    return names
+
+
 def reconcile(session: Session, credential: CredentialSettings, *, commit: bool = True) -> Reconciled:
     """Compare one project's counts, and with `commit` tighten what is too loose here.
 
-    Raises LedgerError, ConfigError for an `auth` that cannot be used, and BadAnswer where upstream's figures cannot be
-    had whole. Nothing has been changed then.
+    Raises LedgerError, ConfigError for an `auth` that cannot be used or a cost book that does not know Cloud
+    Monitoring's names, and BadAnswer where upstream's figures cannot be had whole. Nothing has been changed then.
     """
     from quota.reconcile.monitoring import read_figures
 
-    names, book, ledger = credential.book.monitoring, credential.book, session.ledger
-    assert names is not None  # noqa: S101  # see `chosen_credentials`
+    names, book, ledger = _monitoring(credential.book), credential.book, session.ledger
     assert credential.cloud_project is not None  # noqa: S101
     budget = session.budget(credential.name)
     _settle_accounts(budget)
@@ -186,6 +192,11 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     before, notes = _from_upstream(budget), notes_in(ledger).notes(credential.project)
     known = tuple(notes.grants)
     wanted = wanted_grants(credential.limits, grants, known, now_ms, BELIEVED_MS)
+    lowered = tuple(_lowered(credential.limits, wanted))
+    believed = [grant for grant in known if grant.believed_at(now_ms)]
+    held, now_held = (
+        {low.limit: low.enforced_units for low in each} for each in (_lowered(credential.limits, believed), lowered)
+    )
     if commit:
         reports = list(_reports(budget, credential.limits, book, buckets, now_ms))
         if reports:
@@ -206,7 +217,10 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         apart=apart,
         grants=grants,
         counted=tuple(_counted(budget, after, now_ms)),
-        lowered=tuple(_lowered(credential.limits, wanted)),
+        lowered=lowered,
+        tightened=after != before
+        or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
+        lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
         changed=after != before or (commit and wanted != known),
         log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
     )

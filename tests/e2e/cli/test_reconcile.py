@@ -210,9 +210,16 @@ def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator
 
 def test_a_book_without_upstreams_names(quota: Quota) -> None:
     quota.configure('[credentials.main]\napi = "github"\n')
-    assert "cost book 'github' of credential 'main' has no [monitoring]" in one_line(quota("reconcile"), 78)
+    assert "cost book 'github' has no [monitoring]" in one_line(quota("reconcile"), 78)
     quota.configure('[credentials.main]\napi = "gmail-v1"\ncloud_project = "cloud-project-1"\n')
-    assert "cost book 'gmail-v1' of credential 'main' has no [monitoring]" in one_line(quota("reconcile"), 78)
+    assert "main: cost book 'gmail-v1' has no [monitoring]" in one_line(quota("reconcile"), 78)
+
+
+def test_a_book_without_them_stands_in_the_way_of_no_other_project(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream, more='[credentials.mail]\napi = "gmail-v1"\ncloud_project = "cloud-project-2"\n')
+    done = quota("reconcile")
+    assert "mail: cost book 'gmail-v1' has no [monitoring]" in one_line(done, 78)
+    assert done.stdout.startswith("main: project p, in Google Cloud cloud-project-1\n")
 
 
 def test_an_account_that_may_not_read(quota: Quota, upstream: Emulator) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import redis
+from rich.console import Console
 
-from quota.cli.reconciled import notices_of
+from quota.cli.reconciled import notices_of, render_reconciled
 from quota.common.resources import read_text
 from quota.jobs.emulator import Emulator
 from quota.ledger.compared import Compared
@@ -187,11 +188,18 @@ def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) 
     site.now_ms += DAY_MS
     again = site.reconcile()
     assert (again.changed, again.lowered[0].until_ms) == (True, believed_until_ms + DAY_MS + HOUR_MS)
+    assert (result.tightened, again.tightened, again.lifted) == (True, False, ())
     site.upstream = None
     site.emulate(quota=10_000)
     site.configure()
     result = site.reconcile()
     assert (result.lowered, result.changed) == ((), True)
+    assert (result.tightened, result.lifted) == (False, ("day", "pacific-day"))
+    console = Console(width=100)
+    with console.capture() as told:
+        console.print(render_reconciled(result, dry_run=False))
+    *_, said, last = told.get().splitlines()
+    assert (said, last) == ("pacific-day: is lifted: upstream grants more than it did", "lifted")
     assert site.session().budget().charge("search.list").admitted
 
 
