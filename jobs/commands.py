@@ -39,7 +39,8 @@ from quota.terms.limits import MAX_UNITS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.jobs.store.store import Elsewhere, Found
+    from quota.jobs.store.search import Found
+    from quota.jobs.store.store import Elsewhere
 
 
 @click.command("runs")
@@ -178,7 +179,8 @@ def search(
       quota search 東京 'foot*'
     """
     from quota.jobs.store.export import csv_writer
-    from quota.jobs.store.store import FOUND_COLUMNS, Store
+    from quota.jobs.store.search import FOUND_COLUMNS
+    from quota.jobs.store.store import Store
 
     if as_csv and as_json:
         raise click.UsageError("--csv and --json cannot be combined: choose one")

@@ -2,7 +2,6 @@
 
     Elsewhere       a job that another machine runs
     Store           the file
-    Found           one search result
 
 One transaction writes a page's items and the checkpoint after it. A process killed at any moment leaves neither a page
 without its checkpoint nor a checkpoint without its page.
@@ -26,7 +25,6 @@ from quota.jobs.job import Cursor, Page
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.bought import entries, note_page, note_units, read_bought
 from quota.jobs.store.checkpoints import (
-    AHEAD_MS,
     PENDING,
     RESTART,
     Checkpoint,
@@ -36,9 +34,9 @@ from quota.jobs.store.checkpoints import (
     read_checkpoint,
     stand_of,
 )
+from quota.jobs.store.expired import delete_expired
 from quota.jobs.store.file import (
     APPLICATION_ID,
-    MAX_COUNT,
     NO_SPACE,
     SCHEMA_VERSION,
     StoreError,
@@ -57,6 +55,7 @@ from quota.jobs.store.rows import (
     upsert,
 )
 from quota.jobs.store.runs import RunHistory, believed_ms
+from quota.jobs.store.search import Found, search
 from quota.jobs.store.tables import (
     VIDEO_HISTORY,
     Row,
@@ -77,18 +76,11 @@ BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
 """A page waits longer for a program that holds the store locked: it is paid for."""
 
-DELETE_PER_TRANSACTION = 1_000
-MAX_DELETED = 20_000
-"""Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
-
 PAGE_BYTES = 4096
 """SQLite's own: a video is as long as many charges."""
 
 MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
-
-MAX_RANKED = 50_000
-"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
 
@@ -107,34 +99,6 @@ class Elsewhere(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         return members(self, "job runs_on heard_at until asked_at fetched_at")
-
-
-class Ranking(NamedTuple):
-    """The newest rank of a video in one region's ranking of one job."""
-
-    job: str
-    region: str
-    rank: int
-    taken_at_ms: int
-
-
-class Found(NamedTuple):
-    """One search result and its rankings. Texts and counts are None where upstream left them out."""
-
-    video_id: str
-    title: str | None
-    channel_title: str | None
-    published_at: str | None
-    view_count: int | None
-    rankings: tuple[Ranking, ...]
-
-    def as_json(self) -> dict[str, object]:
-        rankings = [members(one, "job region rank taken_at") for one in self.rankings]
-        return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
-
-
-FOUND_COLUMNS = Found._fields
-"""In CSV."""
 
 
 class Store:
@@ -473,26 +437,8 @@ class Store:
         got last are ranked. With `region`, only videos that were ranked there, and with `since_ms` only those that were
         fetched, and ranked there, since then. Raises UsageError for no words or too many.
         """
-        phrases = query(as_text(words))
-        now_ms = self._clock()
-
-        def work(db: sqlite3.Connection) -> list[Found]:
-            values = {"query": phrases, "region": text_or_none(region), "since_ms": since_ms}
-            values |= {"most": MAX_RANKED, "limit": limit}
-            rows = db.execute(_SEARCH, values).fetchall()
-            return [
-                Found(
-                    str(video_id),
-                    text_or_none(title),
-                    text_or_none(channel),
-                    text_or_none(published),
-                    count_or_none(views),
-                    _rankings(db, video_id, text_or_none(region), now_ms),
-                )
-                for video_id, title, channel, published, views in rows
-            ]
-
-        return self._read(work)
+        phrases, wanted, now_ms = query(as_text(words)), text_or_none(region), self._clock()
+        return self._read(lambda db: search(db, phrases, wanted, limit, since_ms, now_ms))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
         """Ids of the channels in the region's newest ranking of each job: those after `after`, in order.
@@ -538,55 +484,8 @@ class Store:
         """
         now_ms = self._clock()
         cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms
-        deleted = 0
-        for delete in _DELETE_OLD:
-            for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
-                count = self._write(partial(_delete, delete, cutoff_ms))
-                deleted += count
-                if count < DELETE_PER_TRANSACTION:
-                    break
+        return delete_expired(self._file, cutoff_ms)
 
-        def restart_expired(db: sqlite3.Connection) -> None:
-            expired = db.execute(
-                "SELECT job, work, region FROM checkpoints WHERE cursor IS NOT NULL AND started_at_ms < ?",
-                (cutoff_ms,),
-            ).fetchall()
-            db.executemany(RESTART, expired)
-            db.execute(
-                "DELETE FROM checkpoints WHERE pending = 0 AND cursor IS NULL"
-                " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
-                (cutoff_ms,),
-            )
-            db.execute("DELETE FROM runs WHERE started_ms < ?", (cutoff_ms,))
-            db.execute("DELETE FROM charts WHERE taken_at_ms < ?", (cutoff_ms,))
-            db.execute("DELETE FROM bought WHERE day_ms < ?", (cutoff_ms,))
-            db.execute(_DELETE_GIVEN_UP, (cutoff_ms,))
-
-        self._write(restart_expired)
-        return deleted
-
-
-def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
-    return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
-
-
-# The weights: a word in the title counts for more than one in the description. Only videos that are as good as the last
-# one shown are looked up: a long description makes that slower than the ranking.
-_SEARCH = """
-WITH ranked AS (
-    SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
-    WHERE videos_text MATCH :query
-        AND (:since_ms = 0 OR :since_ms <= (SELECT refreshed_ms FROM videos v WHERE v.id = videos_text.rowid))
-        AND (:region IS NULL OR EXISTS (
-            SELECT 1 FROM rankings r WHERE r.region = :region AND r.taken_at_ms >= :since_ms
-                AND r.video_id = (SELECT video_id FROM videos v WHERE v.id = videos_text.rowid)))
-    ORDER BY videos_text.rowid DESC LIMIT :most
-)
-SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count
-FROM ranked JOIN videos v ON v.id = ranked.id
-WHERE score <= ifnull((SELECT score FROM ranked ORDER BY score LIMIT 1 OFFSET :limit - 1), 0)
-ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
-"""
 
 _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
 
@@ -594,24 +493,6 @@ _STAND = (
     "INSERT INTO checkpoints (job, work, region, pending, cursor, pages, items, ranks,"
     " started_at_ms, completed_at_ms, failed_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-
-_DELETE_OLD = (
-    "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
-    " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
-    "DELETE FROM videos WHERE id IN (WITH cutoff(ms) AS (VALUES (?))"
-    " SELECT id FROM videos, cutoff WHERE refreshed_ms < ms OR listed_ms < ms LIMIT ?)",
-    "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
-    "DELETE FROM rows WHERE id IN (SELECT id FROM rows WHERE refreshed_ms < ? LIMIT ?)",
-    "DELETE FROM history WHERE (name, key, taken_at_ms) IN"
-    " (SELECT name, key, taken_at_ms FROM history WHERE taken_at_ms < ? LIMIT ?)",
-)
-
-_DELETE_GIVEN_UP = (
-    "DELETE FROM checkpoints"
-    " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
-    " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
-)
-"""Those of work that no job does any longer."""
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
@@ -622,14 +503,3 @@ def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: i
     ).fetchone():
         started_at_ms += 1
     return started_at_ms
-
-
-def _rankings(db: sqlite3.Connection, video_id: str, region: str | None, now_ms: int) -> tuple[Ranking, ...]:
-    """The newest of each job and region. One that a wrong clock dated ahead counts only where there is no other."""
-    rows = db.execute(
-        # With max(), SQLite takes the other columns from the row that has the maximum.
-        "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"
-        " WHERE video_id = ? AND ifnull(region = ?, 1) GROUP BY job, region ORDER BY rank, region, job",
-        (now_ms + AHEAD_MS, MAX_COUNT, video_id, region),
-    ).fetchall()
-    return tuple(Ranking(*row[:4]) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))

@@ -422,7 +422,7 @@ def test_a_search_finds_what_ranking_all_matches_finds(
             rng.choice((1, 3, 20, 999)),
         )
         region, most = rng.choice((None, "DE", "US", "FR")), rng.choice((1, 5, 1_000))
-        monkeypatch.setattr("quota.jobs.store.store.MAX_RANKED", most)
+        monkeypatch.setattr("quota.jobs.store.search.MAX_RANKED", most)
         asked = {"query": words, "region": region, "limit": 999, "oldest": 0}
         everywhere = [row[0] for row in rows(store, EVERY_MATCH, asked)]
         newest = sorted(rows(store, "SELECT id, video_id FROM videos"), reverse=True)
@@ -638,8 +638,8 @@ def test_a_region_dated_ahead_is_stale() -> None:
 def test_one_clean_up_is_bounded_and_the_next_goes_on(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_TRANSACTION", 3)
-    monkeypatch.setattr("quota.jobs.store.store.MAX_DELETED", 6)
+    monkeypatch.setattr("quota.jobs.store.expired.DELETE_PER_TRANSACTION", 3)
+    monkeypatch.setattr("quota.jobs.store.expired.MAX_DELETED", 6)
     save(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
     clock.now_ms += 31 * DAY_MS
     assert [store.delete_expired(), store.delete_expired(), store.delete_expired()] == [12, 8, 0], (
