@@ -77,15 +77,21 @@ def _moved(old: list[str], new: list[str]) -> Iterator[dict[str, Any]]:
 def _facts(name: str) -> dict[str, str]:
     """What a book says, each fact with a name of its own. The tables that no number is in are as the file has them."""
     book, tables = load_book(name), book_tables(name)
-    facts = {"source": book.source, "read on": book.read_on.isoformat(), "hosts": ", ".join(book.hosts)}
+    facts = {"api": book.api, "source": book.source, "read on": book.read_on.isoformat()}
+    facts["hosts"] = ", ".join(book.hosts)
     facts["scopes"] = ", ".join(book.scopes)
     for bucket in book.buckets.values():
         for quota in bucket.quotas:
             facts[f"bucket {bucket.name} in {quota.window.name}"] = f"{quota.units:,}"
     facts["default get"], facts["default other"] = str(book.default_get), str(book.default_other)
     facts |= {f"method {method}": "; ".join(map(_dated, prices)) for method, prices in sorted(book.methods.items())}
+    for method, prices in book.methods.items():
+        bounds = [part.reserve for price in prices for part in price.parts if part.reserve]
+        facts.update(
+            _flat(f"reserve of {method}", [{"json": one.pointer, "bytes": one.bytes_per_unit} for one in bounds])
+        )
     facts |= {f"route {route.verb} {route.path}".replace("  ", " "): route.method for route in book.routes}
-    for key in ("answers", "pools", "probe", "monitoring", "retention"):
+    for key in ("key", "answers", "pools", "probe", "monitoring", "retention"):
         facts.update(_flat(key, tables.get(key)))
     return {what: said for what, said in facts.items() if said}
 

@@ -65,6 +65,25 @@ def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
     assert quota("costs", "--diff", "stripe", "stripes").returncode == 78
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("github", 'api = "github"', 'api = "own"', "~ api: github -> own"),
+        ("shopify-admin", "X-Shopify-Access-Token", "X-Own", '~ key.header: "X-Shopify-Access-Token" -> "X-Own"'),
+        (
+            "analyticsdata-v1beta",
+            'Report" = [{ reserve = { default = 10',
+            'Report" = [{ reserve = { default = 10, bytes_per_unit = 9',
+            '~ reserve of properties.runReport[0]: {"json": null, "bytes": null} -> {"json": null, "bytes": 9}',
+        ),
+    ],
+)
+def test_nothing_that_a_book_says_is_no_difference(quota: Quota, name: str, before: str, after: str, said: str) -> None:
+    text = read_text("quota.config", f"costs/{name}.toml").replace(before, after, 1)
+    (quota.folder / "own.toml").write_text(text)
+    assert quota("costs", "--diff", name, "./own.toml").stdout == f"{said}\n"
+
+
 def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
     text = read_text("quota.config", "costs/github.toml")
     line = '"GET /search/code" = "code-search"\n'
@@ -204,6 +223,12 @@ def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
     whole = text.replace('resets = ""', 'resets = "1h"').replace('source = ""', 'source = "https://weather.example"')
     (quota.folder / "weather.toml").write_text(whole)
     assert quota("costs", "--check", "weather.toml").returncode == 0
+
+
+def test_a_draft_is_toml_whatever_its_name(quota: Quota) -> None:
+    (quota.folder / "one.json").write_text(json.dumps({"status": 200, "headers": {}, "body": ""}))
+    for name in ("we\U0001f600ather", "a\x7fb", 'a"b\\'):
+        assert tomllib.loads(quota("costs", "--new", name, "--from", "one.json").stdout)["api"] == name
 
 
 def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
