@@ -5,7 +5,6 @@ It has no number that no answer has. What is missing is 0 or "", which `quota co
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 from quota.cli.tried import Recorded, read_answer
 from quota.common.clock import host_clock, utc
+from quota.settings.toml import in_toml
 
 _ABOUT = re.compile(r"(?i)rate-?limit|quota")
 _FIGURES = {"remaining": "remaining|left", "reset": "reset", "bucket": "resource|bucket", "limit": "-limit$|max"}
@@ -36,8 +36,8 @@ def draft(name: str, paths: Iterable[str]) -> str:
     lines = [
         "# What is counted, and for whom; the page of each number; what differs by plan; what is not expressed.",
         "",
-        f"api = {json.dumps(name)}",
-        f"hosts = {json.dumps(hosts)}",
+        f"api = {in_toml(name)}",
+        f"hosts = [{', '.join(map(in_toml, hosts))}]",
         'source = ""  # the vendor\'s page',
         f"read_on = {utc(host_clock()).date()}",
         "",
@@ -84,10 +84,10 @@ def _figures(answers: list[Recorded]) -> dict[str, str]:
 
 def _field(what: str, header: str, answers: list[Recorded]) -> str:
     if what != "reset":
-        return json.dumps(header)
+        return in_toml(header)
     value = next(one.headers[header] for one in answers if header in one.headers)
     form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value.strip())), "")
-    return f"{{ header = {json.dumps(header)}, as = {json.dumps(form)} }}"
+    return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
 
 
 def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:

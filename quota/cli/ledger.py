@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from quota.common.members import members
 from quota.common.text import listed, many
 from quota.decision import SET_THE_CLOCK
 from quota.errors import ConfigError, LedgerError, RepairRefused, UsageError
+from quota.settings.toml import in_toml
 
 if TYPE_CHECKING:
     from quota.ledger.contract import Ahead
@@ -91,7 +91,7 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say("  [ledger]")
-        say(f"  url = {json.dumps(target.label, ensure_ascii=False)}")  # such a string is one of TOML, too
+        say(f"  url = {in_toml(target.label)}")
     if all(one.kind == "take back" for one in moved):
         return
     say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")

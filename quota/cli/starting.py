@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from quota.common.resources import read_text
@@ -10,6 +9,7 @@ from quota.settings.books import book_names
 from quota.settings.limits import default_limits
 from quota.settings.lint import EXAMPLE_PROJECT, as_written
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.toml import in_toml
 from quota.terms.api import KeyPlace
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
@@ -29,7 +29,7 @@ def configuration_for(api: str, book: CostBook) -> str:
         "# Where charges are kept. Machines that share a token must share a ledger, a redis:// one for example.\n"
         "# Without a url it is SQLite in your state folder.\n"
         '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n',
-        f"[credentials.{name}]\napi = {json.dumps(api)}\n\n"
+        f"[credentials.{name}]\napi = {in_toml(api)}\n\n"
         "# Upstream counts by this. Tokens that share a budget upstream have the same project here.\n"
         f'project = "{EXAMPLE_PROJECT}"\n\n' + _login(book, secret),
         "# The limits that the book alone gives: 5% of each stays unspent. Set `quota` to what your plan grants.\n\n"
@@ -61,8 +61,8 @@ def _login(book: CostBook, secret: str) -> str:
 
 def _limit(credential: str, limit: Limit) -> str:
     lines = {
-        "name": json.dumps(limit.name),
-        "bucket": json.dumps(limit.view.selector.buckets[0]),
+        "name": in_toml(limit.name),
+        "bucket": in_toml(limit.view.selector.buckets[0]),
         "quota": f"{limit.quota_units:_}",
         "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
         "window": as_written(limit.view.window),

@@ -19,7 +19,7 @@ from quota.settings.kinds import Either, Kind, Named, Needs, Rows, Table, Text, 
 from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Keys, dotted
+from quota.settings.toml import Keys, dotted, in_toml
 
 MAX_LINES = 500
 """A value over more lines is shown without its line."""
@@ -195,4 +195,4 @@ def _leaves(data: dict[str, Any], path: str) -> Iterator[str]:
 def _as_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_as_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return in_toml(value) if isinstance(value, str) else str(value).lower()

@@ -280,6 +280,13 @@ def parse_span(table: TomlTable, key: str) -> int:
 _MAX_MS = 3650 * DAY_MS
 
 
+def in_toml(text: str) -> str:
+    """A text as TOML writes it, with what cannot be printed escaped. JSON would escape half characters."""
+    import json  # late: only what writes TOML needs it
+
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in json.dumps(text, ensure_ascii=False))
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     return parse_toml(read_file(path), one_line(path))
