@@ -96,7 +96,10 @@ def _written(output: str | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    folder = os.path.dirname(os.path.abspath(output))
+    if os.path.exists(output) and not os.path.isfile(output):  # a device or a pipe would be gone
+        raise quota.UsageError(f"--output {show(output)} is no file; leave it out to write to stdout")
+    path = os.path.realpath(output)  # a link stays
+    folder = os.path.dirname(path)
     try:
         file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - it is renamed, not deleted
             "w", encoding="utf-8", newline="", dir=folder, prefix=".quota-export-", delete=False
@@ -109,7 +112,7 @@ def _written(output: str | None) -> Iterator[IO[str]]:
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(file.name, 0o666 & ~umask)
-        os.replace(file.name, output)
+        os.replace(file.name, path)
     except BaseException as error:
         os.unlink(file.name)
         if isinstance(error, OSError):

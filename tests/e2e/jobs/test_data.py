@@ -427,6 +427,19 @@ def test_what_cannot_be_exported_is_one_line(site: Site, arguments: list[str], s
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
+def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
+    """A pipe was replaced by a file, as a device would have been for root; and so was a link."""
+    site.pages([{}])
+    site.run()
+    os.mkfifo(site.folder / "pipe")
+    (site.folder / "link").symlink_to("file")
+    assert "--output 'pipe' is no file" in one_line(site.quota("export", "videos", "--output", "pipe"), 2)
+    assert site.quota("export", "videos", "--output", "link").returncode == 0
+    assert (site.folder / "pipe").is_fifo()
+    assert (site.folder / "link").is_symlink()
+    assert (site.folder / "file").is_file()
+
+
 def test_a_damaged_store_is_one_line_and_no_file(site: Site) -> None:
     site.configure('[jobs.trending]\nfetch = "trending"\nregions = ["DE"]\npages = 4')
     site.run("trending")
