@@ -39,6 +39,17 @@ def run() -> int:
     except Exception as error:
         if os.environ.get("QUOTA_DEBUG"):
             raise
+        if isinstance(error, FileNotFoundError) and _folder_is_gone():
+            fail("the folder that this was started in is gone; start it in another one")
+            return 1
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1
     return 1 if unprinted() and not status else status
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

@@ -573,6 +573,14 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     assert quota("init", "my own.toml").stdout.endswith("then run: quota check --config 'my own.toml'\n")
 
 
+def test_in_a_folder_that_is_gone_a_command_says_so(quota: Quota) -> None:
+    config = quota.configure(SMALL)
+    gone = ["bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "-"]
+    command = [*gone, *QUOTA, "run", "x", "--textfile", "t", "--config", str(config)]
+    done = subprocess.run(command, cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=False)
+    assert one_line(done, 1) == "the folder that this was started in is gone; start it in another one"
+
+
 @pytest.mark.parametrize("before", [None, "the configuration of years\n"])
 def test_an_init_that_fails_leaves_what_was_there(quota: Quota, before: str | None) -> None:
     """It left an empty file, which the next `quota init` would not replace; with --force what was there was gone."""
