@@ -6,7 +6,6 @@ in_force    all of them, in the order of the file, then the defaults
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
