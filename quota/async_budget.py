@@ -257,7 +257,7 @@ class Awaiter:
         start_over_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Do anything except a question to the ledger, and return its result. Where the task is cancelled meanwhile,
+        """Do anything but ask for a decision, and return its result. Where the task is cancelled meanwhile,
         what has come of it goes to `undo`."""
         loop = running_loop()
         working = self._submit(self._others, work)

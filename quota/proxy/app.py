@@ -122,12 +122,11 @@ class Proxy:
                 self._targets[credential] = Target(session, credential)
             except QuotaError as error:
                 self._wrong[credential] = str(error)
-        wrong = list(self._wrong.items())
-        last = None if self._targets else wrong.pop()[1]
-        for credential, why in wrong:
+        wrong = [*self._wrong.items()]
+        for credential, why in wrong if self._targets else wrong[:-1]:  # the last one is the error
             warn("proxy_without", why, credential=credential)
-        if last is not None:
-            raise ConfigError(last)
+        if not self._targets:
+            raise ConfigError(wrong[-1][1])
         self._http: aiohttp.ClientSession  # from `async with` on
 
     async def __aenter__(self) -> None:
