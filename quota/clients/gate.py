@@ -11,8 +11,9 @@ from functools import partial
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
+from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, Tally
-from quota.clients.upstream import Headers, Sent, upstream_of, verb_of
+from quota.clients.upstream import Sent, upstream_of, verb_of
 from quota.deciding.account import SessionClosedError
 from quota.decision import Decision
 from quota.errors import QuotaError, UsageError

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from quota.budget import Budget, Call, account_of
-from quota.clients.upstream import NOTHING, Closing, Headers, Reading, units_in, upstream_of
+from quota.clients.answer_fields import Headers, units_in
+from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339

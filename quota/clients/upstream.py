@@ -6,42 +6,32 @@
     Access              what a program needs that passes requests on to an API
     Upstream            what an upstream must do; a third one is a class here and a case in `upstream_of`
 
-Reading an answer is pure and never raises. A header that is missing, absurd, sent twice, in the past or of another pool
+Reading an answer (`quota.clients.answer_fields`) is pure and never raises. What cannot be so, or is of another pool,
 changes nothing, and nothing in an answer but what the book calls `free` or `units` ever frees a unit.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from quota.clients.answer_fields import Answer, Headers
 from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
 from quota.clients.routes import Routes
-from quota.clients.upstream_errors import MAX_BODY_BYTES, UpstreamError, bucket_of, classify, words_of
-from quota.common.clock import LATEST_MS, NEVER
+from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
+from quota.common.clock import NEVER
 from quota.common.hosts import plain_path
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import ClosedRule, Field, Form, KeyPlace, LevelRule, Match, Pointer, Refill, Route, Used, value_at
+from quota.terms.api import ClosedRule, KeyPlace, LevelRule, Route
 from quota.terms.costs import CostBook
 from quota.terms.evidence import Level
-from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
+from quota.terms.limits import SECOND_MS
 
-Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
-
-MAX_HEADER_LENGTH = 1_024
-"""How much of a header is looked at."""
-
-MAX_POLICIES = 10
-"""How many items of a `RateLimit` header are looked at."""
 
 
 class Closing(NamedTuple):
@@ -260,7 +250,7 @@ class Described:
         return not as_it_comes and self.book.answers.reads_body(status)
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
-        answer, rules = _Answer(status, headers, body, at_ms), self.book.answers
+        answer, rules = Answer(status, headers, body, at_ms), self.book.answers
         said = list(self._said(answer, method))
         base = Google(self.book).read(status, headers, body, method=method, at_ms=at_ms)
         error, closes = self._closed(answer, method, said, base)
@@ -299,7 +289,7 @@ class Described:
     # -- what is closed ----------------------------------------------------------------------------------------------
 
     def _closed(
-        self, answer: _Answer, method: str, said: list[_Said], base: Reading
+        self, answer: Answer, method: str, said: list[_Said], base: Reading
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and what it closes: by the first rule that fits, by the pool that it says is empty,
         or as Google's answers do."""
@@ -319,7 +309,7 @@ class Described:
         until_ms = self._until_ms(answer, rule, bucket, said)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
-    def _until_ms(self, answer: _Answer, rule: ClosedRule | None, bucket: str, said: list[_Said]) -> int | None:
+    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, said: list[_Said]) -> int | None:
         """Until when a bucket is closed: the later of its reset and of Retry-After, else for as long as the rule says;
         for no longer than its period. None where nobody says.
 
@@ -340,7 +330,7 @@ class Described:
 
     # -- what remains ------------------------------------------------------------------------------------------------
 
-    def _said(self, answer: _Answer, method: str) -> Iterator[_Said]:
+    def _said(self, answer: Answer, method: str) -> Iterator[_Said]:
         """What the answer says of the book's pools, also where it says no more than when one resets."""
         for rule in self.book.answers.levels:
             bucket, named = self._pool(answer, rule, method)
@@ -356,7 +346,7 @@ class Described:
             if bucket:
                 yield from self._checked(answer, _Said(bucket, True, remaining, limit, reset_ms))
 
-    def _pool(self, answer: _Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
+    def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of which a rule's figures speak, and whether the answer names it; "" for one that is not ours."""
         if isinstance(rule.bucket, str):
             return rule.bucket, False
@@ -369,7 +359,7 @@ class Described:
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: _Answer, said: _Said) -> Iterator[_Said]:
+    def _checked(self, answer: Answer, said: _Said) -> Iterator[_Said]:
         """What is said, if it may be so: of a window that is over, nothing; a reset beyond the period is none."""
         remaining, limit, reset_ms = said.remaining_units, said.limit_units, said.reset_ms
         if reset_ms is not None and reset_ms <= answer.at_ms:
@@ -393,192 +383,3 @@ class _Said(NamedTuple):
     remaining_units: int | None
     limit_units: int | None
     reset_ms: int | None
-
-
-# -- reading one answer ------------------------------------------------------------------------------------------------
-
-
-class _Answer:
-    """One answer. Each question about it returns None where the answer does not say, or says what cannot be so."""
-
-    def __init__(self, status: int, headers: Headers, body: bytes, at_ms: int) -> None:
-        self.status = status
-        self.body = body if len(body) <= MAX_BODY_BYTES else b""
-        self.at_ms = at_ms
-        self._headers: dict[str, str] = {}
-        pairs = headers.items() if hasattr(headers, "items") else headers
-        for name, value in pairs:
-            key = name.lower()
-            # Sent twice, it is one text that is no figure.
-            self._headers[key] = f"{self._headers[key]}, {value}" if key in self._headers else value
-
-    def fits(self, match: Match) -> bool:
-        """Whether a rule is about this answer."""
-        if match.status not in (None, self.status) or (match.body and match.body not in self._text):
-            return False
-        if match.pointer is None:
-            return True
-        value = self._at(match.pointer)
-        if match.value is None:
-            return bool(value)
-        return type(value) is type(match.value) and value == match.value
-
-    def units(self, used: Used) -> list[int | None]:
-        """What it says of each figure of what the call used."""
-        return [
-            next((units for place in figure.places if (units := self._units(place)) is not None), None)
-            for figure in used.figures
-        ]
-
-    def _units(self, field: Field) -> int | None:
-        """In JSON it is a whole number: an answer that writes it otherwise says nothing."""
-        value = self._value(field, "units")
-        is_text = bool(field.header) or field.pattern is not None
-        return _whole(value) if isinstance(value, str if is_text else int) else None
-
-    def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
-        """The units that remain, and of how many."""
-        field = rule.remaining
-        limit = _whole(self._value(field, "limit")) if field.pattern is not None else None
-        if limit is None and rule.limit is not None:
-            limit = _whole(self._value(rule.limit, "limit"))
-        remaining = _whole(self._value(field, "remaining"))
-        if remaining is None and field.pattern is not None and limit is not None:
-            used = _whole(self._value(field, "used"))
-            remaining = None if used is None else max(0, limit - used)
-        return remaining, limit
-
-    def text(self, field: Field, group: str) -> str | None:
-        value = self._value(field, group)
-        return value if isinstance(value, str) and value else None
-
-    def moment_ms(self, field: Field, group: str) -> int | None:
-        return self._moment_ms(self._value(field, group), field.form)
-
-    @property
-    def retry_at_ms(self) -> int | None:
-        """The time that Retry-After names, if it is to come."""
-        value = self._headers.get("retry-after", "")
-        at_ms = self._moment_ms(value, "seconds")
-        if at_ms is None:
-            at_ms = self._moment_ms(value, "http-date")
-        return None if at_ms is None or at_ms <= self.at_ms else at_ms
-
-    def lasts_until_ms(self, lasts: Field | Refill) -> int | None:
-        """Until when a closing lasts, as the answer says it."""
-        if isinstance(lasts, Field):
-            until_ms = self.moment_ms(lasts, "lasts")
-        else:
-            asked, left, per_second = (_figure(self._at(pointer)) for pointer in lasts)
-            if asked is None or left is None or not per_second:
-                return None
-            span_ms = (asked - left) / per_second * SECOND_MS
-            if not span_ms < LATEST_MS:  # it never comes back, or at no time that a ledger can hold
-                return None
-            until_ms = self.at_ms + math.ceil(span_ms)
-        return None if until_ms is None or until_ms <= self.at_ms else until_ms
-
-    def policies(self) -> list[tuple[str, int, int | None, int | None]]:
-        """What `RateLimit` says of each policy: its name, what remains, of how many, until when. The draft of the IETF
-        (draft-ietf-httpapi-ratelimit-headers) has the numbers of the policies in `RateLimit-Policy`."""
-        quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
-        return [
-            (name, figures["r"], quotas.get(name), self.at_ms + figures["t"] * SECOND_MS if "t" in figures else None)
-            for name, figures in _items(self._headers.get("ratelimit", ""))
-            if "r" in figures
-        ]
-
-    # -- values ------------------------------------------------------------------------------------------------------
-
-    def _value(self, field: Field, group: str) -> object:
-        """What stands at a field: a text of a header, or a value of the JSON."""
-        value: object = self._headers.get(field.header) if field.header else self._at(field.pointer or ())
-        if field.pattern is None or value is None:
-            return value
-        if not isinstance(value, str):
-            return None
-        found = field.pattern.search(value[:MAX_HEADER_LENGTH])
-        return None if found is None else found.groupdict().get(group)
-
-    def _at(self, pointer: Pointer) -> object:
-        return value_at(self._json, pointer)
-
-    @cached_property
-    def _json(self) -> object:
-        try:
-            return json.loads(self.body) if self.body else None
-        except (ValueError, RecursionError):
-            return None
-
-    @cached_property
-    def _text(self) -> str:
-        return self.body.decode("utf-8", "replace").lower()
-
-    def _moment_ms(self, value: object, form: Form | None) -> int | None:
-        """A time in ms by this machine's clock. One of the calendar is reckoned from the answer's own Date, so that it
-        is right whatever this machine's clock says."""
-        text = str(value).strip() if isinstance(value, str | int | float) else ""
-        if form == "duration":
-            span_ms = _duration_ms(text)
-            return None if span_ms is None else self.at_ms + span_ms
-        if form in ("epoch", "seconds"):
-            if not re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", text, re.ASCII):
-                return None
-            ms = math.ceil(float(text) * SECOND_MS)
-            return self.at_ms + ms if form == "seconds" else self._from_date(ms)
-        date_ms = _date_ms(parsedate_to_datetime if form == "http-date" else datetime.fromisoformat, text)
-        return None if date_ms is None else self._from_date(date_ms)
-
-    def _from_date(self, ms: int) -> int:
-        date_ms = _date_ms(parsedate_to_datetime, self._headers.get("date", ""))
-        return ms if date_ms is None else self.at_ms + ms - date_ms
-
-
-def units_in(used: Used, document: bytes) -> list[int | None]:
-    """What a JSON document of an answer says of each figure of what a call used: the whole of it, or one event."""
-    return _Answer(200, (), document, 0).units(used)
-
-
-def _figure(value: object) -> float | None:
-    """A number from 0 to the largest that is stored, fractions included."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_UNITS:
-        return value
-    return None
-
-
-def _whole(value: object) -> int | None:
-    """A whole number from 0 to the largest that is stored: as a number, or as its digits."""
-    if isinstance(value, str):
-        value = int(value) if re.fullmatch(r"\s*[0-9]{1,16}\s*", value, re.ASCII) else None
-    figure = _figure(value)
-    return int(figure) if figure is not None and figure == int(figure) else None
-
-
-def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `6m0s`, `40591s`, `1.5s`, `20ms`; the full stop of a sentence may follow."""
-    text = text.rstrip(".")[:64]
-    parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])", text, re.ASCII)
-    if not parts or "".join(map("".join, parts)) != text:
-        return None
-    return math.ceil(sum(float(number) * UNITS_MS[unit] for number, unit in parts))
-
-
-def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
-    """A date, as it is read. Without a zone it is in UTC."""
-    try:
-        moment = read(text[:64])
-        return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-
-
-_ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
-
-
-def _items(text: str) -> list[tuple[str, dict[str, int]]]:
-    """The items of a structured field (RFC 9651), each with those of its parameters that are whole numbers."""
-    items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
-    return [
-        (name, {key: int(number) for key, number in re.findall(r";\s*([a-z]+)=([0-9]{1,15})(?=\s*(?:;|$))", figures)})
-        for name, figures in items
-    ]

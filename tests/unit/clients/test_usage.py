@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from quota.clients.upstream import units_in
+from quota.clients.answer_fields import units_in
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.clients.usage import MAX_EVENT_BYTES, Usage
 from quota.terms.api import Field, Figure, Used
