@@ -109,8 +109,13 @@ def _instrument(config: str | Path | None, credential: str | None, job: str) -> 
             session, tally = open_session(config), os.environ.get(TALLY)
             payers = payers_of(session, credential, FileTally(tally) if tally else None)
             label_process(job)
-            _now = _Instrumented(session, payers)
-            _now.begin()
+            begun = _Instrumented(session, payers)
+            try:
+                begun.begin()
+                _now = begun
+            except BaseException:  # interrupted: what is half patched would charge half
+                begun.end()
+                raise
 
 
 def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:

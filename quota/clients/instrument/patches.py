@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
+from threading import RLock
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -103,18 +104,23 @@ def _fits(seam: Seam, owner: Any) -> bool:
 
 
 def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
-    """Call `begin` before the first of these modules is searched for."""
-    awaited, search = frozenset(names), _bootstrap._find_spec
+    """Call `begin` before the first of these modules is searched for. Other threads wait for it there."""
+    awaited, search, lock, began = frozenset(names), _bootstrap._find_spec, RLock(), False
 
     def _find_spec(name: str, path: Any, target: Any = None) -> Any:
-        nonlocal awaited
+        nonlocal awaited, began
         if name not in awaited:
             return search(name, path, target)
-        awaited = frozenset()
-        for place in _SEARCHES:
-            if place._find_spec is _find_spec:
-                place._find_spec = search
-        begin()
+        with lock:
+            if began and awaited:  # `begin` itself imports it
+                return search(name, path, target)
+            if awaited:
+                began = True
+                try:
+                    begin()
+                    awaited = frozenset()
+                finally:
+                    began = not awaited  # interrupted, it is called again
         return _bootstrap._find_spec(name, path, target)  # by what `begin` has put there
 
     for place in _SEARCHES:

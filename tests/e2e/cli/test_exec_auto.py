@@ -142,6 +142,45 @@ def test_a_program_that_goes_its_own_way_is_charged(quota: Quota, server: PlainS
     assert (done.returncode, done.stderr, len(server.arrived)) == (0, "1 call, 1 unit, 0 refused\n", 1)
 
 
+AT_ONCE = """\
+import asyncio, os, threading
+ADDRESS = os.environ["ADDRESS"]
+
+def by_aiohttp():
+    import aiohttp
+    async def main():
+        async with aiohttp.ClientSession() as session, session.get(ADDRESS):
+            pass
+    asyncio.run(main())
+
+def by_httplib2():
+    import httplib2
+    httplib2.Http().request(ADDRESS)
+
+def by_httpx():
+    import httpx
+    httpx.get(ADDRESS)
+
+def by_requests():
+    import requests
+    requests.get(ADDRESS)
+
+def by_urllib3():
+    import urllib3
+    urllib3.request("GET", ADDRESS)
+
+threads = [threading.Thread(target=each) for each in (by_aiohttp, by_httplib2, by_httpx, by_requests, by_urllib3)]
+for step in (threading.Thread.start, threading.Thread.join):
+    list(map(step, threads))
+"""
+
+
+def test_threads_that_import_their_libraries_at_once_are_all_charged(quota: Quota, server: PlainServer) -> None:
+    """None sends before all is ready, whichever imports the first library."""
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", AT_ONCE)
+    assert (done.returncode, done.stderr, len(server.arrived)) == (0, "5 calls, 5 units, 0 refused\n", 5)
+
+
 def test_a_library_that_is_imported_before_ours_is_charged(quota: Quota, server: PlainServer) -> None:
     """As by a .pth file of an editable installation."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", quota.folder / "theirs"], check=True)

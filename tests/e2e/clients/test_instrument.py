@@ -36,14 +36,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from requests.adapters import HTTPAdapter
 
 import quota
+import quota.auto
 from quota.auto import payers_of
 from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
+from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
 from quota.common.clock import NEVER
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
 from support.h2_server import H2Server
+from support.interrupts import at_every_place, interrupt
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port
 
@@ -633,6 +636,25 @@ def test_uninstrumented_libraries_are_as_they_were(config: Callable[..., None]) 
     quota.uninstrument()
     assert [vars(owner)[name] for owner, name in places] == before
     assert before[-1] is importlib._bootstrap._find_spec  # type: ignore[attr-defined]
+
+
+OF_PATCHING = (quota.auto.__file__, patches.__file__)
+
+
+def test_an_interrupted_call_patches_all_or_nothing(config: Callable[..., None]) -> None:
+    """And the next one does what it would have done."""
+    config("http://127.0.0.1:1")
+    before = [vars(owner)[name] for owner, name in PLACES]
+
+    def patched() -> set[bool]:
+        return {vars(owner)[name] is not was for (owner, name), was in zip(PLACES, before, strict=True)}
+
+    for _ in at_every_place(interrupt, quota.instrument, OF_PATCHING, step=5):
+        assert len(patched()) == 1
+        quota.instrument()
+        assert patched() == {True}
+        quota.uninstrument()
+        assert patched() == {False}
 
 
 class Wrapper:

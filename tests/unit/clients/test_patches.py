@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quota.clients.instrument.patches import Patches, Seam, call_before
+from quota.clients.instrument.patches import _SEARCHES, Patches, Seam, call_before
 
 
 def louder(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,7 +30,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def patches(made: str) -> Iterator[Patches]:
+def patches(made: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
+    for place in _SEARCHES:  # what `call_before` puts there stays
+        monkeypatch.setattr(place, "_find_spec", place._find_spec)
     patches = Patches([Seam(made, "Client", "say", ("what",), louder)])
     yield patches
     patches.take_off()
@@ -98,6 +100,21 @@ def test_no_finder_in_front_hides_a_library_or_has_it_patched_twice(
     assert library.Client().say("a") == "A"
     assert begun == [True]
     assert not hasattr(library.Client.say.__wrapped__, "__wrapped__")
+
+
+def test_what_was_interrupted_begins_again_with_the_next_library(made: str, patches: Patches) -> None:
+    def begin() -> None:
+        begun.append(made in sys.modules)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        patches.put_on()
+
+    begun: list[bool] = []
+    call_before([made], begin)
+    with pytest.raises(KeyboardInterrupt):
+        importlib.import_module(made)
+    assert importlib.import_module(made).Client().say("a") == "A"
+    assert begun == [False, False]
 
 
 def test_a_library_that_was_found_before_all_was_taken_off_is_left_alone(made: str, patches: Patches) -> None:
