@@ -40,6 +40,7 @@ from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked
 from quota.clients.discovery import KEY_HEADER, description, scopes_of
 from quota.clients.metering import Attempt, Meter
 from quota.clients.routes import Routes, batched_answers, batched_calls
+from quota.clients.upstream import Google, verb_of
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
@@ -277,6 +278,7 @@ class _Gate:
         self._port = root.port or default_port(root.scheme)
         self._routes = Routes(document)
         self._meter = meter
+        self._upstream = Google(meter.budget.book)
         self.payer = meter.budget.project, meter.budget.credential
         self._waiting = threading.local()
 
@@ -296,7 +298,7 @@ class _Gate:
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
         path, query = urlsplit(url).path, urlsplit(url).query
-        verb = str(_header(headers, "x-http-method-override") or verb).upper()
+        verb = verb_of(self._upstream, verb, headers).upper()
         on_the_wire = self._routes.method(verb, path)
         is_batch = self._routes.is_batch(verb, path)
         if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):

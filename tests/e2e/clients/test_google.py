@@ -339,10 +339,14 @@ def test_the_http_object_alone_is_charged_by_what_is_on_the_wire(
     youtube._http.request(f"{local}/youtube/v3/search?part=id&q=x")
     form = {"x-http-method-override": "GET", "content-type": "application/x-www-form-urlencoded"}
     youtube._http.request(f"{local}/youtube/v3/videos", "POST", body="part=id&id=x", headers=form)
+    youtube._http.request(f"{local}/youtube/v3/playlists?part=id", "PUT", body="{}", headers=form)  # it is a PUT still
+    with pytest.raises(UsageError, match="X-HTTP-Method-Override does not name one method"):
+        youtube._http.request(f"{local}/youtube/v3/videos", "POST", headers={"x-http-method-override": "GET, PUT"})
     assert charged(ledger) == {
         "videos.list": 2,
         "videos.batchGetStats": 1,
         "playlists.insert": 1,
+        "playlists.update": 1,
         "videos.insert": 1,
         "search.list": 1,
     }
