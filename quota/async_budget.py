@@ -9,7 +9,7 @@ All rules stand in `quota.budget` and in the ledgers; here is only how they are 
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, wrap_future
+from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, shield, wrap_future
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as Submitted
 from contextlib import suppress
@@ -257,12 +257,12 @@ class Awaiter:
         start_over_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Do anything but ask for a decision, and return its result. Where the task is cancelled meanwhile,
-        what has come of it goes to `undo`."""
+        """Do anything but ask for a decision, and return its result. Where the task is cancelled meanwhile, it is done
+        all the same, and what comes of it goes to `undo`."""
         loop = running_loop()
         working = self._submit(self._others, work)
         try:
-            return await wrap_future(working, loop=loop)
+            return await shield(wrap_future(working, loop=loop))
         except CancelledError:
             self._take_back(working, undo)
             raise

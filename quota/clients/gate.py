@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from asyncio import shield
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -197,7 +196,7 @@ class AsyncHostGate:
         return self._gate.meter.call(self._gate.name(verb, url), verb, body)
 
     async def never_left(self, attempt: Attempt) -> None:
-        await shield(self._corrected(attempt.never_left))  # also of a task that is cancelled
+        await self._corrected(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers) -> None:
         """Note the answer; in a thread where the ledger is told of it."""
@@ -213,5 +212,6 @@ class AsyncHostGate:
             await self._corrected(partial(attempt.settle, used_units))
 
     async def _corrected(self, work: Callable[[], None]) -> None:
+        """Have it done, also where the task that waits for it is cancelled."""
         with suppress(QuotaError):  # its session was closed meanwhile: what was charged stands
             await self._budget._awaiter.in_thread(work)

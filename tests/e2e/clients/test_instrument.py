@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import sqlite3
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -48,7 +49,7 @@ from support.cutting_upstream import CuttingServer
 from support.h2_server import H2Server
 from support.interrupts import at_every_place, interrupt
 from support.plain_http import Answer, Arrived, PlainServer
-from support.servers import free_port
+from support.servers import free_port, until
 
 BOOK = """\
 api = "things"
@@ -354,6 +355,36 @@ def test_what_is_cancelled_is_given_back_only_where_it_had_no_connection_yet(
         asyncio.run(main())
         gc.collect()
     assert charged() == stands
+
+
+@pytest.mark.parametrize("ask", [ask_by_aiohttp, ask_by_httpx])
+def test_what_is_cancelled_is_given_back_also_where_its_loop_ends_before_the_ledger_is_free(
+    ask: Callable[[str], Any], state_dir: Path, config: Callable[..., None]
+) -> None:
+    """anyio cancels a task at each step until it ends, also while it waits for that."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            address = f"https://127.0.0.1:{silent.getsockname()[1]}"
+            config(address)
+            quota.instrument()
+            asked = [asyncio.ensure_future(ask(f"{address}/{number}")) for number in range(20)]
+            connections = [(await loop.sock_accept(silent))[0] for _ in asked]
+            others.executescript(f"ATTACH '{state_dir / 'ledger.db'}' AS ledger; BEGIN IMMEDIATE")
+            while not all(one.done() for one in asked):
+                for one in asked:
+                    one.cancel()
+                await asyncio.sleep(0)
+            for one in connections:
+                one.close()
+
+    with warnings.catch_warnings(), contextlib.closing(sqlite3.connect(":memory:")) as others:
+        warnings.simplefilter("ignore", ResourceWarning)  # httpcore leaves the socket of a cancelled handshake open
+        asyncio.run(main())
+        gc.collect()
+    until(lambda: not charged(), "a charge stands")
 
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1"])
