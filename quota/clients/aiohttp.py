@@ -66,9 +66,10 @@ async def send(
 
 
 def _never_left(error: BaseException) -> bool:
-    """Whether a request failed, or was cancelled, before it had a connection: what sends its bytes comes after that."""
+    """Whether a request failed, or was cancelled, before it had a connection, or while its fields were checked: what
+    sends its bytes comes after that."""
     before = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-    return isinstance(error, before) or has_passed(error, "aiohttp.connector")
+    return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
 
 
 class _Watched:

@@ -56,10 +56,16 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     return text
 
 
-def has_passed(error: BaseException, *modules: str) -> bool:
-    """Whether code of these modules was running when an error came."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__") in modules for frame in frames)
+def places_of(error: BaseException | None) -> list[tuple[str, str]]:
+    """What was running when an error came, the innermost last: its module, and its function as `module.function`."""
+    frames = () if error is None else traceback.walk_tb(error.__traceback__)
+    named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
+    return [(module, f"{module}.{function}") for module, function in named]
+
+
+def has_passed(error: BaseException | None, *code: str) -> bool:
+    """Whether any of this was running when an error came: modules, or functions as `module.function`."""
+    return any(place in code for places in places_of(error) for place in places)
 
 
 # -- two layers, one charge --------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import pairwise
 from typing import Any, cast
 
 import httpx
@@ -19,6 +20,7 @@ from quota.clients.gate import (
     HostNames,
     MethodOf,
     has_passed,
+    places_of,
     unpacked,
 )
 from quota.clients.metering import Attempt
@@ -113,8 +115,8 @@ def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response
     try:
         with gate.sending():
             response = below(request)
-    except UNSENT:
-        if body.makes_no_requests:
+    except Exception as error:
+        if body.makes_no_requests and _never_left(error):
             attempt.never_left()
         raise
     status, headers = response.status_code, response.headers
@@ -245,13 +247,31 @@ def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
     return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=request.extensions)
 
 
+_HEADS = (
+    "httpcore._async.http11._send_request_headers",
+    "httpcore._sync.http11._send_request_headers",
+    "h2.connection.send_headers",
+)
+"""Where a method or a field that HTTP does not know is found, before any of it leaves."""
+
+_SENDERS = ("httpcore._async.http11", "httpcore._async.http2")
+
+
 def _never_left(error: BaseException) -> bool:
-    """Whether an awaited request failed before its first byte, or was cancelled while its own transport had no
-    connection for it."""
+    """Whether a request failed before its first byte. If it was cancelled: while its own transport had no connection
+    for it, or it waited there for its turn, as over HTTP/2 while as many are under way as its server takes."""
+    if isinstance(error, httpx.LocalProtocolError):
+        found = error.__cause__
+        return has_passed(found, *_HEADS) or has_passed(found and found.__context__, *_HEADS)
     if not isinstance(error, CancelledError):
         return isinstance(error, UNSENT)
-    sends = has_passed(error, "httpcore._async.http11", "httpcore._async.http2")
-    return has_passed(error, "httpcore._async.connection_pool") and not sends
+    if not has_passed(error, "httpcore._async.connection_pool"):
+        return False
+    turns = [f"{sender}.handle_async_request" for sender in _SENDERS]
+    waits = any(
+        place in turns and below == "httpcore._synchronization" for (_, place), (below, _) in pairwise(places_of(error))
+    )
+    return waits or not has_passed(error, *_SENDERS)
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:

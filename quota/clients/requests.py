@@ -113,7 +113,8 @@ def _never_left(error: Exception) -> bool:
     if not isinstance(error, RequestException):
         # A network failure is always a RequestException; this error is about the arguments. But the user's own body
         # may fail when a part of it has left.
-        return isinstance(error, (OSError, ValueError)) and not has_passed(error, "urllib3.connectionpool")
+        outside = isinstance(error, (OSError, ValueError)) and not has_passed(error, "urllib3.connectionpool")
+        return outside or never_left(error)
     if isinstance(error, (requests.ConnectTimeout, requests.exceptions.InvalidURL)):
         return True
     return never_left(getattr(error.args[0] if error.args else None, "reason", None))

@@ -11,14 +11,19 @@ from typing import Any
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
-from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, has_passed, unpacked
 from quota.clients.metering import Attempt
 from quota.common.clock import elapsed_s
+
+_HEADS = tuple(f"{one}.{put}" for one in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader"))
+"""Where a method or a field that HTTP does not know is found: both write into a buffer."""
 
 
 def never_left(reason: object) -> bool:
     """Whether a request failed before its first byte: no address, no connection, no way through a proxy, no trusted
-    certificate, or a connection with an answer that is still unread."""
+    certificate, no HTTP, or a connection with an answer that is still unread."""
+    if isinstance(reason, BaseException) and has_passed(reason, *_HEADS):
+        return True
     if isinstance(reason, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in reason.args):
         return True
     # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.

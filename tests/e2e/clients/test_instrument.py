@@ -29,6 +29,9 @@ import pytest
 import requests
 import urllib3
 from googleapiclient.discovery import build
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import RequestReceived
 from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor
 from opentelemetry.instrumentation.requests import RequestsInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
@@ -320,6 +323,34 @@ def test_what_never_left_is_given_back(client: Callable[..., Got], config: Calla
     assert charged() == []
 
 
+@pytest.mark.parametrize("odd", [{"verb": "GE\nT"}, {"headers": {"X-Key": "a\nkey"}}])
+def test_what_its_library_refuses_to_send_is_given_back(
+    client: Callable[..., Got], odd: Any, config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    quota.instrument()
+    with pytest.raises((OSError, ValueError, httpx.LocalProtocolError)):
+        client(f"{server.address}/a", **odd)
+    assert charged() == server.arrived == []
+
+
+def test_what_http_2_refuses_to_send_is_given_back(config: Callable[..., None]) -> None:
+    odd = {"TE": "gzip"}
+
+    async def main(address: str) -> None:
+        async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
+            await client.get(f"{address}/b", headers=odd)
+
+    with H2Server() as server:
+        config(server.address)
+        quota.instrument()
+        with httpx.Client(trust_env=False, http2=True, http1=False) as client, pytest.raises(httpx.LocalProtocolError):
+            client.get(f"{server.address}/a", headers=odd)
+        with pytest.raises(httpx.LocalProtocolError):
+            asyncio.run(main(server.address))
+        assert charged() == server.arrived == []
+
+
 async def ask_by_aiohttp(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         await session.get(url)
@@ -355,6 +386,35 @@ def test_what_is_cancelled_is_given_back_only_where_it_had_no_connection_yet(
         asyncio.run(main())
         gc.collect()
     assert charged() == stands
+
+
+def test_what_is_cancelled_before_its_turn_on_a_connection_is_given_back(config: Callable[..., None]) -> None:
+    """Of HTTP/2: a server that has not said how many streams it takes gets one."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            config(address)
+            quota.instrument()
+            async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
+                asked = [asyncio.ensure_future(client.get(f"{address}/{number}")) for number in range(5)]
+                connection, _ = await loop.sock_accept(silent)
+                with connection:
+                    heard, events = H2Connection(H2Configuration(client_side=False)), []
+                    while not any(isinstance(one, RequestReceived) for one in events):
+                        events += heard.receive_data(await loop.sock_recv(connection, 1 << 16))
+                    while len(charged()) < 5:
+                        await asyncio.sleep(0.01)
+                    for _ in range(50):  # steps of the loop
+                        await asyncio.sleep(0)
+                    for one in asked:
+                        one.cancel()
+                    await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(main())
+    assert charged() == [("read", 1)]
 
 
 @pytest.mark.parametrize("ask", [ask_by_aiohttp, ask_by_httpx])

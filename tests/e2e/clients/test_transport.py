@@ -316,6 +316,13 @@ def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> 
     assert [entry.units for entry in entries(ledger)] == [0, 0]
 
 
+def test_what_urllib3_refuses_to_send_is_given_back(server: PlainServer, ledger: Ledger) -> None:
+    client = Requests(make_budget(ledger), [server.host])
+    with client.session, pytest.raises(ValueError, match="Method cannot contain non-token characters"):
+        client.session.request("GE\nT", f"{server.address}/ok", timeout=100)
+    assert ([entry.units for entry in entries(ledger)], server.arrived) == ([0], [])
+
+
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is not there"])
 @pytest.mark.parametrize("kind", ["requests", "httpx", "httpx, awaited", "aiohttp"])
 def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Ledger, kind: str, refuses: bool) -> None:
