@@ -75,7 +75,10 @@ class _Connections(aiohttp.TCPConnector):
     """aiohttp writes the head as soon as it has a connection. Its own traces would say so at ten times the cost."""
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
-        connection = await super().connect(req, traces, timeout)
+        connection: Any = await super().connect(req, traces, timeout)
+        while len(connection.protocol):  # it said something while it waited, which answers no request
+            connection.close()
+            connection = await super().connect(req, traces, timeout)
         hold_little(connection.transport)
         _leaves.get()()
         return connection

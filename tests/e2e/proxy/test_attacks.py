@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -121,6 +122,26 @@ def test_a_caller_that_goes_away_ends_its_request_and_stays_charged(house: House
             connection.recv(100)
         assert house.upstream.ended.wait(100)
         assert house.units == 1
+
+
+def test_what_upstream_says_unasked_answers_no_later_request(house: House) -> None:
+    """As of a server that answers twice, or says 408 to a connection that waits for its next request."""
+    asked, said = threading.Event(), threading.Semaphore(0)
+
+    def twice(request: Reached) -> Iterator[bytes]:
+        yield answer(request.target.encode())
+        assert asked.wait(100)
+        asked.clear()
+        yield answer(b"unasked", status="408 Request Timeout")
+        said.release()
+
+    house.upstream.answer = twice
+    with house.open():
+        for target in ("/a", "/b", "/c"):
+            assert house.ask(target).body == target.encode()
+            asked.set()
+            assert said.acquire(timeout=100)
+        assert settled(house) == (3, 3)
 
 
 HEAD = b"Host: localhost\r\n"
