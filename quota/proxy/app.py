@@ -69,7 +69,9 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
     inner_app = protected(app, hosts=hosts, policy=None)
 
     async def outer(scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not (scope.get("raw_path") or b"").startswith(b"/"):
+        if scope["type"] == "http" and (
+            scope["method"].upper() == "CONNECT" or not (scope.get("raw_path") or b"").startswith(b"/")
+        ):
             # Who takes this for a proxy that HTTP_PROXY may name is told so, whatever host it asks for.
             await send_problem(send, Problem(400, "Ask for /CREDENTIAL/PATH: this is no proxy for HTTP_PROXY."))
         else:

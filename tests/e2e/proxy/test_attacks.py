@@ -220,6 +220,15 @@ def test_no_path_names_another_host_or_another_path_than_the_one_that_is_charged
         assert (house.upstream.reached, house.units) == ([], 0)
 
 
+@pytest.mark.parametrize("verb", ["CONNECT", "connect"])
+def test_connect_names_no_path_so_it_does_not_leave(house: House, verb: str) -> None:
+    """It would leave as the host alone, whatever path was charged."""
+    with house.open():
+        got = house.raw(f"{verb} /main/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert (house.upstream.reached, house.units) == ([], 0)
+
+
 @pytest.mark.parametrize(
     "path", ["/a%2Fb", "/@me", "/a@evil.example/b", "/a:b;c=d/!$&'()*+,=~", "/http:%2F%2Fx%2F", "/..a/b..", "/a/"]
 )
