@@ -194,11 +194,12 @@ class Passage:
         """What leaves: the address and the header fields. Raises UnfitError where there is no token to be had."""
         target, sign = self._target, partial(self._target.signed, self._asked, self._url)
         try:
-            url, fields = await asyncio.to_thread(sign) if target.caller.waits else sign()
+            url, fields, secret = await asyncio.to_thread(sign) if target.caller.waits else sign()
         except ConfigError as error:
             raise UnfitError(500, str(error)) from None
         except GoogleAuthError as error:
             raise UnfitError(502, f"credential {target.credential}: {refused(error)}") from None
+        self._mask = Mask(secret)
         return url, narrowed(fields, reads_good_answers=target.reads_good_answers)
 
     async def _exchange(self, attempt: Attempt, url: str, fields: Fields) -> None:
@@ -248,7 +249,7 @@ class Passage:
             packed = await peek(answer)
             head = unpacked(packing, packed, partial(_unpack, packing))
         await gate.answered(attempt, status, head, answer.headers)
-        mask = Mask(self._target.caller.secret)
+        mask = self._mask
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
@@ -262,8 +263,7 @@ class Passage:
                     if answer.content.at_eof():
                         usage.end()
                     await gate.settle(attempt, usage.take())
-                passes = mask.feed(piece) if packing in PLAIN else piece
-                if passes:
+                if passes := mask.feed(piece):
                     await self._send({"type": "http.response.body", "body": passes, "more_body": True})
         except (aiohttp.ClientError, TimeoutError) as error:
             logger.warning("%s", line("proxy_cut", credential=self._asked.credential, error=type(error).__name__))

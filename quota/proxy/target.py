@@ -49,10 +49,11 @@ class Target:
         except UsageError as error:
             raise UnfitError(400, f"{error}.") from None
 
-    def signed(self, asked: Asked, url: str) -> tuple[str, Fields]:
-        """The URL and the header fields as they leave. May wait for a token, where the caller `waits`."""
+    def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
+        """The URL and the header fields as they leave, and the secret in them. May wait for a token, where the caller
+        `waits`."""
         if not self.caller.signs:
-            return url, asked.fields
+            return url, asked.fields, None
         signed, own = self.caller.signed(asked.verb, url, {})
         kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
-        return signed, [*kept, *own.items()]
+        return signed, [*kept, *own.items()], self.caller.secret

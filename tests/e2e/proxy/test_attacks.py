@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+from support.plain_http import Answer, PlainServer
 from support.proxying import SECRET, House, Reached, answer
 
 if TYPE_CHECKING:
@@ -273,6 +278,7 @@ def test_a_body_is_asked_for_only_once_its_request_is_admitted(house: House) -> 
     [
         answer(f'{{"headers": "Bearer {SECRET}"}}'.encode()),
         answer(f"no such key: {SECRET}".encode(), status="403 No"),
+        answer(f"no such key: {SECRET}".encode(), "Content-Encoding: utf-8"),
         answer(b"", f"Location: https://elsewhere.example/?key={SECRET}", status="302 Found"),
         answer(b"", "Location: https://elsewhere.example/?key=" + SECRET.replace("/", "%2F"), status="302 Found"),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -304,3 +310,30 @@ def test_whatever_upstream_says_no_caller_is_told_the_key(
         assert house.units == len(house.upstream.reached) == 1
     assert SECRET not in caplog.text
     assert "private" not in caplog.text
+
+
+def test_nor_a_token_that_is_renewed_while_it_is_answered(house: House) -> None:
+    """Upstream says each token back, the first one when the second is in use."""
+    tokens = (Answer(200, b'{"access_token": "t-o-k-e-n-%d", "expires_in": 1}' % n) for n in range(9))
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    renewed, said = threading.Event(), []
+
+    def echo(request: Reached) -> list[bytes]:
+        (token,) = [value for name, value in request.fields if name == "authorization"]
+        said.append(token)
+        assert len(said) == 2 or renewed.wait(100)
+        return [answer(token.encode())]
+
+    house.upstream.answer = echo
+    with PlainServer(lambda _: next(tokens)) as granting:
+        info = {"client_email": "a@b.example", "token_uri": f"{granting.address}/x", "private_key": key.decode()}
+        (house.folder / "account.json").write_text(json.dumps(info))
+        with house.open(auth='auth = "service-account:account.json"'), ThreadPoolExecutor() as threads:
+            first = threads.submit(house.ask, "/a")
+            until_reached(house, 1)
+            assert house.ask("/b").body == b"Bearer ***********"
+            renewed.set()
+            assert first.result().body == b"Bearer ***********"
+    assert len(set(said)) == 2
