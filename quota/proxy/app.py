@@ -66,16 +66,17 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
         else:
             await proxy(scope, receive, send)
 
-    inner_app = protected(app, hosts=hosts, policy=None)
+    async def refuses(_: Any, __: Receive, send: Send) -> None:
+        await send_problem(send, Problem(400, "Ask for /CREDENTIAL/PATH: this is no proxy for HTTP_PROXY."))
+
+    # Who takes this for a proxy that HTTP_PROXY may name is told so, whatever host it asks for.
+    passes_on, passes_by = protected(app, hosts=hosts, policy=None), protected(refuses, hosts=None, policy=None)
 
     async def outer(scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (
+        names_no_path = scope["type"] == "http" and (
             scope["method"].upper() == "CONNECT" or not (scope.get("raw_path") or b"").startswith(b"/")
-        ):
-            # Who takes this for a proxy that HTTP_PROXY may name is told so, whatever host it asks for.
-            await send_problem(send, Problem(400, "Ask for /CREDENTIAL/PATH: this is no proxy for HTTP_PROXY."))
-        else:
-            await inner_app(scope, receive, send)
+        )
+        await (passes_by if names_no_path else passes_on)(scope, receive, send)
 
     return outer
 

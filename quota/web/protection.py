@@ -68,11 +68,11 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = O
                 unsent = error
                 raise
 
-        if hosts is not None and (wrong := _wrong_host(scope, hosts)) is not None:
-            await send_problem(sends, wrong)
-            return
         try:
-            await app(scope, receive, sends)
+            if hosts is not None and (wrong := _wrong_host(scope, hosts)) is not None:
+                await send_problem(sends, wrong)
+            else:
+                await app(scope, receive, sends)
         except asyncio.CancelledError:
             # The server ends, and this request has taken too long.
             if not started:

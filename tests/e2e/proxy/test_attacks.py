@@ -234,6 +234,19 @@ def test_connect_names_no_path_so_it_does_not_leave(house: House, verb: str) -> 
         assert (house.upstream.reached, house.units) == ([], 0)
 
 
+@pytest.mark.parametrize("line", ["PUT http://localhost/main/x", "CONNECT /main/x", "PUT /mian/x", "PUT /main//x"])
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+def test_who_cannot_be_told_that_nothing_is_passed_on_leaves_no_traceback(
+    house: House, line: str, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of such a request is no HTTP, so that the server has answered before we do."""
+    with house.open():
+        got = house.raw(f"{line} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n".encode())
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert (house.upstream.reached, house.units) == ([], 0)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 @pytest.mark.parametrize(
     "path", ["/a%2Fb", "/@me", "/a@evil.example/b", "/a:b;c=d/!$&'()*+,=~", "/http:%2F%2Fx%2F", "/..a/b..", "/a/"]
 )
