@@ -64,8 +64,9 @@ class Reserve(NamedTuple):
 def _number(content: bytes | None, pointer: Pointer) -> int | None:
     if not content or len(content) > MAX_PARSED_BYTES:
         return None
-    try:
-        value = value_at(json.loads(content), pointer)
+    try:  # as the most lenient server does: a text that is no UTF-8 hides no number
+        said = json.loads(content.decode(json.detect_encoding(content), "replace"), strict=False)
+        value = value_at(said, pointer)
     except (ValueError, RecursionError):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:

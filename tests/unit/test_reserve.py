@@ -67,6 +67,11 @@ def test_a_body_that_is_no_json_counts_by_its_length(content: bytes) -> None:
     assert CHAT.bound(RequestBody(content)) == 4_096 + -(-len(content) // 3)
 
 
+@pytest.mark.parametrize("text", [b"\xff", "ü".encode("latin-1"), b"\xed\xa0\x80", b"a\nb\t\0"])
+def test_a_text_that_only_some_servers_read_hides_no_number(text: bytes) -> None:
+    assert Reserve(10, ("max_tokens",)).bound(RequestBody(b'{"x": "' + text + b'", "max_tokens": 9000}')) == 9_000
+
+
 def test_a_body_that_cannot_be_read_counts_by_the_length_that_is_known() -> None:
     assert CHAT.bound(NO_BODY) == 4_096
     assert CHAT.bound(RequestBody(None, 30)) == 4_106
