@@ -123,8 +123,8 @@ def _check(path: str, query: str) -> None:
     if "#" in path or "#" in query:
         raise UnfitError(400, "The address has a #, and what is behind it does not leave.")
     read = unquote(path, "latin-1")
-    if "//" in path or path.startswith("/") or re.search(r"(^|[/\\])\.\.?($|[/\\;])", read):
-        raise UnfitError(400, "The path has //, . or .. in it: upstream may read it as another one.")
+    if "//" in path or "\\" in path or path.startswith("/") or re.search(r"(^|[/\\])\.\.?($|[/\\;])", read):
+        raise UnfitError(400, "The path has //, \\, . or .. in it: upstream may read it as another one.")
     if not read.isascii():
         read = re.sub(r"[\x80-\xff]", "", read)
     if not read.isprintable():
