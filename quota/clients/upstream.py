@@ -208,7 +208,7 @@ class Google:
             tuple(scopes_of(document)),
             method,
             lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
-            ("key", "access_token"),
+            ("key", "access_token", "oauth_token"),
         )
 
 

@@ -25,7 +25,7 @@ _HIDDEN = r"[^\s\"'\\&,;<>\[\]{}()]+"
 
 _SHAPES = (
     # A parameter of a URL or a form, under the names that Google and others use.
-    rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|access_token|refresh_token|id_token|client_secret)=){_HIDDEN}",
+    rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|(?:access|oauth|refresh|id)_token|client_secret)=){_HIDDEN}",
     # Outside a URL, `key=` may mean anything, so the value must look like a key.
     r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}",
     # A header, as text, as a dict's repr, or as JSON. `?+` keeps a matched scheme from being taken for the token.

@@ -52,6 +52,15 @@ def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house:
     assert reached.body == b"four"
 
 
+def test_what_a_caller_signs_with_at_google_does_not_leave(house: House) -> None:
+    tube = f'[credentials.tube]\napi = "youtube-v3"\nkey = "file:key"\nendpoint = "{house.upstream.address}"\n'
+    theirs = "key=a&access_token=b&oauth_token=c&%6Fauth_token=d"
+    with house.open(rest=tube):
+        assert house.ask(f"/youtube/v3/videos?id=a&{theirs}&part=id", credential="tube").status == 200
+    (reached,) = house.upstream.reached
+    assert (reached.target, reached.field("x-goog-api-key")) == ("/youtube/v3/videos?id=a&part=id", SECRET)
+
+
 def test_an_answer_comes_back_as_it_was(house: House) -> None:
     """Its Date, fields that are sent twice, a packed body: all of it, and beside it what was charged."""
     body = gzip.compress(b"packed " * 100)

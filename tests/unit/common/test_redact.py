@@ -40,6 +40,7 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         # A URL's query.
         ("GET https://h/videos?part=id&key=s3cret&alt=json", f"GET https://h/videos?part=id&key={REDACTED}&alt=json"),
         ("https://h/?access_token=s3cret", f"https://h/?access_token={REDACTED}"),
+        ("https://h/?oauth_token=s3cret", f"https://h/?oauth_token={REDACTED}"),
         ("api_key=s3cret", f"api_key={REDACTED}"),
         # Headers: as text, as a dict, as bytes in a repr, as JSON, as JSON in JSON.
         ("X-Goog-Api-Key: s3cret", f"X-Goog-Api-Key: {REDACTED}"),
