@@ -282,5 +282,5 @@ def _spelled(job: JobSettings, setting: str) -> str:
         numbers = set(job.leave.values())
         if len(numbers) <= 1:
             return f"{max(numbers, default=0):_}"
-        return "{ " + ", ".join(f"{name} = {units:_}" for name, units in job.leave.items()) + " }"
+        return "{ " + ", ".join(f'"{name}" = {units:_}' for name, units in job.leave.items()) + " }"
     return str(job.pages)

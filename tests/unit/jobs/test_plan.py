@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
@@ -378,6 +379,23 @@ def test_more_is_never_left_in_a_shadow(folder: Path) -> None:
     text = LIMITS.replace("10_000", "1_000") + shadow + job.format("backfill", 500) + job.format("main", 10)
     plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, may_be_refused=["backfill"])
     assert [change.job for change in plan.changes if change.setting == "leave"] == ["backfill"]
+
+
+def test_a_suggestion_can_be_pasted_whatever_its_limits_are_called(folder: Path) -> None:
+    """A bare key of TOML has neither a dot nor a colon, and the name of a limit may have both."""
+    text = LIMITS.replace('name = "day"', 'name = "a.day:utc"').replace("10_000", "1_000") + (
+        '[jobs.backfill]\nfetch = "trending"\nregions = ["US"]\npages = 500\nschedule = "0 * * * *"\n'
+        'leave = { "a.day:utc" = 1, pacific-day = 2 }\n'
+        '[jobs.main]\nfetch = "trending"\nregions = ["US", "GB"]\npages = 10\nschedule = "0 * * * *"\n'
+    )
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    (change,) = [change for change in plan.changes if change.setting == "leave"]
+    assert tomllib.loads(f"leave = {change.before}") == {"leave": {"a.day:utc": 1, "pacific-day": 2}}
+    (_, _, pasted) = change.sentence().partition(": ")
+    again = settings(
+        folder, text.replace('leave = { "a.day:utc" = 1, pacific-day = 2 }', pasted.partition(" instead")[0])
+    )
+    assert make_plan(again, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"]).fits
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------
