@@ -59,9 +59,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'quota_region_completed_timestamp_seconds{project="p",quota_job="j",region="DE",instance="b"}': "9000x360",
         },
     ),
+    # Stopped by the budget, or ended by a signal, is no failure.
     "QuotaRunFailing": (
         {f"quota_run_last_exit_status{JOB}": "1x360"},
-        {f"quota_run_last_exit_status{JOB}": "75x360"},
+        {f'quota_run_last_exit_status{{project="p",quota_job="j{n}"}}': f"{n}x360" for n in (0, 75, 129, 130, 143)},
     ),
     "QuotaTextfileStale": (
         {f"quota_textfile_written_timestamp_seconds{JOB}": "600x360"},
