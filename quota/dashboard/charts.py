@@ -177,21 +177,21 @@ def _units(limit_units: int) -> list[int]:
 def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
     span_ms = curve.end_ms - curve.start_ms
     step_ms = next((step for step in _STEPS_MS if span_ms / step <= _MOST_TICKS), _STEPS_MS[-1])
-    for at_ms, n in _round(curve.start_ms, curve.end_ms, step_ms):
-        label = date(at_ms) if step_ms >= DAY_MS else hour(at_ms)
-        if EDGE <= x(at_ms) <= 100 - EDGE:
-            yield Tick(x(at_ms), label, bool(n % 2))
+    edge_ms = round(span_ms * EDGE / 100)
+    for at_ms, n in _round(curve.start_ms + edge_ms, curve.end_ms - edge_ms, step_ms):
+        yield Tick(x(at_ms), date(at_ms) if step_ms >= DAY_MS else hour(at_ms), bool(n % 2))
 
 
 def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:
-    """Round times of the local clock, numbered, also where its offset changes in between."""
-    offset_ms = _offset_ms(start_ms)
-    for n in range((start_ms + offset_ms) // step_ms, (end_ms + _offset_ms(end_ms)) // step_ms + 1):
-        at_ms = n * step_ms - _offset_ms(n * step_ms - offset_ms)
-        if (
-            start_ms <= at_ms <= end_ms and at_ms + _offset_ms(at_ms) == n * step_ms
-        ):  # some times are left out in spring
-            yield at_ms, n
+    """Round times of the local clock, numbered, also where its offset changes in between: one that is left out in
+    spring has no moment, and of two in autumn the first that is shown counts."""
+    offsets_ms = sorted({_offset_ms(at_ms) for at_ms in (*range(start_ms, end_ms, DAY_MS), end_ms)}, reverse=True)
+    for n in range((start_ms + offsets_ms[-1]) // step_ms, (end_ms + offsets_ms[0]) // step_ms + 1):
+        for offset_ms in offsets_ms:
+            at_ms = n * step_ms - offset_ms
+            if start_ms <= at_ms <= end_ms and _offset_ms(at_ms) == offset_ms:
+                yield at_ms, n
+                break
 
 
 def _offset_ms(at_ms: int) -> int:

@@ -113,6 +113,30 @@ def test_the_labels_of_time_stand_at_what_they_say_when_clocks_change(
 
 
 @pytest.mark.parametrize(
+    ("zone", "changed"),
+    [("Europe/Berlin", "2026-10-25"), ("America/New_York", "2026-03-08"), ("Australia/Lord_Howe", "2026-04-05")],
+)
+def test_every_round_time_has_one_label_while_clocks_change(
+    monkeypatch: pytest.MonkeyPatch, zone: str, changed: str
+) -> None:
+    """The chart may begin or end between the two times that the clock shows two."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        night_ms = int(datetime.fromisoformat(changed).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1000)
+        for begin in range(-4 * 60, 8 * 60, 10):
+            start_ms, span_ms = night_ms + begin * MINUTE_MS, 8 * HOUR_MS
+            made = Curve(start_ms, start_ms + span_ms, start_ms + span_ms, (start_ms, start_ms + span_ms), {}, ())
+            inside = range(start_ms + span_ms * 3 // 100, start_ms + span_ms * 97 // 100, MINUTE_MS)
+            clock = [datetime.fromtimestamp(-(-at_ms // MINUTE_MS) * 60, ZoneInfo(zone)) for at_ms in inside]
+            round_times = dict.fromkeys(f"{at:%H:%M}" for at in clock if at.minute == 0)
+            assert [tick.label for tick in chart(made, 5, {}, None).times] == [*round_times], begin
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
     ("age_ms", "rows"), [(0, 1), (5_000, 1), (35 * MINUTE_MS, 4), (12 * HOUR_MS, 25), (24 * HOUR_MS - 1, 25)]
 )
 def test_the_table_of_a_period_that_has_just_begun_does_not_repeat_a_time(age_ms: int, rows: int) -> None:
