@@ -35,7 +35,7 @@ class LimitRow(NamedTuple):
     is the limit's number, or the part that its pace has released so far; `enforced_units` is the number without the
     pace. That is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the
     time when the cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything
-    that the limit counts, so nothing remains of it.
+    that the limit counts, so nothing remains of it, or grants less than any call costs.
 
     `reserved_units` of what is used were charged in the last hour as the most that a call may cost, and nobody has said
     yet what it did cost.
@@ -224,7 +224,8 @@ def _limit_rows(
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
-        if room_ms == NEVER:
+        never = room_ms == NEVER
+        if never:
             next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
         yield LimitRow(
@@ -236,7 +237,7 @@ def _limit_rows(
             counts_since_ms,
             exact_from_ms,
             room_ms,
-            opens_ms is not None or not enforced_units,
+            opens_ms is not None or never or not enforced_units,
             enforced_units,
             grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
             reserved.get(limit.name, 0),

@@ -268,6 +268,17 @@ def test_what_upstream_grants_is_what_the_limit_is_held_to_and_paced_by(scene: S
     assert numbers["quota_limit_units"] == 4_800
 
 
+def test_a_limit_whose_grant_admits_no_call_is_full(scene: Scene) -> None:
+    """No time would help its calls, so nobody is told one; others may still leave."""
+    scene.configure(DAY + NARROW)
+    scene.session.ledger.grant("p", [Grant("units", 99, TEN_MS, MIDNIGHT_MS)])
+    (row,) = read_status(scene.session).credentials
+    assert (row.open, [(one.limit.name, one.level, one.room_ms) for one in row.limits]) == (
+        True,
+        [("day", "open", None), ("few", "full", None)],
+    )
+
+
 def test_credentials_of_one_project_say_that_they_are_one_budget(scene: Scene) -> None:
     scene.configure(
         DAY + '[credentials.two]\napi = "youtube-v3"\nproject = "p"\n[credentials.other]\napi = "gmail-v1"\n'
