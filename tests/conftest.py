@@ -48,8 +48,12 @@ DISK = memory.use()
 os.environ.setdefault("CAS_OUTSIDE", os.environ.get("SSL_CERT_FILE", ""))
 os.environ["SSL_CERT_FILE"] = str(Path(support.__file__).with_name("one_ca.pem"))
 
-# In a pod `quota check` warns of a store that ends with it, and these tests' stores do.
-os.environ.pop("KUBERNETES_SERVICE_HOST", None)
+# What whoever runs the tests has for work of their own. In a pod `quota check` warns of a store that ends with it, and
+# these tests' stores do.
+for name in [*os.environ]:
+    ours = name.startswith("QUOTA_") and not name.startswith(("QUOTA_SHARED_", "QUOTA_TEST_"))
+    if ours or name in ("A_TOKEN", "COLUMNS", "HOOK", "KEY", "KUBERNETES_SERVICE_HOST", "NO_COLOR", "PING"):
+        del os.environ[name]
 
 
 @pytest.hookimpl(optionalhook=True)

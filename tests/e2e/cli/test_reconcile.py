@@ -160,7 +160,8 @@ def test_a_plan_goes_by_what_upstream_grants(quota: Quota) -> None:
         day = next(row for row in plan["limits"] if row["name"] == "day")
         status = quota.json("status")["credentials"][0]["limits"]
         assert day["enforced_units"] == next(row["enforced_units"] for row in status if row["name"] == "day") < 800
-        assert min(one["left_units"] for one in day["days"] if one["left_units"] is not None) == 0
+        left = min(one["left_units"] for one in day["days"] if one["left_units"] is not None)
+        assert left < 16, "less than two ticks: a day may end between a refused one and the next"
         assert f"(24h): needs 384 units a day, holds {day['enforced_units']}" in quota("plan").stdout
         assert quota("plan", "--from-empty").returncode == 0
 
