@@ -40,6 +40,9 @@ NOT_MOVED = frozenset(
 )
 """Fields of the state that belong to one ledger, or follow from what is in it."""
 
+ONLY_IN_REDIS = frozenset(("last", "rolled_up", "retried", "history:swept_hour"))
+"""Fields that other ledgers do not store: there they follow from the log and the other fields, or have no use (L16)."""
+
 
 REFUSALS = "history:refusals"
 """The field that holds the refusals kept as a whole while they move: a JSON list, oldest first. The other fields of the

@@ -20,6 +20,7 @@ from quota.ledger.fence import (
     FENCE,
     FILLING,
     NOT_MOVED,
+    ONLY_IN_REDIS,
     ROLES,
     UNSEALED,
     Field,
@@ -39,9 +40,6 @@ TABLES = ("charges", "state")
 
 PIECE = 1_000
 FIELDS_AT_ONCE = 500
-
-ONLY_IN_REDIS = frozenset(("last", "rolled_up", "retried", "history:swept_hour"))
-"""Fields that are not stored here: they follow from the log and the other fields, or have no use here (L16)."""
 
 _KEPT = ("epoch", "retention_ms", "fence", "move", "fenced_epoch")
 """What a ledger that is to be filled keeps when it is cleared."""

@@ -24,7 +24,7 @@ from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.entry import counted
-from quota.ledger.fence import Field, Movable, OvertakenError, Standing, Wanted
+from quota.ledger.fence import Field, Movable, OvertakenError, Role, Standing, Wanted
 from quota.ledger.state_fields import checked_count, read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.terms.limits import calendar_of, parse_duration, selector_of
@@ -114,6 +114,9 @@ def _name_the_way_back(old: Movable, new: Movable, project: str, error: LedgerEr
 def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Standing) -> Kind:
     same_root = bool(ours.epoch) and root_of(ours.epoch) == root_of(theirs.epoch)
     same_move = ours.move == theirs.move
+    if not same_root:
+        _check_not_emptied(old, new, project, theirs, ours)
+        _check_not_emptied(new, old, project, ours, theirs)
     if ours.role == "empty":  # it may have lost what was filled
         return "take back" if theirs.role == "fenced" and theirs.epoch and theirs.peer == old.label else "nothing"
     if ours.role == "filling":
@@ -132,7 +135,7 @@ def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
     if ours.role == "sealed":
         if theirs.role == "open" and same_root:
             return "moved already"
-        lost = ", which has lost it" if ours.peer == new.label and theirs.role == "empty" else ""
+        lost = _LOST.get(theirs.role, "") if ours.peer == new.label else ""
         raise MoveRefused(f"{_of(old, project)} has moved to {ours.peer} already{lost}: nothing was changed")
     if ours.role == "fenced" and ours.peer != new.label:
         raise MoveRefused(
@@ -141,6 +144,19 @@ def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
         )
     _check_new(old, new, project, theirs, same_root)
     return "move"
+
+
+_LOST: dict[Role, str] = {"empty": ", which has lost it", "open": ", which has lost it, and stays in use"}
+
+
+def _check_not_emptied(source: Movable, target: Movable, project: str, now: Standing, fenced: Standing) -> None:
+    """Raises MoveRefused where a target was emptied in the middle of a move, and somebody charged it since."""
+    if fenced.role == "fenced" and fenced.epoch and fenced.peer == target.label and now.role == "open":
+        raise MoveRefused(
+            f"{_of(target, project)} lost what was being moved there, and was charged since "
+            f"({many(now.charges, 'charge')}): nothing was changed; delete its file, or its keys "
+            f"quota:{{{project}}}:*, and run this again: machines that charged it tell the ledger that remains"
+        )
 
 
 def _check_new(old: Movable, new: Movable, project: str, theirs: Standing, same_root: bool) -> None:

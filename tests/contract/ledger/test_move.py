@@ -462,6 +462,44 @@ def test_what_cannot_be_moved_is_one_line_and_nothing_changes(places: Places, he
     refused(new, other, "is in use (1 charge)")
 
 
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_target_that_was_emptied_and_charged_says_what_to_do(places: Places, here: str, there: str) -> None:
+    """Both directions name the way out, and each of them is one once it is taken."""
+    for back in (False, True):
+        old, new = places.pair(here, there)
+        decide(old, "k1")
+        move._fence(old, new, plan_move(old, new, ["p"])[0])
+        places.forget(new)
+        new = places.open(places.urls[new])
+        decide(new, "n1")
+        way = (new, old) if back else (old, new)
+        with pytest.raises(MoveRefused) as raised:
+            plan_move(*way, ["p"])
+        assert str(raised.value) == (
+            f"project 'p' of ledger {new.label} lost what was being moved there, and was charged since (1 charge): "
+            "nothing was changed; delete its file, or its keys quota:{p}:*, and run this again: machines that charged "
+            "it tell the ledger that remains"
+        )
+        places.forget(new)
+        new = places.open(places.urls[new])
+        assert moves(*((new, old) if back else (old, new))) == ["take back" if back else "move"]
+        assert decide(old if back else new, "k2").outcome == "admitted"
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_ledger_that_lost_what_was_moved_to_it_stays_in_use(places: Places, here: str, there: str) -> None:
+    old, new = places.pair(here, there)
+    decide(old, "k1")
+    moves(old, new)
+    places.forget(new)
+    for charges, told in ((0, "which has lost it: nothing"), (1, "which has lost it, and stays in use: nothing")):
+        new = places.open(places.urls[new])
+        if charges:
+            decide(new, "n1")
+        with pytest.raises(MoveRefused, match=re.escape(f"has moved to {new.label} already, {told} was changed")):
+            plan_move(old, new, ["p"])
+
+
 def test_nothing_is_made_where_nothing_is_moved(places: Places) -> None:
     old, new = places.new("sqlite"), places.new("sqlite")
     with pytest.raises(MoveRefused):
