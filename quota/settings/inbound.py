@@ -14,6 +14,9 @@ def check_keys(root: TomlTable) -> Mapping[str, Any]:
     # A hint at another table would be wrong: its keys mean something else.
     alone = TomlTable({"inbound": root.value("inbound")}, root.source, variables=root.variables)
     table = alone.table("inbound")
+    for name, value in table.items():
+        if isinstance(value, dict) and name in INBOUND:
+            raise table.error("a key of [inbound] is called so; give the rule another name", name)
     names = rule_names(table)
     alone.table("inbound", (*INBOUND, *names))
     for name in names:

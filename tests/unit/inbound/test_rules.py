@@ -233,6 +233,7 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
     [
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
         ("[inbound]\n", "inbound: at least one rule is needed;"),
+        ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a key of [inbound] is called so; give the rule another name"),
         (RULE + "cost = 2\n", "inbound.a.cost: 2 is not a whole number from 1 to 1, its least limit"),
         (
             RULE.replace("/a", "/a*"),
