@@ -58,7 +58,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     \b
     Example:
       quota runs
-      quota runs --job trending --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
+      quota runs --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
     """
     from quota.jobs.history import render_runs
     from quota.jobs.store.runs import run_json
@@ -117,7 +117,7 @@ def plan(
     \b
     Example:
       quota plan
-      quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
+      quota plan --from-empty --json    # for CI: it needs no ledger and no key
     """
     from quota.common.clock import host_clock
     from quota.jobs.plan.plan import make_plan, render_plan
@@ -311,7 +311,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     \b
     Example:
       quota demo
-      quota demo --units 10 --keep /tmp/demo     # stops after 10 units; a day later it resumes
+      quota demo --units 10 --keep /tmp/demo    # stops; a day later it resumes
     """
     import tempfile
 

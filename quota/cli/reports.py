@@ -125,7 +125,7 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
 
     if bought and (by is not None or credential is not None):
         raise click.UsageError("--bought cannot be combined with --by or --credential: it is by job and page")
-    fields = ["method"] if by is None else [field.strip() for field in by.split(",")]
+    fields = ["method"] if by is None else list(dict.fromkeys(field.strip() for field in by.split(",")))
     for field in fields:
         if field not in SPEND_FIELDS:
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
