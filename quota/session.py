@@ -402,7 +402,7 @@ def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
 
     kind, _, token_ref = ref.partition(":")
     if kind == "bearer":
-        return bearer(read_key(token_ref, "token", "auth"))
+        return bearer(read_key(token_ref, "token"))
     return login(ref, f"credential {chosen.name!r}", scopes)
 
 

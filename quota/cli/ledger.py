@@ -140,7 +140,7 @@ def _with_secrets(name: str, url: str, settings: Settings) -> str:
     if is_reference(url):
         kind, _, place = url.partition(":")
         try:
-            return read_secret(f"{kind}:{os.path.expanduser(place)}", "url", name)
+            return read_secret(f"{kind}:{os.path.expanduser(place)}", "url")
         except ConfigError as error:
             raise UsageError(f"{name}: {error}") from None
     ours = settings.ledger.url

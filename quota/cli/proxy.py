@@ -55,7 +55,7 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
         raise click.UsageError(
             f"--bind {show(bind)}: others can reach it and would spend your units; give --token file:PATH"
         )
-    secret = None if token is None else read_key(token, "token", "--token")
+    secret = None if token is None else read_key(token, "token")
     register(secret)
     require_web("aiohttp")
     log_to_stderr()

@@ -133,8 +133,8 @@ def read_answer(path: str) -> Recorded:
         said = json.loads(read_named(path, 1 << 20))
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{source}: not JSON") from None
+    except (ValueError, RecursionError):  # not JSON
+        said = None
     said = said if isinstance(said, dict) else {}
     status, headers, body = said.get("status"), said.get("headers", {}), said.get("body", "")
     if type(status) is not int or not 100 <= status <= 599 or not isinstance(headers, dict):

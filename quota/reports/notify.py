@@ -211,7 +211,7 @@ def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     `setting` is the key of the configuration that holds the reference. An address holds a secret, so it is an `https://`
     one, or one of this machine, unless the configuration allows what is `insecure`.
     """
-    url = read_key(ref, "address", setting)
+    url = read_key(ref, "address")
     register(url)
     parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
     try:

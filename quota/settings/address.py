@@ -86,7 +86,7 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
         return text, ""
     ref = reference(table, folder, key)
     with table.blamed(key):
-        return read_secret(ref, what, key), ref
+        return read_secret(ref, what), ref
 
 
 def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "") -> str:

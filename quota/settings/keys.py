@@ -9,12 +9,12 @@ from quota.common.text import one_line
 from quota.errors import ConfigError
 
 
-def read_key(ref: str, what: str = "key", setting: str = "") -> str:
+def read_key(ref: str, what: str = "key") -> str:
     """The secret that a reference points to, as `read_secret` reads it, for a header.
 
     Raises ConfigError for a character that a header cannot have, too.
     """
-    key = read_secret(ref, what, setting)
+    key = read_secret(ref, what)
     # Any other character would fail later, inside a client that prints the value.
     if not all(" " < c <= "~" for c in key):
         raise ConfigError(
@@ -24,19 +24,17 @@ def read_key(ref: str, what: str = "key", setting: str = "") -> str:
     return key
 
 
-def read_secret(ref: str, what: str, setting: str = "") -> str:
+def read_secret(ref: str, what: str) -> str:
     """The secret that a reference points to, without a trailing line break.
 
-    `what` it is and the `setting` that names it (as `what` by default) are for messages.
-
-    Raises ConfigError, which names the variable or file and never the value.
+    `what` it is, is for messages. Raises ConfigError, which names the variable or file and never the value.
     """
     where = _where(ref, what)
     kind, _, name = ref.partition(":")
     if kind == "env":
         text = os.environ.get(name)
         if text is None:
-            raise ConfigError(f'{where} is not set; put the {what} into it, or use {setting or what} = "file:/path"')
+            raise ConfigError(f"{where} is not set; put the {what} into it, or write file:/path instead of {ref}")
     else:
         try:
             text = read_named(name, _MAX_CHARS + 1).decode("utf-8", "surrogateescape")

@@ -382,8 +382,7 @@ def _unsettled(book: CostBook) -> Iterator[Finding]:
 
 
 def _key(credential: CredentialSettings) -> Iterator[Finding]:
-    location = f"credentials.{credential.name}.key"
-    ref = credential.key_ref
+    location, ref = f"credentials.{credential.name}.key", credential.key_ref
     if ref is None:
         if credential.endpoint is None and credential.auth_ref is None:
             yield warning(
@@ -392,14 +391,19 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
                 'add key = "env:NAME" or "file:/path"',
             )
         return
+    yield from _secret(location, ref, "key")
+
+
+def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
+    """Findings about what goes along with each call: whether it is there, and who else reads it."""
     try:
-        read_key(ref)
+        read_key(ref, what)
     except ConfigError as error:
         yield finding_of("warning", location, error, "make it readable")
         return
     path = ref.removeprefix("file:")
     if path != ref:
-        yield from _exposed(location, path, "the key file")
+        yield from _exposed(location, path, f"the {what} file")
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
@@ -472,8 +476,10 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
 
 def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
     location, ref = f"credentials.{credential.name}.auth", credential.auth_ref or ""
-    path = ref.partition(":")[2]
-    if not path or ref.startswith("bearer:"):
+    kind, _, path = ref.partition(":")
+    if kind == "bearer":
+        yield from _secret(location, path, "token")
+    if not path or kind == "bearer":
         return
     try:
         os.stat(path)

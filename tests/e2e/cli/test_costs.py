@@ -129,7 +129,11 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         (["read", "--try", "GET https://a.b/c"], 2, "--try finds the method of a request; leave METHOD out; see"),
         (["--answer", "github.toml"], 2, "--answer needs --try: the request that it answers; see"),
         (["--book", "youtube-v3"], 2, "--check and --book both name a cost book; leave one out; see"),
-        (["--try", "GET https://a.b/c", "--answer", "github.toml"], 78, "github.toml: not JSON"),
+        (
+            ["--try", "GET https://a.b/c", "--answer", "github.toml"],
+            78,
+            'github.toml: not an answer; write {"status": 403',
+        ),
         (["--try", "GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
         (["--try", "GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],

@@ -217,8 +217,8 @@ def test_whom_to_tell(command: Quota) -> None:
     command.configure(MAIN + '[notify]\ncommand = ["no-such-program"]\nurl = "env:HOOK"\n' + job)
     for location in ("notify command", "notify url", "ping of t"):
         assert found(command, location, status=1)["level"] == "error"
-    assert found(command, "notify url")["remedy"] == 'put the address into it, or use url = "file:/path"'
-    assert found(command, "ping of t")["remedy"] == 'put the address into it, or use ping = "file:/path"'
+    assert found(command, "notify url")["remedy"] == "put the address into it, or write file:/path instead of env:HOOK"
+    assert found(command, "ping of t")["remedy"] == "put the address into it, or write file:/path instead of env:PING"
     for wrong in ("hooks.example", "https://", "https://a.example:b-s3cret/", "https://a.example/ b-s3cret"):
         done = command("doctor", KEY="k", PING=wrong, HOOK="https://b.example/c")
         assert (done.returncode, "s3cret" in done.stdout + done.stderr) == (1, False), wrong

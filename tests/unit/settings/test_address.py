@@ -109,7 +109,10 @@ def test_what_stands_beside_the_url_is_told_to_the_server(
 
 
 MISTAKES = [
-    (('url = "env:NOT_SET"',), "url: environment variable NOT_SET is not set; put the url into it, or use url = "),
+    (
+        ('url = "env:NOT_SET"',),
+        "url: environment variable NOT_SET is not set; put the url into it, or write file:/path ",
+    ),
     (('url = "file:none"',), "url: url file {}/none cannot be read: No such file or directory"),
     (('url = "env:EMPTY"',), "url: environment variable EMPTY is empty; put the url into it"),
     (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),

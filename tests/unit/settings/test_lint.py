@@ -290,8 +290,14 @@ FINDINGS = [
     (
         "env:LINT_KEY",
         "env:NO_SUCH_KEY",
-        "warning: credentials.main.key: environment variable NO_SUCH_KEY is not set; put the key into it, or use "
-        'key = "file:/path"',
+        "warning: credentials.main.key: environment variable NO_SUCH_KEY is not set; put the key into it, or "
+        "write file:/path instead of env:NO_SUCH_KEY",
+    ),
+    (
+        'key = "env:LINT_KEY"',
+        'auth = "bearer:env:NO_SUCH_KEY"',
+        "warning: credentials.main.auth: environment variable NO_SUCH_KEY is not set; put the token into it, or "
+        "write file:/path instead of env:NO_SUCH_KEY",
     ),
     (
         "[jobs.trending]",

@@ -885,8 +885,8 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ConfigError) as error:
         read_key("env:SOME_KEY")
-    assert (
-        str(error.value) == 'environment variable SOME_KEY is not set; put the key into it, or use key = "file:/path"'
+    assert str(error.value) == (
+        "environment variable SOME_KEY is not set; put the key into it, or write file:/path instead of env:SOME_KEY"
     )
     with pytest.raises(ConfigError, match=r"^key file .*/no cannot be read: No such file or directory$"):
         read_key(f"file:{tmp_path}/no")
