@@ -384,7 +384,8 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
         with open(folder / "demo.key", "w", encoding="utf-8", opener=open_alone) as file:
             file.write("demo-key\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise quota.UsageError(f"--keep {folder}: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise quota.UsageError(f"--keep {folder}: {why}; name a folder that this user may write") from error
     return config
 
 
