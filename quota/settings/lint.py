@@ -407,18 +407,21 @@ def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
-    """Findings for keys under two project names. Upstream sees one project, so its quota would be spent twice."""
-    first: dict[str, CredentialSettings] = {}
+    """Findings for a key or token of one API under two project names. Upstream sees one project, so its quota would be
+    spent twice."""
+    first: dict[tuple[str, str], CredentialSettings] = {}
     for credential in settings.credentials.values():
-        if credential.key_ref is None:
+        ref = credential.key_ref or credential.auth_ref or ""
+        if not ref.startswith(("env:", "file:", "bearer:")):  # an account may call for any project
             continue
-        other = first.setdefault(credential.key_ref, credential)
+        what = "token" if ref.startswith("bearer:") else "key"
+        other = first.setdefault((credential.book.api, ref), credential)
         if other.project != credential.project:
             yield Finding(
                 "error",
                 f"credentials.{credential.name}.project",
-                f"the same key as credential {other.name!r}, whose project is {other.project!r}: upstream counts them "
-                "as one",
+                f"the same {what} as credential {other.name!r}, whose project is {other.project!r}: upstream counts "
+                "them as one",
                 f"give both the same project, for example {other.project!r}",
             )
 

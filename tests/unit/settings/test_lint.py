@@ -331,6 +331,26 @@ def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, ins
     assert len({line.partition(" that limit")[0] for line in found}) == 1
 
 
+def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
+    """Upstream counts each API by itself, and credentials of one project have one cost book."""
+
+    def said(login: str, *apis: str) -> list[str]:
+        each = (f'[credentials.c{n}]\napi = "{api}"\n{login}\n' for n, api in enumerate(apis))
+        return [str(one) for one in findings(tmp_path, "".join(each)) if one.location.endswith(".project")]
+
+    assert said('key = "env:LINT_KEY"', "youtube-v3", "calendar-v3") == []
+    assert said('auth = "bearer:env:LINT_KEY"', "github", "github-graphql") == []
+    assert said('auth = "service-account:account.json"', "gmail-v1", "gmail-v1") == [], (
+        "it may call for several projects"
+    )
+    for login, what, api in (("key = ", "key", "youtube-v3"), ("auth = ", "token", "github")):
+        ref = '"env:LINT_KEY"' if what == "key" else '"bearer:env:LINT_KEY"'
+        assert said(login + ref, api, api) == [
+            f"error: credentials.c1.project: the same {what} as credential 'c0', whose project is 'c0': upstream "
+            "counts them as one; give both the same project, for example 'c0'"
+        ]
+
+
 def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) -> None:
     """And a built-in job over what it stored names them so too."""
     own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
