@@ -26,8 +26,12 @@ methods = { read = 1 }
 routes = { "GET /**" = "read" }
 """
 
-PROGRAM = """\
+# Four processes share a ledger, and a disk may stall: none of them is refused for that.
+PROGRAM = f"""\
 import multiprocessing, os, subprocess, sys, urllib3
+sys.path.append({str(Path(__file__).parents[2])!r})
+from support.patience import be_patient
+be_patient()
 
 def get(path):
     return urllib3.request("GET", os.environ["ADDRESS"] + path, retries=False).status
