@@ -195,10 +195,10 @@ local stored_retention_ms, maintained_ms = number(known[8]), number(known[9])
 -- What is to be set in the state: field, value, field, value; up to `set`.
 local dirty, set = { 'HSET', state, false, false, false, false, false, false }, 2
 if not last then -- L14: before the first charge, or the state was evicted: it is made again from the other two
-  local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)
-  last = newest[1] and newest[1][1] or '0-0'
-  stored_retention_ms = math.max(stored_retention_ms, call('PTTL', log))
-  has_corrections = call('EXISTS', corrections) == 1
+-- @include parts/from_other_keys.lua
+  local kept_ms
+  last, kept_ms, has_corrections = from_other_keys()
+  stored_retention_ms = math.max(stored_retention_ms, kept_ms)
   if has_corrections then
     set = set + 2
     dirty[set - 1], dirty[set] = 'has_corrections', '1'

@@ -30,6 +30,7 @@ local ASIDE_KEPT_MS = 3600000
 local MAX_REPAIR_MS = 60000 -- what was copied longer ago is copied again
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MIN_RETENTION_MS = 176400000 -- 49 h (L12)
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 local LONGEST_CLAIM_MS = 777600000 -- 9 days
 local MAX_REPAIRS = 10
 local HOUR_MS = 3600000
@@ -58,18 +59,22 @@ local known = redis.call('HMGET', state, 'last', 'epoch', 'repairing', 'trimmed_
 local unknown_format = other_format(known[9], known[2])
 if unknown_format then return unknown_format end
 local epoch, repairing, has_corrections = known[2] or '', known[3] or '', known[8] == '1'
-if not known[1] then has_corrections = redis.call('EXISTS', corrections) == 1 end -- L14
 local trimmed_through_ms, unlogged_until_ms = tonumber(known[4]) or 0, tonumber(known[6]) or 0
 if string.match(epoch, '([^/]*)@%d+$') == name then return epoch end -- our own, whose answer was lost
 
 local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-local last = known[1] or newest and newest[1] or '0-0'
+local last, kept_ms = known[1], 0
+if not last then -- as charge.lua makes it again
+-- @include parts/from_other_keys.lua
+  last, kept_ms, has_corrections = from_other_keys()
+end
 local last_ms = split(last)
 local lost_corrections = has_corrections and redis.call('EXISTS', corrections) == 0
 if lost_corrections or (known[1] and not newest) then -- L14
   has_corrections, trimmed_through_ms = has_corrections and not lost_corrections, math.max(trimmed_through_ms, last_ms)
 end
-local live_ms = math.max(tonumber(known[5]) or 0, MIN_RETENTION_MS)
+local retention_ms = math.max(kept_ms, tonumber(known[5]) or 0, MIN_RETENTION_MS)
+local live_ms = math.max(retention_ms, HISTORY_MS) -- L12
 
 local missing = missing_rights()
 if #missing > 0 then return redis.error_reply('NOPERM this user may not run ' .. table.concat(missing, ', ')) end
@@ -215,7 +220,7 @@ if ahead then
 end
 redis.call('HSET', state, 'format', FORMAT, 'epoch', epoch, 'repaired', table.concat(lines, '\n'),
   'trimmed_through_ms', int(trim_ms), 'has_corrections', has_corrections and '1' or '0',
-  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)))
+  'retention_ms', int(retention_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)))
 if through ~= '0-0' then redis.call('HSET', state, 'last', through) end
 for _, field in ipairs(removals) do redis.call('HDEL', state, field) end
 for field, value in pairs(changes) do redis.call('HSET', state, field, value) end

@@ -46,15 +46,16 @@ local unknown_format = other_format(known[4], known[5])
 if unknown_format then return unknown_format end
 local last, repaid = known[1], tonumber(known[2] or 0)
 local log_is_lost = last and redis.call('EXISTS', log) == 0
-if not last then
-  local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
-  last = newest[1] and newest[1][1] or '0-0'
+local kept_ms, has_corrections = 0, nil
+if not last then -- as charge.lua makes it again
+-- @include parts/from_other_keys.lua
+  last, kept_ms, has_corrections = from_other_keys()
 end
 local last_ms, last_seq = split(last)
 local lost_ms = last_ms
 
 -- L22. What may fail is tried where it does no harm.
-local stored_retention_ms = int(math.max(retention_ms, tonumber(known[3] or 0)))
+local stored_retention_ms = int(math.max(retention_ms, kept_ms, tonumber(known[3] or 0)))
 local live_ms = math.max(tonumber(stored_retention_ms), HISTORY_MS) -- L12
 redis.call('PEXPIRE', corrections, int(math.max(live_ms, redis.call('PTTL', corrections))))
 redis.call('XADD', log .. ':none', 'NOMKSTREAM', '*', 'u', '0')
@@ -76,6 +77,7 @@ end
 if appended > 0 then
   redis.call('HSET', state, 'last', int(last_ms) .. '-' .. int(last_seq), 'repaid:' .. machine, int(repaid),
     'repaid_at:' .. machine, int(clock_ms))
+  if has_corrections then redis.call('HSET', state, 'has_corrections', '1') end
   if log_is_lost then -- L14
     redis.call('HSET', state, 'trimmed_through_ms', int(lost_ms))
     if type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end

@@ -107,13 +107,16 @@ class MovableRedisLedger(RedisLedger):
         yield [(REFUSALS, json.dumps(self._refusals(project)))]
 
     def _lost_field(self, project: str) -> list[Field]:
-        """L14. What the next decision would find out: the log or its corrections are gone."""
+        """L14. What the next decision would find out: the log or its corrections are gone; or the state is, and the
+        life of the log tells how long that is kept."""
         keys = keys_of(project)
         last, has_corrections, trimmed = self._query(
             "HMGET", keys.state, "last", "has_corrections", "trimmed_through_ms"
         )
         missing = [key for key in (keys.log, keys.corrections) if not self._query("EXISTS", key)]
-        if last is None or not (keys.log in missing or (has_corrections == "1" and keys.corrections in missing)):
+        if last is None:
+            return [("retention_ms", str(max(1, self._query("PTTL", keys.log))))]
+        if not (keys.log in missing or (has_corrections == "1" and keys.corrections in missing)):
             return []
         return [("trimmed_through_ms", str(max(self._read(read_ms, trimmed or "0"), self._read(read_id, last)[0])))]
 

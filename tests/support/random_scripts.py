@@ -5,7 +5,7 @@
 Beyond `support.random_operations`: charge.lua with chunks of 3 entries, so that almost every question is asked in
 several parts while others charge, settle and turn the clock in between; several charges in one step; views that idle
 for longer than the log is kept; two limits on one view; repeats of lost answers and originals that come after their
-repeat; an evicted state.
+repeat; an evicted state, which a repayment may meet first.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class RandomScripts:
             assert text.count(usual) == 1, f"{usual} has another spelling now"
             text = text.replace(usual, small)
         self.charge_script = self.client.register_script(text)
+        self.repay_script = self.client.register_script(script("repay")[0])
         self.settle_script = self.client.register_script(script("settle")[0])
         self.clock_ms = self.latest_ms = 1_793_000_000_000
         self.attempt_keys = 0
@@ -101,6 +102,8 @@ class RandomScripts:
                 self._settle()
             elif choice < self.settling * 1.1:
                 self.client.delete(KEYS[1])
+                if self.random.random() < 0.5:
+                    self._repay()
             elif choice < 0.14:
                 self._repeat()
             else:
@@ -187,9 +190,7 @@ class RandomScripts:
         ids = []
         if fits and commit:
             for spent in spents:
-                last = self.log[-1] if self.log else Spent(0, 0, 0, "")
-                spent.ms, spent.seq = (self.clock_ms, 0) if self.clock_ms > last.ms else (last.ms, last.seq + 1)
-                self.log.append(spent)
+                self._append(spent)
                 ids.append(spent.id)
             # Two limits on one view see the charges once.
             used = [u + check.cost(spents) for u, check in zip(used, checks, strict=True)]
@@ -199,6 +200,19 @@ class RandomScripts:
         self._count(outcome.lower())
         if len(spents) > 1:
             self._count(f"several {outcome.lower()}")
+
+    def _append(self, spent: Spent) -> None:
+        last = self.log[-1] if self.log else Spent(0, 0, 0, "")
+        spent.ms, spent.seq = (self.clock_ms, 0) if self.clock_ms > last.ms else (last.ms, last.seq + 1)
+        self.log.append(spent)
+
+    def _repay(self) -> None:
+        self.attempt_keys += 1
+        spent = Spent(0, 0, self.random.choice((1, 9)), self.random.choice(METHODS))
+        charge = (self.attempt_keys, spent.units, spent.method, "job", "US", f"t{self.attempt_keys}")
+        assert self.repay_script(KEYS, [self.clock_ms, 0, "machine", MIN_RETENTION_MS, *charge]) == 1
+        self._append(spent)
+        self._count("repaid")
 
     def _repeat(self) -> None:
         """The answer is lost, or the question: asked again it is charged once, and a late original not at all."""

@@ -269,6 +269,35 @@ def test_a_repayment_after_the_state_was_evicted_stands_behind_the_log(scripts: 
     assert scripts.charge(day)[7] == "4"
 
 
+@pytest.mark.parametrize("first", ["charge", "repay", "repair"])
+def test_whatever_meets_an_evicted_state_first_makes_it_again(scripts: Scripts, first: str) -> None:
+    """L12, L14. Settled charges count as they were settled, and the log is kept as long as before."""
+    day, retention_ms = (ALL, 10, 1, DAY_MS), 40 * DAY_MS
+    scripts.run("settle", scripts.charge(day, retention_ms=retention_ms)[1], 5)
+    scripts.client.delete(STATE)
+    match first:
+        case "charge":
+            scripts.charge(day)
+        case "repay":
+            scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, 1, 1, "videos.list", "", "", "m1")
+        case "repair":
+            scripts.run("repair", NOW, NOW, "e")
+            scripts.charge(day)
+    assert scripts.used() == 6
+    assert int(scripts.client.hget(STATE, "retention_ms")) > retention_ms - HOUR_MS
+    scripts.client.delete(CORRECTIONS)
+    assert scripts.used() == 6, "that they are lost is noticed"
+    scripts.now_ms += DAY_MS
+    assert scripts.used() == 0
+
+
+def test_a_repair_shortens_no_life(scripts: Scripts) -> None:
+    """L12. What the state has of jobs is kept for 35 days (L31)."""
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.run("repair", NOW, NOW, "e")
+    assert min(scripts.client.pttl(LOG), scripts.client.pttl(STATE)) > 34 * DAY_MS
+
+
 def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
     """L14. Each refund would be taken off twice: once when it was made, and again when its charge leaves the window."""
     day = (ALL, 10, 1, DAY_MS)
