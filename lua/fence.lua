@@ -22,7 +22,7 @@
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local now_ms, from, role, move, peer, epoch, charges = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local FENCE_KEPT_MS = 34560000000 -- 400 days: a machine may ask at the old address for that long
-local MIN_RETENTION_MS = 176400000
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 local RETENTION_SLACK_MS = 90000000
 
 -- @include parts/int.lua
@@ -53,7 +53,7 @@ if (role == 'sealed' or (role == 'open' and is[1] == 'filling')) and charges ~= 
 
 -- L22. No key is left without a lifetime; what may fail is tried where it does no harm.
 local known = redis.call('HMGET', state, 'retention_ms', 'unlogged_until_ms')
-local live_ms = math.max(MIN_RETENTION_MS, tonumber(known[1] or 0),
+local live_ms = math.max(HISTORY_MS, tonumber(known[1] or 0),
   tonumber(known[2] or 0) + RETENTION_SLACK_MS - clock(now_ms))
 local state_live_ms = (role == 'open' or role == 'filling') and live_ms or math.max(live_ms, FENCE_KEPT_MS)
 local function keep_alive()

@@ -17,6 +17,7 @@
 local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local move, retention_ms, after, count = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local FIRST_ENTRY, ENTRY_SIZE, MAX_ENTRIES = 5, 7, 1000
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 
 -- @include parts/ids.lua
 -- @include parts/format.lua
@@ -40,7 +41,7 @@ if known[4] ~= after then return known[4] or '' end
 local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local last = newest and newest[1] or '0-0'
 -- L22. Tried where it does no harm
-live_on(retention_ms)
+live_on(math.max(retention_ms, HISTORY_MS)) -- L12
 redis.call('HSET', state, 'fence', known[2])
 for at = FIRST_ENTRY, first_field - 1, ENTRY_SIZE do
   local id, corrected = ARGV[at], ARGV[at + 6]
@@ -56,5 +57,5 @@ for at = first_field, #ARGV, 2 do
   redis.call('HSET', of_history and history or state, of_history or ARGV[at], ARGV[at + 1])
 end
 redis.call('HSET', state, 'filled', after)
-live_on(retention_ms)
+live_on(math.max(retention_ms, HISTORY_MS))
 return after

@@ -367,6 +367,20 @@ def test_what_a_server_evicted_counts_on_in_a_file(places: Places, lost: str) ->
     assert decide(new, "", commit=False).used_units[0] == 0
 
 
+@pytest.mark.parametrize("here", ["sqlite", "redis"])
+def test_what_has_moved_lives_as_long_as_before(places: Places, here: str) -> None:
+    """L12, L31. Also where nobody charges for weeks; and where the state was evicted, which said how long that is."""
+    old, new = places.new(here), places.new("redis")
+    retention_ms, kept_ms = (MIN_RETENTION_MS, 34 * DAY_MS) if here == "sqlite" else (40 * DAY_MS, 39 * DAY_MS)
+    decide(old, "k1", retention_ms=retention_ms)
+    if here == "redis":
+        with redis.Redis.from_url(old._url) as client:  # type: ignore[attr-defined]
+            client.delete("quota:{p}:state")
+    moves(old, new)
+    with redis.Redis.from_url(new._url) as client:  # type: ignore[attr-defined]
+        assert min(client.pttl(f"quota:{{p}}:{key}") for key in ("log", "state")) > kept_ms
+
+
 def test_several_projects_move_and_one_that_holds_nothing_is_closed(places: Places) -> None:
     old, new = places.new("sqlite"), places.new("redis")
     decide(old, "k1")
