@@ -10,9 +10,9 @@ project, that is of one project name and endpoint, so that two configurations do
 
 For example with max_cost 1 and allowance 50, and a longest window of 24 h:
 
-    10:00   the ledger stops. 30 calls of 1 unit are drawn, numbers 1 to 30; 20 units remain. A search of 100 units is
-            refused
-    10:30   the ledger answers again. It is handed 1 to 30, dates them 10:30, and remembers 30 as the last number
+    10:00   the ledger stops. 30 calls of 1 unit are drawn, each with a number; 20 units remain. A search of 100 units
+            is refused
+    10:30   the ledger answers again. It is handed all 30, dates them 10:30, and remembers the last number
     16:00   the ledger stops again. 20 calls are drawn, and the next one is refused
     10:00   on the next day the first draw has left the window, and there is room for one call
 
@@ -25,6 +25,8 @@ The journal is one file for all processes of a machine. What may happen to it, a
                                     until then the ledger decides all calls that it can
     its mark "repaid" is lost       the same draws are sent again, and the ledger ignores the numbers that it remembers
     the machine loses its power     a draw is on the disk before its call leaves
+    an old copy of it is put back   the same draws may be sent again, which changes nothing, and what it lacks does not
+                                    count against the allowance. New draws have other numbers, and are repaid
     it is deleted                   its debt is forgotten and the allowance begins anew: upstream may see up to
                                     `allowance_units` more than the ledger counts, once for each deletion
 
@@ -71,7 +73,7 @@ LOOK_AGAIN_MS = 10_000
 class Drawn(NamedTuple):
     """Calls that the allowance admitted: a name for each, none for a peek, and what remains after them.
 
-    A name has the machine in it, `3f2a9c1d-12`: another machine's journal has a number 12, too.
+    A name has the machine in it, `3f2a9c1d-1793000000000`: another machine's journal may have that number, too.
     """
 
     names: tuple[str, ...]
@@ -168,11 +170,7 @@ class Allowance:
         if not commit:
             return Drawn((), remaining_units)
         numbers = [
-            db.execute(
-                "INSERT INTO draws (identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
-                " idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (identity.hash, upstream, identity.project, now_ms, *charge),
-            ).lastrowid
+            db.execute(_DRAW, (now_ms, identity.hash, upstream, identity.project, now_ms, *charge)).lastrowid
             for charge in charges
         ]
         _delete_expired(db, upstream, now_ms, longest_ms)
@@ -356,6 +354,15 @@ class Allowance:
         for identity in list(self._outages):
             self._log_end_of_outage(identity)
         self._file.close()
+
+
+_DRAW = (
+    "INSERT INTO draws (number, identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
+    " idempotency_key) VALUES (max(?, ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'draws'), 0) + 1),"
+    " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+"""The number is the time in ms, or the next one: so an old copy of the journal that is put back gives none that the
+ledger has had since, and would ignore."""
 
 
 def _delete_expired(db: sqlite3.Connection, upstream: str, now_ms: int, longest_ms: int) -> None:

@@ -6,7 +6,7 @@ INSERT INTO machine VALUES (lower(hex(randomblob(8))));
 
 -- One row for each call that was admitted. Kept while it counts against the allowance, repaid or not.
 CREATE TABLE draws (
-    number          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid
+    number          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid. From the time, in ms
     identity        TEXT    NOT NULL,  -- who owes it: the hash of a quota.ledger.identity.Identity
     upstream        TEXT    NOT NULL,  -- whose allowance it is: the hash of its project and endpoint
     project         TEXT    NOT NULL,

@@ -72,7 +72,7 @@ class Journal:
         if spend.units > min(left_units, self.most_units):
             return False, 0
         if commit:
-            self.numbers += 1
+            self.numbers = max(self.numbers + 1, now_ms)
             self.draws.append(Draw(self.numbers, now_ms, spend.units, spend))
             self.retention_of = max(self.retention_of, 2 * longest_ms)
             self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.retention_of or not draw.repaid]
