@@ -135,6 +135,8 @@ def run_job(
                         report = run.cover(mine, max_regions)
                     except BaseException as error:
                         _keep(store, row, failed_report(session, name, error))
+                        if run.added and isinstance(error, quota.QuotaError):
+                            endings.append("done")  # the regions stay with the store that has pages of their round
                         raise
                     _keep(store, row, report)
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
@@ -167,12 +169,14 @@ def _keep(store: Store, row: int, report: RunReport) -> None:
 
 @contextmanager
 def _ending(hold: Hold) -> Iterator[list[Ending]]:
-    """Ends the hold with the block: as the last ending in the list that it yields says; "done" if that is empty."""
+    """Ends the hold with the block: as the last ending in the list that it yields says. If that is empty: "done", or,
+    after an error, "failed" or "stopped"."""
     endings: list[Ending] = []
     try:
         yield endings
     except BaseException as error:
-        endings.append("failed" if isinstance(error, quota.QuotaError) else "stopped")
+        if not endings:
+            endings.append("failed" if isinstance(error, quota.QuotaError) else "stopped")
         raise
     finally:
         hold.end(endings[-1] if endings else "done")

@@ -41,6 +41,17 @@ def fetch(client, region, cursor):
 """
 
 
+TOO_MUCH = """
+import quota
+from quota.jobs.fetches.trending import fetch as trending
+
+def fetch(client, region, cursor):
+    if region == "DE":
+        raise quota.UsageError("a call that can never fit")
+    return trending(client, region, cursor)
+"""
+
+
 class Machine(Installation):
     """A folder with a state folder and a store of its own, and the job that all machines have."""
 
@@ -261,6 +272,18 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
     assert other.outcome()["outcome"] == "done"
     (web.folder / "key").write_text("a-key")
     assert web.outcome()["outcome"] == "elsewhere"
+
+
+def test_a_machine_that_stored_a_page_keeps_the_job_however_its_run_ends(
+    web: Machine, other: Machine, shared: str
+) -> None:
+    """US is stored, and DE asks for what no budget admits."""
+    for machine in (web, other):
+        machine.configure(shared, fetch="too_much:fetch")
+        (machine.folder / "too_much.py").write_text(TOO_MUCH)
+    assert web.quota("run", "t").returncode == 2
+    assert web.requests == 2
+    assert other.outcome()["outcome"] == "elsewhere"
 
 
 # -- one store, two hosts ----------------------------------------------------------------------------------------------
