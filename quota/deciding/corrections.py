@@ -27,9 +27,12 @@ from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from quota.deciding.account import Account
-    from quota.recovery.allowance import Draw
+    from quota.recovery.allowance import Allowance, Draw
 
 _JOINT = "+"
+
+MAX_TELLINGS = 10
+"""How often a process tells the ledger of one draw at most, while others correct it."""
 
 ALLOWANCE_ID = "allowance-"
 """The prefix of the id of a charge that the local allowance admitted."""
@@ -88,6 +91,7 @@ def _settle_drawn(account: Account, charge_id: str, units: int) -> Charge | Entr
         before = _settle_repaid(account, draw, units)
         if before is not None:
             account.allowance.correct_repaid(account.identity, draw.number, units)
+            _tell(account, account.allowance, draw._replace(charge=draw.charge._replace(units=units)))
     return before
 
 
@@ -111,8 +115,17 @@ def repay(account: Account) -> None:
     if allowance is not None and allowance.may_owe(account.identity):
         repaid = allowance.repay(account.identity, account.ledger, account.retention_ms, account.clock())
         for corrected in repaid:
-            _settle_repaid(account, corrected, corrected.charge.units)
-            allowance.told(account.identity, corrected)
+            _tell(account, allowance, corrected)
+
+
+def _tell(account: Account, allowance: Allowance, draw: Draw) -> None:
+    """Tell the ledger what a draw counts, and again where the journal has another number by then: who corrected it may
+    have told the ledger so before, and this came late."""
+    last: Draw | None = draw
+    for _ in range(MAX_TELLINGS):
+        if last is not None:
+            _settle_repaid(account, last, last.charge.units)
+            last = allowance.told(account.identity, last)
 
 
 # -- what a call really cost -------------------------------------------------------------------------------------------

@@ -328,14 +328,22 @@ class Allowance:
 
         return self._file.transact(work, write=True)
 
-    def told(self, identity: Identity, draw: Draw) -> None:
-        """The ledger counts what a draw was corrected to: it is repaid, unless it was corrected again meanwhile."""
-        sql = "UPDATE draws SET repaid = 1 WHERE identity = ? AND number = ? AND units = ?"
+    def told(self, identity: Identity, draw: Draw) -> Draw | None:
+        """The ledger counts what a draw was corrected to: it is repaid. Returns the draw as it is now if it was
+        corrected again meanwhile."""
+
+        def work(db: sqlite3.Connection) -> Draw | None:
+            for now in _draws(db, identity, "number = ?", draw.number):
+                if now.charge.units != draw.charge.units:
+                    return now
+            db.execute("UPDATE draws SET repaid = 1 WHERE identity = ? AND number = ?", (identity.hash, draw.number))
+            return None
+
         try:
-            values = identity.hash, draw.number, draw.charge.units
-            self._transact(lambda db: db.execute(sql, values), None, write=True)
+            return self._transact(work, None, write=True)
         except LedgerError as error:  # it is told again later, which changes nothing
             self._warn(error)
+            return None
 
     def _log_end_of_outage(self, identity: Identity) -> None:
         """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""

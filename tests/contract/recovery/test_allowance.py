@@ -14,6 +14,7 @@ import redis
 import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
+from quota.deciding import corrections
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
@@ -21,9 +22,11 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.identity import Identity
 from quota.ledger.redis_scripts import script
 from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.recovery import allowance as journal
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
+from support.interrupts import at_every_place
 from support.processes import Children
 from support.proxy import Proxy
 from support.servers import RedisServer
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 
     Outage = AbstractContextManager[None]
 
+
+STEP = 1 if os.environ.get("QUOTA_TEST_KILLS") else 3
+"""Every so manyth place at which a repayment can be interrupted is tried."""
 
 HELD_S = 0.1
 """So long these ledgers and journals wait for a file that is held until the wait is over. Users' wait for a second."""
@@ -359,12 +365,39 @@ def slow(ledger: Ledger, meanwhile: Callable[[], object]) -> Any:
     return second
 
 
-def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine) -> None:
-    budget, other = machine.budget(), machine.budget()
-    with machine.cut_off():
-        drawn = str(budget.charge("videos.list", units=10).id)
-    budget._account.ledger = slow(machine.ledger, lambda: other.refund(drawn))
-    assert used_units(budget, charge=True) == 1
+@pytest.mark.parametrize("repaid_first", [False, True])
+def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine, repaid_first: bool) -> None:
+    """At whatever place of one process's repayment: another one gives it back, and a third one repays, too."""
+    budget, away, other, third = (machine.budget(allowance=10_000) for _ in range(4))
+    away._account.ledger = open_ledger("redis://127.0.0.1:9/0")
+    drawn, given_back = "", False
+
+    def begin() -> None:
+        nonlocal drawn, given_back
+        machine.now_ms += 3 * DAY_MS
+        drawn, given_back = "", False
+        name = str(away.charge("videos.list", units=10).id)
+        other.settle(name, 7)
+        drawn = name
+        budget.charge("videos.list")
+
+    def meanwhile() -> None:
+        nonlocal given_back
+        if not drawn:
+            return
+        if repaid_first:
+            third.charge("videos.list")
+        with suppress(LedgerError):  # the journal is held here
+            other.refund(drawn)
+            given_back = True
+        third.charge("videos.list")
+
+    for error in at_every_place(meanwhile, begin, (journal.__file__, corrections.__file__), STEP):
+        assert error is None
+        machine.now_ms += LOOK_AGAIN_MS
+        budget.charge("videos.list")
+        entries = read_entries(machine.ledger, "p", machine.now_ms - DAY_MS, NEVER)
+        assert sum(one.units for one in entries if one.charged_units == 7) == (0 if given_back else 7)
 
 
 def test_a_correction_that_meets_an_outage_is_made_later(machine: Machine) -> None:
