@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from apscheduler.executors.base import BaseExecutor
@@ -76,6 +77,9 @@ SET_BACK_MS = MINUTE_MS
 
 ASK_AGAIN_S = 1.0
 """How often a tick asks whether a run of its store on another machine has ended."""
+
+MAX_MISSED = 100_000
+"""How many ticks are counted that a machine slept through: a clock that was years behind may be set right."""
 
 REMEMBER_SLACK_MS = HOUR_MS
 """A tick is remembered this much longer than its grace: machines' clocks may differ, and a tick may wait for a run."""
@@ -205,12 +209,16 @@ class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no typ
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         stream: Stream = job.args[0]
-        *older, newest = [Tick(_ms(at), stream.job, stream.regions) for at in run_times]
-        missed = [tick for tick in older if tick.at_ms >= self._since_ms]
+        queue, last = self._queues[stream.job], Tick(_ms(run_times[-1]), stream.job, stream.regions)
+        # Of ticks that are older than their grace APScheduler knows the first only.
+        until_ms = max(last.at_ms + 1, host_clock() - queue.job.misfire_grace_ms)
+        due = list(islice(stream.ticks(_ms(run_times[0]), until_ms), MAX_MISSED))
+        newest = max(last, *due)
+        missed = [tick for tick in due if self._since_ms <= tick.at_ms < newest.at_ms]
         if missed:
             why = "newer ticks were due before this machine came to it"
             _say("tick_skipped", missed[-1], reason="coalesced", ticks=len(missed), why=why)
-        self._queues[stream.job].put(stream, newest)
+        queue.put(stream, newest)
 
     def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         raise AssertionError("submit_job does not call this")

@@ -317,11 +317,7 @@ def test_of_the_ticks_that_a_machine_slept_through_the_newest_runs_and_the_other
     until(lambda: any(int(line.get("ticks", 1)) > 1 for line in scheduler.lines("tick_skipped")))
     scheduler.until("tick_started", 3)
     assert scheduler.stop()[0] == 0
-    first, *_, last = [datetime.fromisoformat(line["at"]) for line in scheduler.lines("tick_started")]
-    # A machine under load may also skip ticks before the first that it starts.
-    skipped = [line for line in scheduler.lines("tick_skipped") if first < datetime.fromisoformat(line["at"]) < last]
-    told = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
-    assert told == (last - first) / timedelta(seconds=1) + 1
+    assert_each_is_told(scheduler, timedelta(seconds=1))
 
 
 # A process whose clock stands ahead by what the file `ahead` says, in seconds. Under libfaketime every sleep fails
@@ -371,6 +367,36 @@ def test_a_clock_that_is_set_back_stops_no_schedule(
     late = [datetime.fromisoformat(line["at"]) for line in ended(scheduler)][-1]
     assert before < late < before + timedelta(hours=1)
     assert [line for line in scheduler.lines("tick_skipped") if int(line.get("ticks", 1)) > 3] == []
+
+
+@pytest.mark.parametrize(("schedule", "grace", "apart_s"), [("every 1s", "2m", 1), ("every 8s", "4s", 8)])
+def test_of_ticks_that_are_older_than_their_grace_each_is_said_to_be_skipped(
+    tmp_path: Path, upstream: Emulator, start: Any, schedule: str, grace: str, apart_s: int
+) -> None:
+    """A machine that slept longer than the grace said nothing of the ticks between the first and the grace."""
+    machine = Machine(tmp_path / "one")
+    job = f'[jobs.t]\nfetch = "trending"\nschedule = "{schedule}"\nmisfire_grace = "{grace}"'
+    machine.configure(upstream.address, job)
+    ahead = machine.folder / "ahead"
+    ahead.write_text("0")
+    scheduler = start(machine, SET_CLOCK)
+    scheduler.until("tick_started")
+    later = machine.folder / "later"
+    later.write_text("3603")
+    later.replace(ahead)
+    until(lambda: any(int(line.get("ticks", 1)) > 60 for line in scheduler.lines("tick_skipped")))
+    scheduler.until("tick_started", len(scheduler.lines("tick_started")) + 2)
+    assert scheduler.stop()[0] == 0
+    assert_each_is_told(scheduler, timedelta(seconds=apart_s))
+
+
+def assert_each_is_told(scheduler: Scheduler, apart: timedelta) -> None:
+    """Of the ticks between the first and the last that were started, each was started or is said to be skipped."""
+    first, *_, last = [datetime.fromisoformat(line["at"]) for line in scheduler.lines("tick_started")]
+    # A machine under load may also skip ticks before the first that it starts.
+    skipped = [line for line in scheduler.lines("tick_skipped") if first < datetime.fromisoformat(line["at"]) < last]
+    told = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
+    assert told == (last - first) / apart + 1
 
 
 def ended(scheduler: Scheduler) -> list[dict[str, str]]:
