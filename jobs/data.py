@@ -12,7 +12,7 @@ import click
 
 import quota
 from quota.cli.options import FETCHED_SINCE, Group, config_option, json_option, since_ms_of, since_option
-from quota.cli.output import print_json, say
+from quota.cli.output import json_text, print_json, say
 from quota.common.clock import host_clock, moment
 from quota.common.members import members
 from quota.common.text import many, nearest, one_line, show
@@ -85,7 +85,7 @@ def export(
         with to_export(session.settings.store.file) as db:
             wanted = Export(db, table, since_ms, region)
             with _written(output) as file:
-                count = wanted.write(file, as_csv=kind == "csv")
+                count = wanted.write(file, None if kind == "csv" else json_text)
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
 

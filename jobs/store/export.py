@@ -14,7 +14,6 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -59,10 +58,11 @@ _ROWS = (
 
 @contextmanager
 def to_export(path: str) -> Iterator[sqlite3.Connection]:
-    """A connection that only reads, for as long as a large table takes. What goes wrong while it is read is a
-    StoreError; `SqliteFile` would begin again, and write the first records twice."""
+    """A connection that only reads, all of it from one snapshot, for as long as a large table takes. What goes wrong
+    while it is read is a StoreError; `SqliteFile` would begin again, and write the first records twice."""
     try:
         with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as db:
+            db.execute("BEGIN")
             yield db
     except sqlite3.OperationalError as error:
         raise StoreError(wording(path).other.replace("{reason}", str(error))) from error
@@ -86,12 +86,13 @@ class Export:
         if region is not None and table in WITHOUT_REGION:
             raise UsageError(f"{table} belong to no region; leave out --region")
 
-    def write(self, file: IO[str], *, as_csv: bool) -> int:
-        """Write the records, times in RFC 3339; returns how many. CSV has a header, and a list or an object as JSON."""
+    def write(self, file: IO[str], to_json: Callable[[object], str] | None) -> int:
+        """Write the records, times in RFC 3339; returns how many. Each is a line of `to_json`; without it of CSV, which
+        has a header, and a list or an object as JSON."""
         columns = [_shown(name) for name in self._names]
         if self._own:
             columns[-1:] = self._called.values()  # in the place of `data`
-        put = csv_writer(file, columns) if as_csv else partial(_put_json, file)
+        put = csv_writer(file, columns) if to_json is None else lambda record: file.write(f"{to_json(record)}\n")
         count = 0
         for record in self._records():
             put(record)
@@ -117,10 +118,6 @@ def _value(name: str, value: Any) -> Any:
     if name in ("data", "tags"):
         return None if value is None else json.loads(value)
     return value
-
-
-def _put_json(file: IO[str], record: Mapping[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 class _Lines:

@@ -33,14 +33,17 @@ LOG_FORMATS = ("text", "json")
 
 
 def print_json(data: object, indent: int | None = 2) -> None:
-    """One JSON document on stdout; without `indent` on one line.
+    """One JSON document on stdout; without `indent` on one line."""
+    click.echo(json_text(data, indent))
 
-    It is UTF-8, or ASCII with escapes if stdout has another encoding. Control characters are always escaped.
-    """
+
+def json_text(data: object, indent: int | None = None) -> str:
+    """JSON for stdout: UTF-8, or ASCII with escapes if stdout has another encoding. Control characters are always
+    escaped."""
     text = json.dumps(data, indent=indent, ensure_ascii=not takes_unicode())
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
+    return text
 
 
 def takes_unicode() -> bool:

@@ -21,6 +21,7 @@ import quota
 from quota.jobs.dashboard import jobs
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
+from quota.jobs.store.export import Export, to_export
 from quota.jobs.store.tables import MAX_COLUMNS, MAX_FIELDS
 from quota.reports.spending import Bought, stands_out
 from support.commands import QUOTA, ROOT, Quota, one_line
@@ -425,6 +426,36 @@ def test_what_cannot_be_exported_is_one_line(site: Site, arguments: list[str], s
     site.run()
     assert said in one_line(site.quota("export", *arguments), 2)
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_lines_of_an_export_are_json_whatever_stdout_holds(site: Site, encoding: str) -> None:
+    """Where stdout cannot hold a letter, Python writes `\\xe9` for it, which no JSON has. Control characters are
+    escaped, as in all JSON of ours: a title may move no cursor."""
+    text = "caf\xe9 \u6771\u4eac \U0001f642 \x9b2J \u202e \u2028"
+    site.pages([{"comments": [comment(1, text=text)]}])
+    site.run()
+    printed = site.quota("export", "comments", PYTHONIOENCODING=encoding, PYTHONUTF8="0").stdout
+    assert [json.loads(line)["text"] for line in printed.splitlines()] == [text]
+    assert printed.removesuffix("\n").isprintable()
+
+
+def test_an_export_is_of_one_moment(site: Site) -> None:
+    """A row came between the look at the fields and the rows: its field `job` was lost to our column."""
+    site.pages([{"comments": [comment(1)]}, {"comments": [comment(2, job="cook")]}])
+    site.configure(units=1)
+    site.run()
+    with to_export(str(site.folder / "videos.db")) as db:
+        export = Export(db, "comments", 0, None)
+        site.configure()
+        site.run()
+        written = io.StringIO()
+        assert export.write(written, json.dumps) == 1
+    assert [json.loads(line)["job"] for line in written.getvalue().splitlines()] == ["own"]
+    assert [json.loads(line).get("job_") for line in site.quota("export", "comments").stdout.splitlines()] == [
+        None,
+        "cook",
+    ]
 
 
 def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
