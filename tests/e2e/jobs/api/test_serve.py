@@ -23,6 +23,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.job import Page
 from quota.jobs.store.reader import MAX_HITS
 from quota.jobs.store.store import Store
+from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.web import Served
 
@@ -316,6 +317,19 @@ def test_a_search_goes_on_until_the_store_gets_something(api: Api, store: Store)
     second = {"q": word, "limit": 1, "cursor": first["nextPageToken"]}
     assert api.json(SEARCH, **second)["items"] != first["items"]
     save(store, range(9_000, 9_001), region="XZ")
+    assert api.problem(400, SEARCH, **second)["parameter"] == "cursor"
+
+
+def test_a_search_ends_with_what_the_store_gets_although_a_clock_was_ahead(api: Api, store: Store) -> None:
+    """Nothing that came after the clock was right was newer than what is there: the pages of a search went on over
+    another order."""
+    with Store(str(api.store), retention_ms=10**10, clock=lambda: host_clock() + HOUR_MS) as ahead:
+        save(ahead, range(9_100, 9_104), region="XY")
+    save(store, range(9_100, 9_103), region="XY")
+    first = api.json(SEARCH, q="title", limit=1)
+    second = {"q": "title", "limit": 1, "cursor": first["nextPageToken"]}
+    assert api.json(SEARCH, **second)["items"] != first["items"]
+    save(store, range(9_100, 9_103), region="XY")
     assert api.problem(400, SEARCH, **second)["parameter"] == "cursor"
 
 
