@@ -51,13 +51,23 @@ _ACCENTS = (
 
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
+_SYMBOLS = r"[^\w\s\x00-\x7f]+"
+"""Matches symbols and punctuation, and marks too. SQLite takes those for letters that are newer than its Unicode 6."""
+
 
 def indexed(text: str) -> str:
     """The text with its words separated. The index itself folds case and the accents of composed letters."""
     text = text[:MAX_INDEXED]
     if text.isascii():
         return text
-    return re.sub(_UNSPACED, lambda run: f" {' '.join(run[0])} ", re.sub(_ACCENTS, "", _compatible(text)))
+    text = re.sub(_SYMBOLS, lambda run: "".join(map(_kept, run[0])), re.sub(_ACCENTS, "", _compatible(text)))
+    return re.sub(_UNSPACED, lambda run: f" {' '.join(run[0])} ", text)
+
+
+def _kept(character: str) -> str:
+    """The index knows the symbols of Unicode 3.2, and most of 6. A mark belongs to its word."""
+    known = unicodedata.ucd_3_2_0.category(character) != "Cn"
+    return character if known or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
 
 
 def query(words: str) -> str:
