@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -56,8 +57,9 @@ class DayPlan(NamedTuple):
 
 
 class LimitPlan(NamedTuple):
-    """One limit. `needs_units` is the most that the ticks of any 24 hours would use if nothing were refused, and
-    `enforced_units` the number at the beginning: less than the limit's own where upstream grants less."""
+    """One limit. `needs_units` is the most that the ticks of any 24 hours, or of a calendar limit's days, would use if
+    nothing were refused, and `enforced_units` the number at the beginning: less than the limit's own where upstream
+    grants less."""
 
     project: str
     limit: Limit
@@ -240,14 +242,14 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
     for project, credential in projects.items():
         spent = [*outcome.spent, *_before(project, state)]
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
-            needs = _counted(limit, project, outcome.wanted)
+            needs_units = _needs(limit, _counted(limit, project, outcome.wanted))
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
             slots, zone = _counted(limit, project, spent), _zone(credential, limit)
             yield LimitPlan(
                 project,
                 limit,
                 zone,
-                max(needs.values(), default=0),
+                needs_units,
                 held_to(limit, state.grants.get(project, ()), outcome.start_ms),
                 tuple(_days(limit, zone, slots, refusals, outcome, partial(_room, project, limit, state))),
             )
@@ -270,13 +272,25 @@ def _before(project: str, state: State) -> list[Spent]:
 
 
 def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:
-    """The part of `spent` that a limit counts: units or calls, by slot or day."""
+    """The part of `spent` that a limit counts: units or calls, by slot."""
     selector = limit.view.selector
     total: Counter[int] = Counter()
     for row in spent:
         if row.project == project and selector.counts(row.bucket, row.method, row.job):
             total.update(row.calls if selector.count == "calls" else row.units)
     return total
+
+
+def _needs(limit: Limit, slots: Mapping[int, int]) -> int:
+    """The most of any 24 hours, or of the days of a calendar limit."""
+    window, of_a_day = limit.view.window, DAY_MS // SLOT_MS
+    if isinstance(window, Calendar):
+        calendar, days = Calendar("day", window.zone), Counter[int]()
+        for slot, units in slots.items():
+            days[calendar.edges(slot * SLOT_MS)[0]] += units
+        return max(days.values(), default=0)
+    moments = sorted({*slots, *(slot + of_a_day for slot in slots)})
+    return max(accumulate(slots.get(slot, 0) - slots.get(slot - of_a_day, 0) for slot in moments), default=0)
 
 
 def _days(

@@ -98,8 +98,8 @@ SLOT_MS = 15 * MINUTE_MS
 
 @dataclass(slots=True)
 class Spent:
-    """Units and calls of one method of one job. Either those charged, by slot since 1970, or those wanted if
-    nothing were refused, by day since the start."""
+    """Units and calls of one method of one job, by slot since 1970: those charged, or those wanted if nothing were
+    refused."""
 
     project: str
     bucket: str
@@ -388,7 +388,7 @@ class _Simulation:
 
     def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
         at_ms = tick.at_ms
-        slot, day = at_ms // SLOT_MS, (at_ms - self.start_ms) // DAY_MS
+        slot = at_ms // SLOT_MS
         regions = list(job.regions.values())
         max_regions = len(tick.regions) or len(regions)
         job.totals.ticks += 1
@@ -396,7 +396,7 @@ class _Simulation:
         for call in job.kinds:
             calls = call.times * max_regions
             for wanted, part in zip(call.wanted, call.parts, strict=True):
-                wanted.add(day, part.units * calls, calls)
+                wanted.add(slot, part.units * calls, calls)
         pending = [region for region in regions if region.pending]
         if not pending:
             pending = regions

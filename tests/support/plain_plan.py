@@ -16,7 +16,6 @@ from quota.ledger.entry import Charge
 from quota.session import Session
 from quota.settings.model import LedgerSettings
 from quota.terms.attribution import AttemptKeys
-from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,7 +102,7 @@ class PlainSimulation:
         for method, parts, _ in prices:
             for part in parts:
                 row = self.row(self.wanted, job, method, part.bucket)
-                row.add((tick.at_ms - self.start_ms) // DAY_MS, part.units * most, most)
+                row.add(tick.at_ms // SLOT_MS, part.units * most, most)
         if not any(region.pending for region in regions):
             for region in regions:
                 region.pending = True
