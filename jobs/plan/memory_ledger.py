@@ -95,7 +95,7 @@ class MemoryLedger:
         used = [total.at(now_ms) for total in totals]
         unlogged = tuple(total.usages for total in totals)
         answer = ChargeResult("admitted", None, now_ms, self._last, tuple(used), unlogged=unlogged)
-        closed = [x for x in self._exhaustions if x.bucket in request.closed_by]
+        closed = [x for bucket in request.closed_by for x in self._exhaustions if x.bucket == bucket]
         closed = [x for x in closed if x.until_ms + request.jitter_ms > now_ms]
         if closed:
             return answer._replace(outcome="exhausted", exhaustion=max(closed, key=lambda x: x.until_ms))

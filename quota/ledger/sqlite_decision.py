@@ -93,7 +93,7 @@ def decide(
         views.append(view)
         used.append(total)
         unlogged.append(live)
-    exhaustion = _longest(fields, now_ms - request.jitter_ms)
+    exhaustion = _longest(request.closed_by, fields, now_ms - request.jitter_ms)
     outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
     counting = tuple(unlogged) if any(unlogged) else ()
     ids: list[Id] = []
@@ -140,9 +140,10 @@ def _is_behind(db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: 
     return bool(missing_ms) and max(missing_ms) > trimmed_through_ms(db, request.project)
 
 
-def _longest(fields: Mapping[str, str], now_ms: int) -> Exhaustion | None:
-    """L20. Of the exhaustions that close a call, the one that lasts longest; None if there is none."""
-    closed = [read_exhaustion(text) for name, text in fields.items() if name.startswith("closed:")]
+def _longest(buckets: Sequence[str], fields: Mapping[str, str], now_ms: int) -> Exhaustion | None:
+    """L20. Of the exhaustions that close a call, the one that lasts longest, of several the first; None if there is
+    none."""
+    closed = [read_exhaustion(text) for bucket in buckets if (text := fields.get(f"closed:{bucket}"))]
     longest = max(closed, key=lambda one: one.until_ms, default=None)
     return longest if longest is not None and longest.until_ms > now_ms else None
 

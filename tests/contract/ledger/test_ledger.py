@@ -378,6 +378,14 @@ def test_an_upstream_pool_closes_its_methods_whatever_bucket_prices_them(setup: 
     assert budget.charge("videos.list").admitted
 
 
+@pytest.mark.parametrize("buckets", [("units", "search"), ("search", "units")])
+def test_of_two_that_close_a_call_as_long_both_ledgers_name_the_same(setup: Setup, buckets: tuple[str, ...]) -> None:
+    for bucket in buckets:
+        setup.ledger.exhaust(setup.project, exhaustion(setup, bucket))
+    budget = setup.budget(limit(500))
+    assert budget.charge("search.list").refused_by == budget.book.closed_by("search.list", "units")[0]
+
+
 def test_a_repeat_never_extends_an_exhaustion(setup: Setup) -> None:
     """L20."""
     first = setup.ledger.exhaust(setup.project, exhaustion(setup))
