@@ -392,11 +392,11 @@ def _further(path: tuple[Id, ...], newest: Id) -> tuple[Id, ...]:
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:
-    """Whether two decisions check the same views. These and their edges are made once and used often."""
+    """Whether two decisions check the same views, at the same edges. A view is made once and used often."""
     if len(checks) != len(others):
         return False
     for check, other in zip(checks, others, strict=True):  # half the time of `all` and a generator
-        if check.view is not other.view or check.edges is not other.edges:
+        if check.view is not other.view or check.edges != other.edges:
             return False
     return True
 
