@@ -482,7 +482,8 @@ def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
     kind, _, path = ref.partition(":")
     if kind == "bearer":
         yield from _secret(location, path, "token")
-    if not path or kind == "bearer":
+        return
+    if not path:
         return
     try:
         os.stat(path)
