@@ -6,7 +6,7 @@ exhausted      upstream has closed a bucket                        once for each
 reopened       somebody opened it again                            once for each time
 stale          a region's last complete pass is too long ago       once a day
 run_failed     a run failed                                        once a day
-ledger_lost    a limit counts charges that the log lacks           once a day, on each machine
+ledger_lost    the ledger had lost charges, and got them back      once for each machine that put some back
 ledger_away    a run lived on the machine's allowance              once a day, on each machine
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quota.common.clock import host_clock, rfc3339
+from quota.common.members import members
 from quota.common.text import many, spell
 from quota.jobs.job import RunReport
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
@@ -93,14 +94,13 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
             kind = "shadow limit" if row.limit.shadow else "limit"
             message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
             yield Notice("near_limit", project, subject, message, once_ms, facts)
-        unlogged_units, upstream_units = row.state.unlogged_units, row.state.upstream_units
-        if lost_units := unlogged_units - upstream_units:  # `quota reconcile` tells of what only upstream counted
-            until = rfc3339(row.state.unlogged_until_ms)
-            lost = f"{many(lost_units, row.state.noun)} of charges that the ledger's log lacks"
-            message = f"limit {name} counts {lost}, until {until}"
-            facts = {"limit": name, "unlogged_units": unlogged_units, "upstream_units": upstream_units, "until": until}
-            yield Notice("ledger_lost", project, name, message, DAY_MS, facts, here=True)
     for credential in status.credentials:
+        for loss in credential.put_back:
+            lost = f"{many(loss.charges, 'charge')} of {many(loss.units, 'unit')}"
+            message = f"the ledger had lost {lost} of project {project}; {loss.machine} has put them back"
+            put_back_at = rfc3339(loss.at_ms)
+            facts = {"put_back_at": put_back_at, **members(loss, "machine charges units")}
+            yield Notice("ledger_lost", project, f"{put_back_at} {loss.machine}", message, DAY_MS, facts)
         for x in credential.exhausted:
             event, since_ms = ("reopened", x.reopened_ms) if x.reopened_ms else ("exhausted", x.since_ms)
             said = x.reopened_because if x.reopened_ms else x.evidence

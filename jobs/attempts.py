@@ -10,28 +10,21 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import quota
 from quota import Budget, Decision, Session
-from quota.budget import account_of
-from quota.common.clock import NEVER
 from quota.common.log import line
 from quota.common.text import many
-from quota.deciding.corrections import drawn_by
 from quota.jobs import interruption
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.job import Fetch, Page, attempt_of, wants_store
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
-from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
-from quota.ledger.entry import Charge, Entry
 from quota.settings.model import JobSettings
-from quota.terms.attribution import attempt_number
 
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0
@@ -53,8 +46,16 @@ def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Check
     decision = budget.peek(method, job=job.name, region=checkpoint.region)
     if decision.admitted:
         return None
-    account_of(budget).note_refusal(decision, job.name, checkpoint.region)
+    budget.note_refusal(decision, job.name, checkpoint.region)
     return decision
+
+
+class _Admitted(NamedTuple):
+    """A call that this run made: for which page of which region, and what it counts."""
+
+    region: str
+    page: int
+    units: int
 
 
 @dataclass(eq=False)
@@ -68,24 +69,32 @@ class Attempts:
     stop: Callable[[], int]
     watcher: Watcher
     wait: Any
-    clock: Callable[[], int]
 
     def __post_init__(self) -> None:
         self._given: dict[str, Any] = {"store": self.store} if wants_store(self.fetch) else {}
         if self.job.fetch == "search":
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
-        account_of(self._budget).on_decision = self.watcher.decided
+        self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
         self._client: Any = None
         self._told_s: float | None = None  # when a signal came while a page was in flight
-        self._since_ms = 0
-        self._before = 0  # attempts that this process counted before this run
-        self._steps: list[tuple[int, int]] = []  # the number before a step's first attempt, and its page's number
+        self._page = "", 0  # the region and the number of the page that is being fetched
+        self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
 
     def close(self) -> None:
-        account_of(self._budget).on_decision = account_of(self._budget).of_run = None
+        self._budget.on_decision = self._budget.on_correction = self._budget.of_run = None
         if self._client is not None:
             self._client.close()
+
+    def _decided(self, decision: Decision) -> None:
+        if decision.id is not None:
+            self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
+        self.watcher.decided(decision)
+
+    def _corrected(self, charge_id: str, added_units: int | None) -> None:
+        if (call := self._admitted.get(charge_id)) is not None:
+            units = 0 if added_units is None else call.units + added_units
+            self._admitted[charge_id] = call._replace(units=units)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -93,8 +102,8 @@ class Attempts:
         """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
-        account_of(self._budget).of_run = self.job.name, checkpoint.region
-        self._steps.append((self.session.attempt_number(), checkpoint.pages + 1))
+        self._budget.of_run = self.job.name, checkpoint.region
+        self._page = checkpoint.region, checkpoint.pages + 1
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
         retrying = Retrying(
@@ -126,13 +135,6 @@ class Attempts:
         refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
         if refused is not None:
             raise quota.Refused(refused)
-        try:
-            self._since_ms = self.session.ledger.now_ms()
-        except quota.LedgerError:
-            # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
-            # be ahead of the ledger's by no more than this.
-            self._since_ms = self.clock() - CLOCK_SLACK_MS
-        self._before = self.session.attempt_number()
         from quota.clients.upstream import upstream_of
 
         self._upstream = upstream_of(self._budget.book)
@@ -190,35 +192,12 @@ class Attempts:
         return self._upstream.address(self._client, self.session.credential(self.job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
-        """Units by region, units by the number of the page that they were for, and the number of attempts: from the
-        ledger's log and from what was drawn on the allowance. The idempotency keys tell this run's charges from
-        others, and to which step they belong."""
+        """Units by region, units by the number of the page that they were for, and the number of attempts: of the calls
+        that this run made, with what it corrected. A call that was refunded is none."""
         units: dict[str, int] = {}
         of_pages: dict[int, int] = {}
-        attempts = 0
-        for charge in self._charges() if self._client is not None else ():
-            key = charge.idempotency_key
-            of_this_run = key.startswith(self.session.run) and attempt_number(key) > self._before
-            if of_this_run and charge.job == self.job.name and charge.units:
-                units[charge.region] = units.get(charge.region, 0) + charge.units
-                attempts += 1
-                step = bisect(self._steps, (attempt_number(key), 0)) - 1
-                if step >= 0:
-                    page = self._steps[step][1]
-                    of_pages[page] = of_pages.get(page, 0) + charge.units
-        return units, of_pages, attempts
-
-    def _charges(self) -> Iterable[Charge | Entry]:
-        """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
-        project, run = self._budget.project, self.session.run
-        asked = self.session.attempt_number() - self._before - 1 - len(self._steps)
-        found: dict[str, Charge | Entry] = {}
-        try:
-            found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self._budget), run))
-            entries = read_entries(self.session.ledger, project, self._since_ms, NEVER)
-            found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
-        except quota.LedgerError as error:
-            if len(found) < asked:
-                known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
-                log.warning("%s: %s", known, error)
-        return found.values()
+        charged = [call for call in [*self._admitted.values()] if call.units]
+        for call in charged:
+            units[call.region] = units.get(call.region, 0) + call.units
+            of_pages[call.page] = of_pages.get(call.page, 0) + call.units
+        return units, of_pages, len(charged)

@@ -1,4 +1,4 @@
-"""Whose regions a run covers: on a shared ledger each region of a job belongs to one store at a time (L25).
+"""Whose regions a run covers: on a shared ledger each region of a job belongs to one store at a time.
 
     Hold            one run's hold on its regions, and on its tick
     hold_ms         how long that lasts after the run
@@ -27,8 +27,7 @@ from quota.jobs.job import Away
 from quota.jobs.places import OWNER, SharedPlaces, claim_name, parts_of
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
-from quota.ledger.claims import MAX_HOLD_MS, Claim, Claimed, Ending
-from quota.ledger.parts import claims_in
+from quota.rules.claims import MAX_HOLD_MS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings
 from quota.terms.attribution import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -62,10 +61,10 @@ class Hold:
         tick: str = "",
         tick_ms: int = HOUR_MS,
     ) -> None:
-        self._ledger = session.ledger
+        self._is_shared = session.ledger.shared
         shared = session.settings.store.places_in_ledger
         self._places = SharedPlaces(session, job) if shared else None
-        self._project = session.credential(job.credential).project
+        self._state = session.project(job.credential).state
         self._job = job.name
         self._owner = OWNER if shared else session.settings.store.name or store_id
         self._new = gap_ms is None
@@ -88,7 +87,7 @@ class Hold:
 
     def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
         """Claim these regions; `here`: also those of other stores."""
-        if self._ledger.shared or self._places is not None:
+        if self._is_shared or self._places is not None:
             self._claim = self._claim._replace(regions=tuple(regions))
         elif not self._claim.tick:
             return
@@ -125,7 +124,7 @@ class Hold:
         if not self._began:
             return
         try:
-            claims_in(self._ledger).end_claim(self._project, self._claim._replace(regions=()), ending)
+            self._state.end_claim(self._claim._replace(regions=()), ending)
         except quota.LedgerError as error:
             log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
 
@@ -134,7 +133,7 @@ class Hold:
         for part in parts_of(regions) if regions else ((),):
             claim = self._claim._replace(regions=part)
             try:
-                claimed = claims_in(self._ledger).claim(self._project, claim, take_over=here)
+                claimed = self._state.claim(claim, take_over=here)
             except quota.LedgerError as error:
                 if self._places is not None:
                     raise

@@ -1,4 +1,4 @@
-"""Where a job stands in its regions: in its store, or, with `places = "ledger"`, beside its claims in the ledger (L31).
+"""Where a job stands in its regions: in its store, or, with `places = "ledger"`, beside its claims in the ledger.
 
     work_of          what the checkpoints of a job are of
     checkpoints_of   where a job stands, wherever that lies
@@ -20,8 +20,7 @@ from quota.jobs.job import Cursor
 from quota.jobs.lock import hashed
 from quota.jobs.store.checkpoints import Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.store import Store
-from quota.ledger.claims import MAX_REGIONS, Claim, Claimed
-from quota.ledger.parts import places_in
+from quota.rules.claims import MAX_REGIONS, Claim, Claimed
 from quota.settings.model import JobSettings
 from quota.terms.attribution import machine_name
 from quota.terms.limits import MINUTE_MS
@@ -69,8 +68,7 @@ class SharedPlaces:
     """The places of one job in the ledger. It remembers what was read and kept, and writes what differs."""
 
     def __init__(self, session: Session, job: JobSettings) -> None:
-        self._ledger = session.ledger
-        self._project = session.credential(job.credential).project
+        self._state = session.project(job.credential).state
         self._job = job.name
         self._work = work_of(session, job)
         self._name = f"{self._work}|{job.name}"
@@ -81,7 +79,7 @@ class SharedPlaces:
         """Where the job stands in those of these regions that have a place."""
         found = []
         for part in parts_of(regions, READ_AT_ONCE):
-            for region, text in places_in(self._ledger).places(self._project, self._name, part).items():
+            for region, text in self._state.places(self._name, part).items():
                 if (place := read_place(text, self._job, region, self._work)) is not None:
                     self._known[region] = text
                     self._cursors[region] = place[1]
@@ -107,9 +105,7 @@ class SharedPlaces:
                 places[one.region] = text
         for part in parts_of(claim.regions):
             those = {region: places[region] for region in part if region in places}
-            claimed = places_in(self._ledger).keep_places(
-                self._project, claim._replace(regions=part), self._name, those
-            )
+            claimed = self._state.keep_places(claim._replace(regions=part), self._name, those)
             self._known.update(those)
             yield part, claimed
 
@@ -127,23 +123,23 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         hold_ms=MINUTE_MS,
         lease_ms=MINUTE_MS,
     )
-    project, ledger, shared = session.credential(job.credential).project, session.ledger, SharedPlaces(session, job)
+    state, shared = session.project(job.credential).state, SharedPlaces(session, job)
     afresh = [
         one._replace(pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None) for one in checkpoints
     ]
     try:
         parts = parts_of(claim.regions)
-        answers = [places_in(ledger).claim(project, claim._replace(regions=part)) for part in parts]
+        answers = [state.claim(claim._replace(regions=part)) for part in parts]
         for holder in (holder for claimed in answers for holder in claimed.elsewhere.values()):
             raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
         for _ in shared.keep(claim, afresh):
             pass
     finally:
-        places_in(ledger).end_claim(project, claim._replace(regions=()), "done")
+        state.end_claim(claim._replace(regions=()), "done")
 
 
 def claim_name(job: JobSettings) -> str:
-    """Whatever claims under this name shares its regions (L25)."""
+    """Whatever claims under this name shares its regions."""
     return f"{job.fetch}|{job.name}"
 
 

@@ -61,8 +61,8 @@ from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.jobs.store.tables import rows_of
-from quota.ledger.claims import Ending
 from quota.reports.runs import RegionOfRun
+from quota.rules.claims import Ending
 from quota.settings.model import JobSettings
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS
@@ -129,7 +129,7 @@ def run_job(
                         report = _refused(session, job, refused)
                         _keep(store, row, report)
                         return report
-                    attempts = Attempts(session, job, fetch, store, stop, watcher, wait, clock)
+                    attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
                     run = _Run(session, job, store, hold, attempts, sink, stop, watcher, clock)
                     try:
                         report = run.cover(mine, max_regions)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.jobs.store.checkpoints import Checkpoint
-from quota.ledger.history import OTHER, RefusedSum, RunningSum
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.spending import read_sums
 from quota.reports.status import Status
+from quota.rules.refusals import OTHER, RefusedSum
+from quota.rules.sums import ChargedSum
 from quota.session import Session
 from quota.settings.model import JobSettings
 
@@ -37,7 +37,7 @@ def write_metrics(
     of_job = [written._replace(labels=labels)]
     of_job += [] if exit_status is None else of_run(labels, host_clock(), exit_status)
     of_job += of_regions(labels, checkpoints)
-    sums, refused = _sums(session, settings, project) if status is not None else ((), ())
+    sums, refused = _sums(session, settings) if status is not None else ((), ())
     of_project = [written]
     if status is not None:
         of_project += of_status(status, project)
@@ -53,12 +53,13 @@ def write_metrics(
         warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
 
 
-def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
-    account_of(session.budget(job.credential)).hand_over_refusals()
+def _sums(session: Session, job: JobSettings) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
+    session.budget(job.credential).hand_over_refusals()
+    project = session.project(job.credential)
     try:
-        return read_sums(session.ledger, project)
+        return read_sums(project)
     except LedgerError as error:
-        warn("textfile_without_history", error, project=project)
+        warn("textfile_without_history", error, project=project.name)
         return (), ()
 
 

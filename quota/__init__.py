@@ -7,9 +7,8 @@
     async with quota.open_async() as session:     # an AsyncSession, for event loops
         budget = session.budget()                 # an AsyncBudget, whose methods are awaited
 
-    Limit, CostBook, Ledger    what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
-    Charge, Entry              what `budget.refund` and `budget.settle` return: a charge that is owed to the ledger, or
-                               its entry in the log
+    Limit, CostBook, Log       what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
+    Entry                      what `budget.refund` and `budget.settle` return: a charge of the log
     When                       what `decision.when()` returns: when a refused call is worth another try
     instrument, uninstrument   charge what other people's code sends, and no more: see `quota.auto`
     labels                     says which job and region spend
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
         UnknownMethod,
         UsageError,
     )
-    from quota.ledger.contract import Ledger
-    from quota.ledger.entry import Charge, Entry
+    from quota.ledger.log import Log
+    from quota.rules.entry import Entry
     from quota.session import Session
     from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should
     from quota.terms.attribution import labels
@@ -49,13 +48,12 @@ else:
         "AsyncBudget": "quota.async_budget",
         "AsyncSession": "quota.async_session",
         "Budget": "quota.budget",
-        "Charge": "quota.ledger.entry",
         "CostBook": "quota.terms.costs",
         "Decision": "quota.decision",
-        "Entry": "quota.ledger.entry",
-        "Ledger": "quota.ledger.contract",
+        "Entry": "quota.rules.entry",
         "Limit": "quota.terms.limits",
         "LimitState": "quota.decision",
+        "Log": "quota.ledger.log",
         "Session": "quota.session",
         "When": "quota.decision",
         "instrument": "quota.auto",
@@ -83,16 +81,15 @@ __all__ = [
     "AsyncSession",
     "BadAnswer",
     "Budget",
-    "Charge",
     "ConfigError",
     "CostBook",
     "CostExceedsLimit",
     "Decision",
     "Entry",
-    "Ledger",
     "LedgerError",
     "Limit",
     "LimitState",
+    "Log",
     "QuotaError",
     "Refused",
     "Session",

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quota.budget import Budget, Call, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
-from quota.deciding.account import SessionClosedError
-from quota.deciding.corrections import LetThrough, Settlement
 from quota.deciding.outlook import Outlook
+from quota.deciding.settlement import LetThrough, Settlement
 from quota.decision import Decision, LimitState
-from quota.errors import LedgerError, QuotaError, Refused, UsageError
-from quota.ledger.contract import Ledger
-from quota.ledger.entry import Charge, Entry
+from quota.errors import LedgerError, QuotaError, Refused, SessionClosedError, UsageError
+from quota.ledger.log import Log
+from quota.rules.entry import Entry
 from quota.terms.arguments import one, text, texts
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
@@ -111,13 +110,15 @@ class AsyncBudget(OfOneProcess):
         reserved: bool = False,
     ) -> list[Decision]:
         """`Budget._decide`: what may wait is done in a thread."""
-        priced = self._budget._price(calls, job, region, commit=commit, reserved=reserved)
-        if not priced[1]:
-            return self._budget._free(priced[0])
+        budget = self._budget
+        checklist, charges = budget._price(calls, job, region, reserved=reserved)
+        if not charges:
+            return budget._free(checklist)
         try:
-            return await self._awaiter.ask(partial(self._budget._ask, priced), self._give_back)
-        except LedgerError as error:
-            return await self._awaiter.in_thread(partial(self._budget._go_without, priced, error), self._give_back)
+            return await self._awaiter.ask(partial(budget._ask, checklist, charges, commit=commit), self._give_back)
+        except LedgerError as error:  # no thread was free to ask
+            without = partial(budget._without, checklist, charges, error, commit=commit)
+            return await self._awaiter.in_thread(without, self._give_back)
 
     def _give_back(self, decisions: list[Decision]) -> None:
         """Nobody was told of these, so nothing has left."""
@@ -125,11 +126,11 @@ class AsyncBudget(OfOneProcess):
             if decision.id is not None:
                 self._budget.refund(decision.id)
 
-    async def refund(self, charge_id: str) -> Charge | Entry:
+    async def refund(self, charge_id: str) -> Entry:
         """Give back a charge whose request provably never left this machine: `Budget.refund`."""
         return await self._awaiter.in_thread(partial(self._budget.refund, charge_id))
 
-    async def settle(self, charge_id: str, units: int) -> Charge | Entry:
+    async def settle(self, charge_id: str, units: int) -> Entry:
         """Set the true cost of a charge, in absolute units: `Budget.settle`."""
         return await self._awaiter.in_thread(partial(self._budget.settle, charge_id, units))
 
@@ -248,7 +249,7 @@ class AsyncSpentCall(LetThrough):
 class Awaiter:
     """Waits for a ledger on behalf of the tasks of any loop. One for a session: its budgets share a ledger."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Log) -> None:
         self._label = ledger.label
         self._closed = False
         self._askers = ASKERS if ledger.shared else 1

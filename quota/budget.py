@@ -1,15 +1,13 @@
 """READ FIRST. A budget decides whether one call to a metered API may leave now.
 
-    Budget      the limits of one credential over one ledger; most callers want `charge`
+    Budget      the limits of one credential over the log of its project; most callers want `charge`
     Decision    the answer (quota.decision): admitted, or refused and by which limit, what remains, when to retry
-    Checklist   what the ledger must check for a kind of call (quota.deciding.checklist): which limits, which numbers
-    Account     the project at its ledger (quota.deciding.account): asks, and asks again where that is right
-    Answers     makes the decision out of the ledger's result (quota.deciding.answer)
+    Checklist   what a kind of call costs, and which limits count it (quota.rules.calls)
+    Project     reads the log, compares, and has the ledger append (quota.deciding.project)
 
-Every decision takes one way, `Budget._decide`: `_price` says what the calls cost and which limits count them, `_ask`
-what the ledger decides, and `_go_without` what holds while no ledger answers. `charge`, `charge_many` and `peek` are
-thin wrappers around it; an awaited decision takes the same steps (`quota.async_budget`). The ledger does the
-comparison, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps.
+Every decision takes one way, `Budget._decide`: `_price` says what the calls cost and which limits count them,
+`Project.decide` compares and appends, `Answers.decision` says what follows. `charge`, `charge_many` and `peek` are
+thin wrappers around it.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -19,8 +17,7 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     never               C > L                       CostExceedsLimit: no waiting helps
 
 L is the limit's number after `cap`: upstream may grant less, a job may leave some of it to others, and a paced limit
-releases it over the day.
-The module quota.deciding.retry_at computes `retry_at`.
+releases it over the day. The module quota.rules.retry computes `retry_at`.
 """
 
 from __future__ import annotations
@@ -32,124 +29,106 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from quota.common.fork import OfOneProcess
+from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.account import Account
-from quota.deciding.checklist import Checklist, Parts, charge_units, charges_of
-from quota.deciding.corrections import ALLOWANCE_ID, joined, refund, repay, settle
-from quota.deciding.outlook import Outlook, look, usage
+from quota.deciding.allowance import Allowance, draw, owed_units, settle_draw
+from quota.deciding.answers import Answers
+from quota.deciding.corrections import add, correct
+from quota.deciding.outlook import Outlook, counted, look
+from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
-from quota.errors import LedgerError, UnusableLedger, UsageError
-from quota.ledger.contract import MAX_CHARGES, Ledger
-from quota.ledger.entry import Charge, Entry
-from quota.ledger.identity import Identity
-from quota.terms.arguments import one, text, texts
-from quota.terms.attribution import AttemptKeys, attribution
+from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
+from quota.rules.calls import (
+    MAX_CHARGE_UNITS,
+    Checklist,
+    Checklists,
+    Parts,
+    charge_units,
+    charges_of,
+)
+from quota.rules.entry import START, Entry
+from quota.rules.facts import Compared, Exhaustion, Grant
+from quota.rules.keys import FURTHER
+from quota.terms.arguments import one as instance
+from quota.terms.arguments import text, texts, whole
+from quota.terms.attribution import attribution, check_name
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
     from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
-    from quota.recovery.allowance import Allowance
-    from quota.recovery.high_water_mark import HighWaterMark
+    from quota.ledger.log import Log
+
+MAX_CHARGES = 100
+"""The most charges that are made in one step."""
 
 Call = tuple[str, "int | None", "Parts | None"]
 """A method, its units where the caller gives them, and what it is charged where the book does not say."""
 
-Priced = tuple["Checklist", "tuple[Charge, ...]", bool]
-"""Calls of one job that are decided together: the checklist of all, the charges of each in turn, and whether they are
-made. Without charges all are free."""
-
 
 class Budget(OfOneProcess):
-    """The limits of one credential over one ledger.
+    """The limits of one credential over the log of its project. Cheap to create and safe to share between threads.
 
-    It is cheap to create and safe to share between threads. `clock` (ms since 1970) replaces the host's clock, for
-    tests and simulation; it does not replace the ledger's clock.
-    `quota.async_budget` and `quota.clients` take the steps of `_decide` themselves.
+    `leave` holds the units that each job leaves to others, by limit. `allowance` is what may be spent while the ledger
+    does not answer, and `recorder` tells the ledger what was refused.
     """
 
     def __init__(
         self,
         *,
         credential: str,
-        project: str,
         book: CostBook,
         limits: Limit | Sequence[Limit],
-        ledger: Ledger,
+        project: Project,
         leave: Mapping[str, Mapping[str, int]] | None = None,
-        clock: Callable[[], int] | None = None,
-        jitter_ms: int = 0,
-        attempt_keys: AttemptKeys | None = None,
         allowance: Allowance | None = None,
-        high_water_mark: HighWaterMark | None = None,
-        identity: Identity | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if not isinstance(ledger, Ledger):
-            raise UsageError(f"ledger {show(ledger)} is not one; quota.ledger.factory.open_ledger(url) opens one")
         if not isinstance(leave, Mapping | None) or not all(isinstance(one, Mapping) for one in (leave or {}).values()):
             raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")
-        self._account = Account(
-            text(credential, "credential"),
-            text(project, "project"),
-            one(book, CostBook, "book", "quota.settings.books.load_book(name) reads one"),
-            _limits(limits),
-            ledger,
-            leave or {},
-            clock=clock,
-            jitter_ms=jitter_ms,
-            attempt_keys=attempt_keys,
-            allowance=allowance,
-            high_water_mark=high_water_mark,
-            identity=identity,
-            recorder=recorder,
-        )
+        self._allowance, self._recorder = allowance, recorder
+        self.credential = text(credential, "credential")
+        self.book = instance(book, CostBook, "book", "quota.settings.books.load_book(name) reads one")
+        self._project = project
+        self.checklists = Checklists(self.credential, book, _limits(limits), leave or {}, project.wall)
+        self.limits = self.checklists.shown
+        project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
+        self.answers = Answers(self.credential, project, self.checklists)
+        self.heard_ms: dict[tuple[str, bool], int] = {}
+        """When the ledger was last asked about what an answer says of a bucket; by itself, that nothing remains."""
+        self.on_decision: Callable[[Decision], None] | None = None
+        """Who wants to see each decision that is not a peek: a run that counts, and shows its progress."""
+        self.on_correction: Callable[[str, int | None], None] | None = None
+        """Who wants to see each correction: the id of the charge, and how many more units its call counts now; None: it
+        was refunded, and counts nothing."""
+        self.of_run: tuple[str, str] | None = None
+        """The job and region of the run under way, whose fetch function may charge in threads of its own."""
 
     def __repr__(self) -> str:
         limits = listed(limit.name for limit in self.limits)
         return f"<quota.Budget of {self.credential}: project {self.project}, limits {limits}>"
 
     @property
-    def credential(self) -> str:
-        return self._account.credential
-
-    @property
     def project(self) -> str:
-        return self._account.project
+        return self._project.name
 
     @property
-    def book(self) -> CostBook:
-        return self._account.book
-
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        return self._account.limits
+    def ledger(self) -> Log:
+        return self._project.log
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
         """The limits that the calls of a job can meet. `limits` has those of the configured jobs."""
-        return self._account.checklists.limits_of(text(job, "job") if job else "")
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._account.ledger
+        return self.checklists.limits_of(text(job, "job") if job else "")
 
     def charge(
-        self,
-        method: str,
-        *,
-        units: int | None = None,
-        job: str | None = None,
-        region: str | None = None,
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it.
 
         `units` overrides the cost book's price; `job` and `region` say who spends (default: what `labels` set). A
         refusal is an answer, not an error, and leaves the budget untouched.
-        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never succeed. When the ledger cannot
-        answer, the local allowance decides (source "allowance"). Without one the call is refused, with the reason
-        "ledger-unavailable"; if the ledger may have stored the charge, it counts as spent there. A ledger that has to
-        count a long log first, for a limit that is new, refuses with the reason "counting" until it is done.
+        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never succeed.
         """
         return self._decide([(method, units, None)], job, region, commit=True)[0]
 
@@ -158,66 +137,68 @@ class Budget(OfOneProcess):
     ) -> list[Decision]:
         """Charge 1 to 100 calls in one step before they leave: all of them if every limit has room for all, else none.
 
-        Each call is a method, or a method with its units. They come in a list or another iterable with an order; a
-        mapping or a set is refused with UsageError. The decisions come in the order of the calls, each with an id of
-        its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
-        CostExceedsLimit for calls that can never fit together. Then, too, nothing is charged.
+        Each call is a method, or a method with its units. The decisions come in the order of the calls, each with an
+        id of its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does.
         """
         return self._decide(calls_of(calls), job, region, commit=True)
 
     def peek(
-        self,
-        method: str,
-        *,
-        units: int | None = None,
-        job: str | None = None,
-        region: str | None = None,
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
         return self._decide([(method, units, None)], job, region, commit=False)[0]
 
-    def refund(self, charge_id: str) -> Charge | Entry:
-        """Give back a charge whose request provably never left this machine: in all of its buckets.
-
-        Returns the charge as it was before, of several buckets that in the first. Raises as `settle` does; it may be
-        repeated.
-        """
-        return refund(self._account, charge_id)
-
-    def settle(self, charge_id: str, units: int) -> Charge | Entry:
+    def settle(self, charge_id: str, units: int) -> Entry:
         """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
 
-        Of a call of several buckets it is the cost in the first one; what it cost in the others stays. Returns the
-        charge as it was before. Raises UnknownCharge for an id that is unknown or has left the log.
+        Of a call of several buckets it is the cost in the first one. Returns the charge with what it counted before.
+        Raises UnknownCharge for an id that is unknown or has left the log.
         """
-        return settle(self._account, charge_id, units)
+        units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
+        return self._correct(charge_id, units, of_all=False)
+
+    def refund(self, charge_id: str) -> Entry:
+        """Give back a charge whose request provably never left this machine: in all of its buckets."""
+        return self._correct(charge_id, 0, of_all=True)
+
+    def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
+        ms, key, further = parts_of_id(charge_id)
+        keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
+        drawn = [settle_draw(self._project, name, units if name == key else 0) for name in keys]
+        before = drawn[0] or correct(self._project, ms, keys, units)
+        if before is None:
+            raise UnknownCharge(
+                f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
+                "while the ledger's log still has it"
+            )
+        if self.on_correction is not None:
+            self.on_correction(charge_id, None if of_all else units - before.units)
+        return before
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job.
 
-        Raises LedgerError, also when this machine's clock and the ledger's disagree.
+        Raises LedgerError.
         """
-        return usage(self._account, "" if job is None else text(job, "job"))
+        job = "" if job is None else text(job, "job")
+        check_name("job", job)
+        checklist = self.checklists.of("", (), self.limits, (0,) * len(self.limits), job)
+        outcome = counted(self._project, self.answers.question(checklist))
+        return self.answers.states(checklist, outcome, charged=False)
 
     def outlook(self, methods: Iterable[str] = ()) -> Outlook:
         """The state of this budget, and the decision for the dearest of these methods. Charges nothing.
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        return look(self._account, texts(methods, "methods"))
+        return look(self.answers, self._project, self.book, self.checklists, texts(methods, "methods"))
 
     def owed_units(self) -> int:
-        """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
-        allowance = self._account.allowance
-        return 0 if allowance is None else allowance.owed_units(self._account.identity)
+        """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
+        return owed_units(self._project)
 
     def spend(
-        self,
-        method: str,
-        *,
-        units: int | None = None,
-        job: str | None = None,
-        region: str | None = None,
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Spend:
         """Charge around a block or a function: `with budget.spend("search.list"): ...`, or as a decorator.
 
@@ -233,6 +214,29 @@ class Budget(OfOneProcess):
         charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
         return Spend(charge, self.settle, reserves=units is not None)
 
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    def exhaust(self, bucket: str, since_ms: int, until_ms: int, evidence: str, reported_by: str = "") -> None:
+        """Close a bucket for everybody, because upstream has: see `quota.rules.facts.exhaust`."""
+        self._project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by))
+
+    def reopen(self, bucket: str, because: str) -> bool:
+        """Lift an exhaustion. False if nothing stood."""
+        return self._project.state.reopen(bucket, because)
+
+    def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
+        """Remember what upstream says it grants, in place of all that was remembered before."""
+        self._project.state.grant(grants, compared)
+
+    def add_others(
+        self, bucket: str, units: int, since_ms: int, until_ms: int, name: str, *, window_ms: int = 0, noun: str = ""
+    ) -> None:
+        """Count units that only upstream has counted, until its period ends. Of one name the largest counts. See
+        `quota.rules.entry.Entry` for the rest."""
+        key, period = self._project.keys.next(), (since_ms, until_ms)
+        window = str(window_ms) if window_ms else ""
+        add(self._project, [Entry(START, units, bucket, window, "", noun, key, "others", name, period)])
+
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def _decide(
@@ -246,124 +250,165 @@ class Budget(OfOneProcess):
     ) -> list[Decision]:
         """The decision about calls of one job that leave together: all of them, or none. One for each, in order. With
         `reserved`, what is charged is an upper bound of their cost."""
-        priced = self._price(calls, job, region, commit=commit, reserved=reserved)
-        if not priced[1]:
-            return self._free(priced[0])
+        checklist, charges = self._price(calls, job, region, reserved=reserved)
+        return self._ask(checklist, charges, commit=commit) if charges else self._free(checklist)
+
+    def _ask(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
+        """The decision about priced calls, by the ledger, or without it."""
         try:
-            return self._ask(priced)
+            outcome = self._project.decide(self.answers.question(checklist, charges), commit=commit)
         except LedgerError as error:
-            return self._go_without(priced, error)
+            return self._without(checklist, charges, error, commit=commit)
+        decision = self.answers.decision(checklist, outcome, commit=commit)
+        if self._recorder is not None:
+            self._recorder.answered()
+        first_ms = None if outcome.first is None else outcome.first[0]
+        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
+
+    def _without(
+        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
+    ) -> list[Decision]:
+        """The decision about priced calls while the ledger does not answer."""
+        decision = self._go_without(checklist, charges, trouble, commit=commit)
+        first_ms = decision.decided_at_ms if decision.source else None
+        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
+
+    def _of_each(
+        self,
+        checklist: Checklist,
+        charges: Sequence[Entry],
+        decision: Decision,
+        first_ms: int | None,
+        *,
+        commit: bool,
+    ) -> list[Decision]:
+        """The decision about each of the calls. Who wants to know of it is told."""
+        decisions = _of_each(checklist, charges, decision, first_ms)
+        if commit:
+            self._note(checklist, charges[0], decision)
+            if self.on_decision is not None:
+                for of_call in decisions:
+                    self.on_decision(of_call)
+        return decisions
+
+    def _note(self, checklist: Checklist, charge: Entry, decision: Decision) -> None:
+        """Count a refusal, and what shadow limits would have refused."""
+        if not decision.admitted:
+            self.note_refusal(decision, charge.job, charge.region, len(checklist.calls))
+        elif checklist.shadow and decision.would_refuse:
+            import logging  # late: few processes come here
+
+            for name in decision.would_refuse:
+                about = {"method": charge.method, "job": charge.job, "region": charge.region}
+                logging.getLogger("quota").info("%s", line("would_refuse", project=self.project, limit=name, **about))
+                if self._recorder is not None:
+                    self._recorder.shadowed(name, charge.job, decision.decided_at_ms, len(checklist.calls))
+
+    def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
+        """Count a refusal of `calls` together. `charge` does so itself; a job that ends with the refusal of a peek says
+        so here."""
+        if self._recorder is not None:
+            self._recorder.refused(decision, job, region, self._project.keys.run, calls)
+
+    def hand_over_refusals(self) -> None:
+        """Tell the ledger now what this process was refused: somebody is about to look at it. Raises nothing."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _price(
-        self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool, reserved: bool = False
-    ) -> Priced:
+        self, calls: Sequence[Call], job: str | None, region: str | None, *, reserved: bool = False
+    ) -> tuple[Checklist, tuple[Entry, ...]]:
         """What these calls cost, and which limits count them. From memory, so it never waits.
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
-        checklists = self._account.checklists
-        job, region = attribution(job, region, self._account.of_run)
+        checklists = self.checklists
+        job, region = attribution(job, region, self.of_run)
         each = []
         for method, units, parts in calls:
             if units is not None and type(units) is not int:
                 units = charge_units(units)
             each.append(checklists.of_now((text(method, "method"), units, parts, job)))
-        charges = charges_of(each, job, region, self._account.attempt_keys.next if commit else None, reserved=reserved)
+        charges = charges_of(each, job, region, self._project.keys.next, reserved=reserved)
         if len(charges) > MAX_CHARGES:
             raise UsageError(
                 f"these {many(len(each), 'call')} are {many(len(charges), 'charge')}, one for each bucket, and at most "
                 f"{MAX_CHARGES} are made together; make fewer calls at once"
             )
-        return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges, commit
+        return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges
 
     def _free(self, checklist: Checklist) -> list[Decision]:
         """The decision about calls that cost nothing: the ledger need not be asked."""
-        account = self._account
-        answer = Decision(
-            True, None, None, account.credential, account.project, "", 0, "ok", None, 0, account.clock(), None, ()
-        )
+        at_ms = self._project.wall()
+        answer = Decision(True, None, None, self.credential, self.project, "", 0, "ok", None, 0, at_ms, None, ())
         return [answer._replace(method=call.method) for call in checklist.calls]
 
-    def _ask(self, priced: Priced) -> list[Decision]:
-        """What the ledger decides about priced calls. Raises LedgerError where it cannot; nothing may leave then,
-        and the calls may have been charged."""
-        account, (checklist, charges, commit) = self._account, priced
-        repay(account)
-        checklist, request, result = account.ask(checklist, charges, commit=commit)
-        decision = account.answers.decision(checklist, request, result, account.entries_in_time, commit=commit)
-        return self._of_each(checklist, (request.charge, *request.also), decision, result.ids, commit=commit)
-
-    def _go_without(self, priced: Priced, trouble: LedgerError) -> list[Decision]:
+    def _go_without(
+        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
+    ) -> Decision:
         """What holds while the ledger does not answer: the local allowance decides, where there is one; else the calls
         are refused."""
-        account, (checklist, charges, commit), detail = self._account, priced, str(trouble)
-        next_key = account.attempt_keys.next
-        checklist, charges = account.checklists.priced_at(account.clock(), checklist, charges, next_key)
-        drawn = None
-        if account.allowance is not None:
+        detail, left_units = str(trouble), None
+        if self._allowance is not None:
             try:
-                drawn = account.allowance.draw(
-                    account.identity, charges, account.longest_ms, commit=commit, because=detail
-                )
+                left_units = draw(self._project, self._allowance, charges, detail, commit=commit)
             except LedgerError as error:
                 detail = f"{detail}; {error}"
-        admitted = drawn is not None
-        ids = tuple([f"{ALLOWANCE_ID}{name}" for name in drawn.names]) if drawn is not None else ()
-        decision = Decision(
+        admitted = left_units is not None
+        return Decision(
             admitted=admitted,
-            id=ids[0] if ids else None,
+            id=None,
             source="allowance" if admitted and commit else None,
-            credential=account.credential,
-            project=account.project,
+            credential=self.credential,
+            project=self.project,
             method=checklist.method,
             cost_units=checklist.units,
             reason="ok" if admitted else "ledger-unavailable",
             refused_by=None,
-            remaining_units=drawn.remaining_units if drawn is not None else 0,
-            decided_at_ms=account.clock(),
+            remaining_units=left_units or 0,
+            decided_at_ms=self._project.wall(),
             retry_at_ms=None,
             limits=(),
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
         )
-        return self._of_each(checklist, charges, decision, ids, commit=commit)
-
-    def _of_each(
-        self,
-        checklist: Checklist,
-        charges: tuple[Charge, ...],
-        decision: Decision,
-        ids: tuple[str, ...],
-        *,
-        commit: bool,
-    ) -> list[Decision]:
-        """The decision about each of the calls. A refusal is counted in the project's history."""
-        if commit and not decision.admitted:
-            self._account.note_refusal(decision, charges[0].job, charges[0].region, len(checklist.calls))
-        elif commit and checklist.shadow and decision.would_refuse:
-            self._account.note_shadow(decision, charges[0].job, charges[0].region, len(checklist.calls))
-        if len(charges) == 1 and not checklist.each:
-            decisions = [decision]
-        else:
-            left = iter(ids)
-            decisions = [
-                decision._replace(id=joined(islice(left, len(call.parts))), method=call.method, cost_units=call.units)
-                for call in checklist.calls
-            ]
-        if commit and self._account.on_decision is not None:
-            for one in decisions:
-                self._account.on_decision(one)
-        return decisions
 
 
-def account_of(budget: Budget) -> Account:
-    """What a budget stands on: for the modules of this package."""
-    return budget._account
+def _of_each(
+    checklist: Checklist, charges: Sequence[Entry], decision: Decision, first_ms: int | None
+) -> list[Decision]:
+    """The decision about each of the calls, whose charges were made at `first_ms` (None: they were not)."""
+    decisions, at = [], 0
+    for call in checklist.calls:
+        charged = first_ms is not None and call.parts
+        name = charge_id(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
+        decisions.append(decision._replace(id=name, method=call.method, cost_units=call.units))
+        at += len(call.parts)
+    return decisions
+
+
+def charge_id(ms: int, key: str, further: int) -> str:
+    """The id of a call's charge for people and programs: `MS-KEY`, with `+N` where it has N further charges."""
+    return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
+
+
+def parts_of_id(name: str) -> tuple[int, str, int]:
+    """The time, the key and the number of further charges in an id. Of a text that is none, the key is empty."""
+    ms, _, key = text(name, "charge").partition("-")
+    key, plus, further = key.partition(FURTHER)
+    if not (ms.isascii() and ms.isdigit() and len(ms) <= 15) or (plus and further not in [*"123456789"]):
+        return 0, "", 0
+    return int(ms), key, int(further or 0)
+
+
+def project_of(budget: Budget) -> Project:
+    """The log that a budget stands on: for the modules of this package."""
+    return budget._project
 
 
 def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
     """Raises UsageError for a call that can never succeed, as `charge_many` does. Asks nobody."""
-    budget._price(calls_of([call]), job, None, commit=False)
+    budget._price(calls_of([call]), job, None)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

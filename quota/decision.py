@@ -1,6 +1,6 @@
 """The answer to "may this call leave now?": the same from every ledger and every door.
 
-Named tuples, like the values of `quota.ledger.contract`, and for the same reason: each decision makes some.
+Named tuples, like the values of `quota.ledger.log`, and for the same reason: each decision makes some.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ class When(NamedTuple):
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
-    `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
-    `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
-    counted them, see `quota reconcile`. The others the ledger has lost. A `shadow` limit refuses nobody, and
-    `would_refuse` says that it has no room for this call. `noun`: what all its numbers count, "unit" or "call".
+    A `shadow` limit refuses nobody, and `would_refuse` says that it has no room for this call. `noun`: what all its
+    numbers count, "unit" or "call".
     """
 
     name: str
@@ -52,10 +50,6 @@ class LimitState(NamedTuple):
     used_units: int
     limit_units: int
     remaining_units: int
-    unlogged_units: int = 0
-    unlogged_next_ms: int = 0
-    unlogged_until_ms: int = 0
-    upstream_units: int = 0
     would_refuse: bool = False
     noun: str = "unit"
     shadow: bool = False

@@ -4,7 +4,8 @@
     ├── ConfigError                 78  the configuration cannot be used
     ├── UsageError                   2  the call itself cannot be right
     │   ├── UnknownMethod               the cost book has no price for it
-    │   └── CostExceedsLimit            no waiting will ever make it fit
+    │   ├── CostExceedsLimit            no waiting will ever make it fit
+    │   └── SessionClosedError          the session was closed before
     ├── Refused                     75  the budget said no; carries the decision
     ├── LedgerError                 69  the ledger could not answer
     │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
@@ -50,6 +51,13 @@ class UnknownMethod(UsageError):
 
 class CostExceedsLimit(UsageError):
     """One call costs more than a limit can ever hold: waiting does not help."""
+
+
+class SessionClosedError(UsageError):
+    """A session that is closed was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("this session is closed; open another one with quota.open() or quota.open_async()")
 
 
 class LedgerError(QuotaError):

@@ -11,16 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from quota.budget import Budget, account_of
+from quota.budget import Budget
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
-from quota.deciding.account import SessionClosedError
-from quota.errors import ConfigError, QuotaError, UsageError
-from quota.ledger.contract import Ledger
+from quota.deciding.allowance import Allowance
+from quota.deciding.project import Project
+from quota.deciding.recorder import Recorder, close_all
+from quota.errors import ConfigError, QuotaError, SessionClosedError, UsageError
+from quota.journal.journal import Journal
 from quota.ledger.identity import Identity
-from quota.ledger.parts import KeepsHistory, repairable
+from quota.ledger.log import Log
+from quota.rules.keys import Keys
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.keys import read_key
 from quota.settings.load import given_settings, load_settings
@@ -28,13 +31,11 @@ from quota.settings.model import CredentialSettings, Settings
 from quota.settings.tables import A_CREDENTIAL
 from quota.terms.api import KeyPlace
 from quota.terms.arguments import one, text
-from quota.terms.attribution import AttemptKeys, attempt_number, machine_name
+from quota.terms.attribution import machine_name
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from quota.clients.caller import Caller
-    from quota.deciding.recorder import Recorder
-    from quota.recovery.allowance import Allowance
-    from quota.recovery.high_water_mark import HighWaterMark
 
 JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"
@@ -60,16 +61,14 @@ class Session(OfOneProcess):
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
         self.settings = one(settings, Settings, "settings", "open a session with quota.open(path)")
-        self._attempt_keys = AttemptKeys()
         self._clock = clock
         self._closed = False
         self._closing = _Closing()
-        self._ledger: Ledger | None = None
-        self._allowance: Allowance | None = None
+        self._ledger: Log | None = None
         self._budgets: dict[str, Budget] = {}
-        self._high_water_marks: dict[Identity, HighWaterMark] = {}
-        self._recorders: dict[str, Recorder] = {}
-        self._has_told = False
+        self._projects: dict[Identity, Project] = {}
+        self._recorders: dict[Identity, Recorder] = {}
+        self._has_warned = False
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         """What each job leaves to others, by project: whichever credential of it is asked, they share one budget."""
@@ -80,22 +79,22 @@ class Session(OfOneProcess):
         closed = ", closed" if self._closed else ""
         return f"<quota.Session of {self.settings.source}: {listed(self.settings.credentials)}{closed}>"
 
+    @cached_property
+    def keys(self) -> Keys:
+        """Makes the keys of this process's charges."""
+        return Keys(folder=self._state_folder)
+
     @property
     def run(self) -> str:
-        """The 8-character id of this process's run. Every idempotency key of its charges begins with it."""
-        return self._attempt_keys.run
-
-    def attempt_number(self) -> int:
-        """A number that no attempt has. It is higher than the numbers of all attempts before this call, and lower than
-        those of all later ones. Compare it with `quota.terms.attribution.attempt_number`."""
-        return attempt_number(self._attempt_keys.next())
+        """The 8-character id of this process's run. Every key of its charges begins with it."""
+        return self.keys.run
 
     @cached_property
     def _state_folder(self) -> Path:
         return state_folder()
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> Log:
         """The one ledger of this session, opened on first access."""
         self._check_open()
         if self._ledger is None:
@@ -126,91 +125,65 @@ class Session(OfOneProcess):
             chosen = self.credential(credential)
             if (known := self._budgets.get(chosen.name)) is not None:
                 return known
-            identity = self._identity(chosen)
+            allowed = self.settings.ledger.unavailable
+            project = self._project(chosen)
             budget = Budget(
                 credential=chosen.name,
-                project=chosen.project,
                 book=chosen.book,
                 limits=chosen.limits,
-                ledger=self.ledger,
+                project=project,
                 leave=self._leaves.get(chosen.project),
-                clock=self._clock,
-                jitter_ms=machine_jitter_ms(),
-                attempt_keys=self._attempt_keys,
-                allowance=self._open_allowance(),
-                high_water_mark=self._open_high_water_mark(identity),
-                identity=identity,
-                recorder=self._open_recorder(chosen.project),
+                allowance=None if allowed is None else Allowance(allowed.max_cost_units, allowed.allowance_units),
+                recorder=self._recorders[self._identity(chosen)],
             )
             self._budgets[chosen.name] = budget
             return budget
+
+    def project(self, credential: str | None = None) -> Project:
+        """The log of a credential's project, as this process reads it. Credentials of one project share it."""
+        with self._closing.lock:
+            self._check_open()
+            return self._project(self.credential(credential))
+
+    def _project(self, chosen: CredentialSettings) -> Project:
+        identity = self._identity(chosen)
+        if identity not in self._projects:
+            windows = [limit.view.window.longest_ms for limit in chosen.limits]
+            longest_ms = max(windows, default=DAY_MS)
+            project = Project(
+                self.ledger,
+                chosen.project,
+                journal=self._open_journal(identity, longest_ms),
+                keys=self.keys,
+                clock=self._clock,
+                longest_ms=longest_ms,
+                jitter_ms=machine_jitter_ms(),
+            )
+            self._projects[identity] = project
+            self._recorders[identity] = Recorder(project.state)
+        return self._projects[identity]
 
     def _identity(self, credential: CredentialSettings) -> Identity:
         """Whose units a credential spends, wherever the ledger is."""
         ledger = self.settings.ledger.identity or self.ledger.label
         return Identity(ledger, credential.project, credential.endpoint or "")
 
-    def _open_high_water_mark(self, identity: Identity) -> HighWaterMark | None:
-        """This machine's high-water mark of a project's ledger; None for one in memory, which has no other users."""
+    def _open_journal(self, identity: Identity, longest_ms: int) -> Journal:
+        """What this machine has seen of a project's log. One of a ledger in memory, which has no other users, has no
+        files."""
         if self.settings.ledger.file == "":
-            return None
-        if identity not in self._high_water_marks:
-            from quota.recovery.registry import open_high_water_mark
+            return Journal.in_memory(identity, keep_ms=longest_ms)
+        journal = Journal(self._state_folder, identity, keep_ms=longest_ms)
+        if not self._has_warned and not journal.exists:
+            self._warn_of_left_behind()
+        return journal
 
-            opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
-            self._high_water_marks[identity] = opened
-            if not (self._has_told or os.path.isdir(os.path.dirname(opened.path))):
-                self._tell_of_left_behind()
-        return self._high_water_marks[identity]
-
-    def _tell_of_left_behind(self) -> None:
+    def _warn_of_left_behind(self) -> None:
         """A project begins on this machine: say so if it may be another name of one that was charged until now."""
-        self._has_told = True
+        self._has_warned = True
         for name, until_ms in projects_left(self):
             said = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
             warn("project_left", f'{said}give it project = "{name}"', project=name, until=rfc3339(until_ms))
-
-    def _open_recorder(self, project: str) -> Recorder | None:
-        """What this process tells the ledger of a project beside its decisions; None for one that keeps no history."""
-        if not isinstance(self.ledger, KeepsHistory):
-            return None
-        if project not in self._recorders:
-            from quota.deciding.recorder import Recorder
-
-            self._recorders[project] = Recorder(self.ledger, project, self._clock)
-        return self._recorders[project]
-
-    def _open_allowance(self) -> Allowance | None:
-        """The local allowance for spending while the ledger cannot answer; None where the configuration allows none."""
-        allowed = self.settings.ledger.unavailable
-        if self._allowance is None and allowed is not None:
-            from quota.recovery.allowance import Allowance
-
-            path = str(state_folder() / "allowance.db")
-            clock = self._clock or host_clock
-            self._allowance = Allowance(path, allowed.max_cost_units, allowed.allowance_units, clock)
-        return self._allowance
-
-    def repair(self, project: str) -> bool:
-        """Date from now on what a wrong clock dated ahead, in the ledger and in this machine's journal of draws.
-
-        False, and nothing is done, while this machine's clock and the ledger's disagree: see `Repairable.repair`.
-        """
-        project = text(project, "project")
-        clock = self._clock or host_clock
-        if repairable(self.ledger).repair(project, self.run, clock()) is None:
-            return False
-        allowance = self._open_allowance()
-        if allowance is not None:
-            allowance.repair()
-        return True
-
-    def check_allowance(self) -> None:
-        """Raises LedgerError if this machine's journal of draws is there and cannot be used. Makes none."""
-        self._check_open()
-        allowance = self._open_allowance()
-        if allowance is not None:
-            allowance.check()
 
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
@@ -331,31 +304,19 @@ class Session(OfOneProcess):
     def close(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice, and by several threads.
 
-        What this process still has to tell and to read, of all projects together, it does within a second, mostly at
-        once. What it has not read by then is read after a later decision.
+        What this process still has to tell the ledger, of all projects together, it does within a second, mostly at
+        once.
         """
         with self._closing.lock:  # another one that closes it meanwhile waits for the end
             self._closed = True
             while self._services:
                 self._services.pop().close()
-            if self._allowance is not None:
-                self._allowance.close()
-            recorders, self._recorders = self._recorders, {}
-            if recorders:
-                from quota.deciding.recorder import close_all
-
-                close_all(recorders.values())
+            close_all(self._recorders.values())
+            self._recorders = {}
+            self._budgets = {}
+            while self._projects:
+                self._projects.popitem()[1].close()
             ledger, self._ledger = self._ledger, None
-            if ledger is not None and self._high_water_marks:
-                from quota.recovery.registry import end_all
-
-                end_all([*self._high_water_marks.values()], ledger)
-            while self._budgets:
-                account_of(self._budgets.popitem()[1]).close()
-            while self._high_water_marks:
-                from quota.recovery.registry import close_high_water_mark
-
-                close_high_water_mark(self._high_water_marks.popitem()[1])
             if ledger is not None:
                 ledger.close()
 
@@ -420,10 +381,15 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
     time in ms until which that counts. One of them may be another name of one that begins now."""
     if not session.settings.ledger.identity:  # without a file there is nothing to be renamed
         return []
-    from quota.recovery.left_behind import left_behind
+    from quota.journal.left_behind import left_behind
 
     identities = [session._identity(one) for one in session.settings.credentials.values()]
-    return left_behind(session._state_folder, identities, (session._clock or host_clock)())
+    windows = [
+        x.view.window.longest_ms for credential in session.settings.credentials.values() for x in credential.limits
+    ]
+    return left_behind(
+        session._state_folder, identities, (session._clock or host_clock)(), max(windows, default=DAY_MS)
+    )
 
 
 def ledger_answers(session: Session) -> bool | None:
@@ -433,7 +399,7 @@ def ledger_answers(session: Session) -> bool | None:
         return None
     try:
         for project in sorted({credential.project for credential in session.settings.credentials.values()}):
-            session.ledger.whole_after_ms(project)
+            session.ledger.begin(project)
     except QuotaError:
         return False
     return True

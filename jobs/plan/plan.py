@@ -29,6 +29,8 @@ from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.reports.spending import stands_out
 from quota.reports.status import held_to
+from quota.rules.spent import spent as charges_in
+from quota.rules.total import total_of
 from quota.settings.model import CredentialSettings, Settings
 from quota.terms.arguments import texts
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
@@ -245,29 +247,31 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
             needs_units = _needs(limit, _counted(limit, project, outcome.wanted))
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
             slots, zone = _counted(limit, project, spent), _zone(credential, limit)
+            room = partial(_room, project, limit, state, outcome.start_ms)
             yield LimitPlan(
                 project,
                 limit,
                 zone,
                 needs_units,
-                held_to(limit, state.grants.get(project, ()), outcome.start_ms),
-                tuple(_days(limit, zone, slots, refusals, outcome, partial(_room, project, limit, state))),
+                held_to(limit, state.facts_of(project).grants, outcome.start_ms),
+                tuple(_days(limit, zone, slots, refusals, outcome, room)),
             )
 
 
-def _room(project: str, limit: Limit, state: State, at_ms: int) -> int:
-    """What a limit holds at a time, beside what it counts without a charge in the log."""
-    usages = {usage for usage in state.unlogged.get(project, ()) if usage.view == limit.view.name}
-    return held_to(limit, state.grants.get(project, ()), at_ms) - sum(usage.units_at(at_ms) for usage in usages)
+def _room(project: str, limit: Limit, state: State, start_ms: int, at_ms: int) -> int:
+    """What a limit holds at a time of the plan, beside what only upstream has counted."""
+    others = [entry for entry in state.entries.get(project, ()) if entry.kind == "others"]
+    room = held_to(limit, state.facts_of(project).grants, at_ms)
+    return room - (total_of(limit.view, others, start_ms).used_after(at_ms) or 0)
 
 
 def _before(project: str, state: State) -> list[Spent]:
     """The charges of the live log, which are older than the plan."""
     found: dict[tuple[str, str, str], Spent] = {}
-    for entry in state.entries.get(project, ()):
-        key = (entry.bucket, entry.method, entry.job)
+    for charge in charges_in(state.entries.get(project, ())):
+        key = (charge.bucket, charge.method, charge.job)
         spent = found.setdefault(key, Spent(project, *key))
-        spent.add(entry.ms // SLOT_MS, entry.units, min(entry.units, 1))
+        spent.add(charge.id[0] // SLOT_MS, charge.units, min(charge.units, 1))
     return list(found.values())
 
 

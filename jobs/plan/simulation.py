@@ -9,8 +9,8 @@ A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in 
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
-The budget decides each call, as it decides real ones. One that was refused is not asked about again before the time
-that it was told.
+The budget decides each call, as it decides real ones: as many together as fit. One that was refused is not asked about
+again before the time that it was told.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quota.budget import Budget, account_of
+from quota.budget import MAX_CHARGES, Budget
 from quota.common.clock import NEVER
-from quota.deciding.outlook import unlogged_usage
+from quota.deciding.history import entries as entries_of
+from quota.deciding.project import Project
 from quota.deciding.run_limit import MAX_UNITS, RunLimit
+from quota.errors import CostExceedsLimit
 from quota.jobs.fetches.walks import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
-from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick
 from quota.jobs.store.checkpoints import Checkpoint
-from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
-from quota.ledger.entry import Charge, Entry
-from quota.ledger.grants import Grant
-from quota.ledger.parts import notes_in
-from quota.ledger.unlogged import UnloggedUsage
+from quota.ledger.log import EPOCH
+from quota.ledger.memory_log import MemoryLog
 from quota.reports.spending import Bought
+from quota.rules.entry import START, Entry, just_before
+from quota.rules.facts import FACTS, Facts
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import CredentialSettings, JobSettings, Settings
 from quota.terms.costs import CostBook, Part, Price
@@ -149,15 +149,16 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a simulation begins: the ledger's entries and unlogged usage, the closed buckets, what upstream grants, and
-    the checkpoints of each job. `bought` is what pages brought in the last 7 days."""
+    """Where a simulation begins: the ledger's entries and facts of each project, and the checkpoints of each job.
+    `bought` is what pages brought in the last 7 days."""
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
-    unlogged: Mapping[str, Sequence[UnloggedUsage]] = field(default_factory=dict)
-    exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
+    facts: Mapping[str, Facts] = field(default_factory=dict)
     checkpoints: Mapping[str, Sequence[Checkpoint]] = field(default_factory=dict)
-    grants: Mapping[str, Sequence[Grant]] = field(default_factory=dict)
     bought: Sequence[Bought] = ()
+
+    def facts_of(self, project: str) -> Facts:
+        return self.facts.get(project, Facts())
 
 
 EMPTY = State()
@@ -169,22 +170,18 @@ def read_state(session: Session) -> State:
     from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
 
-    settings, ledger = session.settings, session.ledger
-    now_ms = ledger.now_ms()
-    entries, unlogged, exhaustions, grants = {}, {}, {}, {}
+    settings, now_ms = session.settings, session.ledger.now_ms()
+    entries, facts = {}, {}
     for credential in settings.credentials.values():
-        longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
-        entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
-        unlogged[credential.project] = unlogged_usage(account_of(session.budget(credential.name)))
-        notes = notes_in(ledger).notes(credential.project)
-        exhaustions[credential.project] = [x for x in notes.exhaustions if not x.reopened_ms]
-        grants[credential.project] = notes.grants
+        project = session.project(credential.name)
+        entries[project.name] = list(entries_of(project, just_before(now_ms - project.longest_ms)))
+        facts[project.name] = project.state.facts()
     checkpoints: dict[str, list[Checkpoint]] = {}
     with Store.existing(settings.store) if is_made(settings.store.url) else nullcontext() as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
         bought = [] if store is None else store.bought(max(0, now_ms - 7 * DAY_MS))
-    return State(entries, unlogged, exhaustions, checkpoints, grants, bought)
+    return State(entries, facts, checkpoints, bought)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
@@ -239,16 +236,24 @@ class _Call:
     wanted: list[Spent]
     times: int = 0
 
+    @property
+    def units(self) -> int:
+        """What it costs, for a run: in its first bucket."""
+        return self.parts[0].units if self.parts else 0
+
 
 class _Job:
     """One job's constants and its regions.
+
+    At most `at_once` calls are decided together: those of a paced limit, whose pace holds no first call, one by one.
 
     `calls` are the calls of a pass over one region, `kinds` the different ones among them, by the prices of the time
     for which `price` was called last.
     """
 
     __slots__ = (
-        "budget", "calls", "kinds", "knows", "max_units", "methods", "name", "priced_until_ms", "regions", "spent",
+        "at_once", "budget", "calls", "kinds", "knows", "max_units", "methods", "name", "priced_until_ms", "regions",
+        "spent",
         "steps", "totals", "wanted",
     )  # fmt: skip
 
@@ -262,6 +267,8 @@ class _Job:
         self.name = job.name
         self.budget = budget
         self.max_units = job.max_units
+        is_paced = any(limit.paced for limit in budget.limits_of(job.name))
+        self.at_once = 1 if is_paced else MAX_CHARGES // budget.book.most_parts
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
@@ -319,8 +326,8 @@ class _Simulation:
     ) -> None:
         self.now_ms = start_ms
         self.start_ms, self.until_ms = start_ms, until_ms
-        ledgers = self._replay(settings, state)
-        budgets = {c.name: self._budget(settings, c, ledgers[c.project]) for c in settings.credentials.values()}
+        log = self._replay(settings, state)
+        budgets = {c.name: self._budget(settings, c, log) for c in settings.credentials.values()}
         self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
@@ -333,38 +340,23 @@ class _Simulation:
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 
-    def _budget(self, settings: Settings, credential: CredentialSettings, ledger: MemoryLedger) -> Budget:
-        budget = Budget(
+    def _budget(self, settings: Settings, credential: CredentialSettings, log: MemoryLog) -> Budget:
+        return Budget(
             credential=credential.name,
-            project=credential.project,
             book=credential.book,
             limits=credential.limits,
-            ledger=ledger,
+            project=Project(log, credential.project, clock=lambda: self.now_ms, jitter_ms=machine_jitter_ms()),
             leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
-            clock=lambda: self.now_ms,
-            jitter_ms=machine_jitter_ms(),
         )
-        account_of(budget).said_ahead = True  # whoever read the live ledger has said it
-        return budget
 
-    def _replay(self, settings: Settings, state: State) -> dict[str, MemoryLedger]:
-        """A ledger for each project, with the live log, each charge at its own time, and all else that stands."""
-        ledgers, start_ms = {}, self.now_ms
-        for project, limits in {c.project: c.limits for c in settings.credentials.values()}.items():
-            longest_ms = max((limit.view.window.longest_ms for limit in limits), default=0)
-            ledger = ledgers[project] = MemoryLedger(
-                lambda: self.now_ms,
-                longest_ms,
-                state.exhaustions.get(project, ()),
-                state.grants.get(project, ()),
-                state.unlogged.get(project, ()),
-            )
-            for entry in state.entries.get(project, ()):
-                self.now_ms = entry.ms
-                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.idempotency_key)
-                ledger.append(charge)
-            self.now_ms = start_ms
-        return ledgers
+    def _replay(self, settings: Settings, state: State) -> MemoryLog:
+        """A ledger in memory with the live log of each project, each entry at its own time, and the facts."""
+        log = MemoryLog(clock=lambda: self.now_ms)
+        for project in {credential.project for credential in settings.credentials.values()}:
+            _, fence = log.fence(project, "", "replay")
+            log.replace(project, fence, START, state.entries.get(project, ()), fence)
+            log.change(project, {EPOCH: fence}, {EPOCH: "replayed", FACTS: state.facts_of(project).text()})
+        return log
 
     def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
         stopped = False
@@ -405,24 +397,56 @@ class _Simulation:
         todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
         started, todo = False, by_rotation(todo)
         of_run = None if job.max_units is None else RunLimit(job.max_units)
+        coming = [call for region in todo for call in job.calls[region.cursor or 0 :]]
+        admitted = 0  # of those that come next
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(job.calls)):
-                call = job.calls[index]
-                # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
-                until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
-                if at_ms < until_ms:
-                    return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
-                if of_run is not None and not of_run.take(call.parts[0].units if call.parts else 0):
-                    return Refusal(at_ms, job.name, MAX_UNITS, len(todo) - done, started)
-                one = [(call.method, None, call.unknown)]
-                (decision,) = job.budget._decide(one, job.name, region.name, commit=True)
-                if not decision.admitted:
-                    next_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
-                    self.refused_until[call.knows] = (next_ms, decision.refused_by)
-                    return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
+                if not admitted:
+                    admitted, refused_by = self._admit(job, coming, of_run)
+                    if not admitted:
+                        return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
+                    del coming[:admitted]
+                admitted -= 1
                 started = True
+                call = job.calls[index]
                 for spent, part in zip(call.spent, call.parts, strict=True):
                     spent.add(slot, part.units)
                 region.cursor = index + 1
             job.complete(region, at_ms)
         return None
+
+    def _admit(self, job: _Job, coming: Sequence[_Call], of_run: RunLimit | None) -> tuple[int, str | None]:
+        """How many of the calls that come next are admitted now, at least; 0: none, and which limit refuses them.
+
+        Without pace the budget admits several calls of one moment together if it admits one after the other.
+        """
+        asked: list[_Call] = []
+        refused_by: str | None = None
+        for call in coming[: job.at_once]:
+            # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
+            until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
+            if self.now_ms < until_ms:
+                break
+            if of_run is not None and not of_run.take(call.units):
+                refused_by = MAX_UNITS
+                break
+            asked.append(call)
+        while asked:
+            try:
+                named = [(call.method, None, call.unknown) for call in asked]
+                decision = job.budget._decide(named, job.name, commit=True)[0]
+            except CostExceedsLimit:
+                if len(asked) == 1:
+                    raise
+            else:
+                if decision.admitted:
+                    break
+                if len(asked) == 1:
+                    next_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
+                    self.refused_until[asked[0].knows] = next_ms, decision.refused_by
+                    return 0, decision.refused_by
+            half = len(asked) // 2
+            if of_run is not None:
+                of_run.give_back(sum(call.units for call in asked[half:]))
+            del asked[half:]
+        return len(asked), refused_by

@@ -80,7 +80,7 @@ def _checkpoint(
 
 
 def place_of(checkpoint: Checkpoint, cursors: Sequence[bytes]) -> str:
-    """A checkpoint as text, with digests of the last cursors of its pass, for a ledger that keeps it (L31)."""
+    """A checkpoint as text, with digests of the last cursors of its pass, for a ledger that keeps it."""
     place = {name: getattr(checkpoint, name) for name in _PLACE}
     return json.dumps({**place, "cursors": [digest.hex() for digest in cursors]})
 

@@ -6,12 +6,11 @@ import codecs
 import os
 from typing import NamedTuple
 
-from quota.budget import Budget, check_call
+from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.common.named import read_named
 from quota.common.text import show
-from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import UsageError
-from quota.ledger.contract import MAX_CHARGES
+from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.terms.attribution import check_name
 
 MAX_FILE_BYTES = 65_536

@@ -40,10 +40,15 @@ def books_of(session: Session) -> list[CostBook]:
 
 
 def journal(session: Session) -> list[Finding]:
-    """A journal that cannot be used stops no call that the ledger decides, so nothing else tells of it before an
-    outage."""
+    """Draws that cannot be noted stop no call that the ledger decides, so nothing else tells of it before an outage."""
+    allowed, credentials = session.settings.ledger.unavailable, session.settings.credentials
+    if allowed is None or not credentials:
+        return []
+    project = session.project(next(iter(credentials)))
+    if project.journal is None:
+        return []
     try:
-        session.check_allowance()
+        project.journal.draws.drawn(host_clock(), project.longest_ms)
     except LedgerError as error:
         return [finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")]
     return []
@@ -61,13 +66,11 @@ def _renamed(session: Session) -> Iterator[Finding]:
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:
-    """Read the usage of every project, as each decision does first; return what is wrong with the ledger.
+    """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
 
     A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
     warning. Does not create a missing ledger file.
     """
-    from quota.budget import Budget
-    from quota.common.several import several
     from quota.ledger.factory import open_ledger
 
     url, path = settings.ledger.url, settings.ledger.file
@@ -83,12 +86,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     except ConfigError:  # `lint` reports it
         return []
     try:
-        budgets = (
-            Budget(credential=one.name, project=one.project, book=one.book, limits=one.limits, ledger=ledger)
-            for one in {c.project: c for c in settings.credentials.values()}.values()
-        )
-        for _ in several(Budget.usage, budgets):
-            pass
+        for project in {credential.project for credential in settings.credentials.values()}:
+            ledger.begin(project)
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]

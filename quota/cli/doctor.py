@@ -18,8 +18,8 @@ from quota.common.findings import Finding, finding_of, ranked, warning
 from quota.common.redact import redact
 from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
+from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
-from quota.ledger.parts import repairable
 from quota.reports.status import exact_from
 from quota.session import Session
 from quota.settings.ageing import ageing
@@ -89,11 +89,11 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     if path and not os.path.exists(path):
         if not prevented:
             yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
-        yield from repairable(ledger).examine(session.credential(names[0]).project)
+        yield from ledger.examine(session.credential(names[0]).project)
         return
     try:
         for name in names:  # first: a peek gives a key the lifetime that it lacks
-            for finding in repairable(ledger).examine(session.credential(name).project):
+            for finding in ledger.examine(session.credential(name).project):
                 if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
                     said |= finding.level == "error" and finding.location == "ledger file"
                     yield finding
@@ -153,7 +153,7 @@ def _clock(session: Session) -> Finding:
 
 def _ahead(session: Session, project: str) -> Iterator[Finding]:
     """What a clock that was wrong has dated ahead of now."""
-    ahead = repairable(session.ledger).ahead(project)
+    ahead = ahead_of(session.ledger, project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
@@ -165,7 +165,8 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
 
 def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
     """The limits whose window begins before the ledger's log does."""
-    since_ms, now_ms = session.ledger.whole_after_ms(credential.project), session.ledger.now_ms()
+    beginning = session.ledger.begin(credential.project)
+    since_ms, now_ms = beginning.trimmed[0], beginning.clock_ms
     for limit in credential.limits:
         exact_ms = exact_from(limit.view.window, since_ms, now_ms)
         if exact_ms is not None:

@@ -1,4 +1,4 @@
-"""`quota ledger`: what an owner does to a ledger as a whole. The work itself is in `quota.ledger`."""
+"""`quota ledger`: what an owner does to a ledger as a whole. The work itself is in `quota.deciding`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from quota.cli.output import now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339
 from quota.common.members import members
 from quota.common.text import listed, many
-from quota.decision import SET_THE_CLOCK
-from quota.errors import ConfigError, LedgerError, RepairRefused, UsageError
+from quota.errors import ConfigError, LedgerError, UsageError
 from quota.settings.toml import in_toml
 
 if TYPE_CHECKING:
-    from quota.ledger.contract import Ahead
-    from quota.ledger.fence import Movable
-    from quota.ledger.move import Moved, Step
+    from quota.deciding.moves import Moved, Step
+    from quota.deciding.repairs import Ahead
+    from quota.ledger.log import Log
     from quota.settings.model import Settings
 
 SAY_EVERY_S = 2
@@ -55,8 +54,8 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     upstream closed count on.
 
     It moves the projects of this configuration. NEW must hold nothing of them, unless it is where they came from: the
-    way back is a move too. An interrupted move goes on when it is run again; until it is done, `quota ledger move NEW
-    OLD` takes it back. Exit status 1: it cannot be done, and nothing was changed.
+    way back is a move too. An interrupted move goes on when it is run again; if it is not, OLD goes on by itself within
+    2 s, unless all was copied by then. Exit status 1: it cannot be done, and nothing was changed.
 
     A url may be "env:NAME" or "file:PATH" here too: its password does not show in the list of processes then. That of
     this configuration's ledger is known.
@@ -66,7 +65,7 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
       quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
       quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
-    from quota.ledger.move import plan_move
+    from quota.deciding.moves import plan_move
 
     with quota.open(config) as session:
         settings = session.settings
@@ -92,8 +91,6 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say("  [ledger]")
         say(f"  url = {in_toml(target.label)}")
-    if all(one.kind == "take back" for one in moved):
-        return
     say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")
     if source.shared and not target.shared:
         say("The new ledger is a file: only the programs of this machine can use it.")
@@ -104,14 +101,11 @@ _OUTCOMES = {
     "move": "moved",
     "go on": "moved",
     "moved already": "already-moved",
-    "take back": "taken-back",
 }
 
 
-def _told(source: Movable, target: Movable, moved: Moved) -> str:
+def _told(source: Log, target: Log, moved: Moved) -> str:
     project = f"project {moved.project}:"
-    if moved.kind == "take back":
-        return f"{project} the unfinished move is taken back; {target.label} is open again"
     if moved.kind == "moved already":
         return f"{project} moved already to {target.label}"
     if moved.kind == "nothing":
@@ -119,14 +113,14 @@ def _told(source: Movable, target: Movable, moved: Moved) -> str:
     return f"{project} {many(moved.charges, 'charge')} moved to {target.label}"
 
 
-def _movable(name: str, url: str, settings: Settings) -> Movable:
+def _movable(name: str, url: str, settings: Settings) -> Log:
     """The ledger at a url of the command line. Raises UsageError."""
-    from quota.ledger.factory import file_of, open_movable
+    from quota.ledger.factory import file_of, open_ledger
     from quota.ledger.file_url import absolute
 
     url = _with_secrets(name, url, settings)
     try:
-        return open_movable(url if file_of(url) is None else absolute(url, Path.cwd()))
+        return open_ledger(url if not file_of(url) else absolute(url, Path.cwd()))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -155,49 +149,41 @@ def _label(url: str) -> str:
     return ledger.label
 
 
-def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[Moved]:
-    from quota.ledger.fence import OvertakenError
-    from quota.ledger.move import carry_out
+def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:
+    from quota.deciding.fence import FenceLostError
+    from quota.deciding.moves import carry_out
 
     say_progress = now_and_then(SAY_EVERY_S)
 
-    def progress(project: str, copied: int, charges: int) -> None:
-        say_progress(f"project {project}: {copied:,} of {many(charges, 'charge')} copied")
+    def progress(project: str, entries: int) -> None:
+        say_progress(f"project {project}: {many(entries, 'entry')} copied")
 
     try:
         return [carry_out(source, target, step, progress) for step in steps]
-    except OvertakenError:
+    except FenceLostError:
         raise
-    except (LedgerError, KeyboardInterrupt) as error:
-        stands = f"nothing was moved, and {source.label} is as it was"
-        if _begun(source, steps):
-            back = f"quota ledger move {target.label} {source.label}"
-            stands = f"the move is not finished: run it again, or take it back: {back}"
-        if isinstance(error, LedgerError):
-            raise LedgerError(f"{error}; {stands}") from error
-        say(f"quota: {stands}", err=True)
+    except LedgerError as error:
+        raise LedgerError(f"{error}; {_UNFINISHED}") from error
+    except KeyboardInterrupt:
+        say(f"quota: {_UNFINISHED}", err=True)
         raise
 
 
-def _begun(source: Movable, steps: Sequence[Step]) -> bool:
-    """Whether the old ledger is fenced by now, or may be."""
-    try:
-        return any(source.standing(step.project).role not in ("open", "empty") for step in steps)
-    except LedgerError:
-        return True
+_UNFINISHED = "the move is not finished, and nothing is lost: run it again"
 
 
-def _held(source: Movable, target: Movable) -> list[str]:
+def _held(source: Log, target: Log) -> list[str]:
     """The projects of a ledger, without those that have moved to a third one."""
+    from quota.ledger.log import SEAL, is_seal
 
     def is_gone(project: str) -> bool:
-        standing = source.standing(project)
-        return standing.role == "sealed" and target.standing(project).move != standing.move
+        epoch = source.begin(project).epoch
+        return is_seal(epoch) and epoch != SEAL + target.label
 
     return [project for project in source.projects() if not is_gone(project)]
 
 
-def _others(source: Movable, target: Movable, projects: Sequence[str]) -> list[str]:
+def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
     """The projects that stay in the old ledger; none where this user may not list them."""
     try:
         return [project for project in _held(source, target) if project not in projects]
@@ -216,10 +202,9 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     """Date from now on what a clock that was wrong has dated ahead.
 
     First set the clock right. A charge that is dated ahead counts until that date and a window later, and all that is
-    charged after it is dated behind it. Repaired, it counts for one window from now: not less than it should. What
-    machines remember of such charges is mended too, also where the ledger was emptied meanwhile: run this then as well.
+    charged after it is dated behind it. Repaired, it counts for one window from now: not less than it should.
 
-    It shows what would change; --yes does it, while others go on charging. If it is interrupted, run it again. Exit
+    It shows what would change; --yes does it, while others wait for a moment. If it is interrupted, run it again. Exit
     status 1: this machine's clock and the ledger's are more than 5 s apart, and nothing was changed.
 
     \b
@@ -227,55 +212,42 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
       quota ledger repair
       quota ledger repair --yes
     """
-    from quota.ledger.contract import clocks_are_one
-    from quota.ledger.parts import repairable
+    from quota.deciding import repairs
     from quota.session import projects_of
 
     with quota.open(config) as session:
-        projects = list(projects_of(session))
-        label, ahead_in = session.ledger.label, repairable(session.ledger).ahead
-        found = {project: ahead_in(project) for project in projects}
-        here_ms, there_ms = host_clock(), session.ledger.now_ms()
-        if not clocks_are_one(there_ms, here_ms) or (yes and not all(map(session.repair, projects))):
-            raise RepairRefused(
-                f"this machine's clock reads {rfc3339(here_ms)}, the ledger's {rfc3339(there_ms)}; {SET_THE_CLOCK}"
-            )
+        log, projects = session.ledger, list(projects_of(session))
+        ahead_of = {project: repairs.ahead(log, project) for project in projects}
+        there_ms = log.now_ms()
+        repairs.check_clocks(there_ms, host_clock())
+        for project in projects if yes else ():
+            repairs.repair(log, project, host_clock())
     if as_json:
-        rows = [_ahead_json(project, ahead) for project, ahead in found.items()]
-        print_json({"ledger": label, "at": rfc3339(there_ms), "repaired": yes, "projects": rows})
+        rows = [_ahead_json(project, ahead) for project, ahead in ahead_of.items()]
+        print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": yes, "projects": rows})
         return
-    say(f"ledger {label}, where it is {rfc3339(there_ms)}:")
-    for project, ahead in found.items():
-        say(*(f"  project {project}: {line}" for line in _told_ahead(ahead, yes=yes)))
-    if not yes and any(ahead.found for ahead in found.values()):
-        say("Nothing was changed. If that time is right: quota ledger repair --yes")
-    elif not yes:
-        say("Nothing was changed. Where a program is refused for its clock all the same: quota ledger repair --yes")
+    say(f"ledger {log.label}, where it is {rfc3339(there_ms)}:")
+    for project, ahead in ahead_of.items():
+        say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
+    if not yes:
+        is_ahead = any(ahead.found for ahead in ahead_of.values())
+        say("Nothing was changed." + (" If that time is right: quota ledger repair --yes" if is_ahead else ""))
 
 
-def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
+def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
     dated = "dated ahead, now dated now" if yes else "dated ahead"
     lines = []
     if ahead.charges:
         newest = f"the newest {rfc3339(ahead.newest_ms)}"
         lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
-    if ahead.unlogged_units:
-        window = "now for a window" if yes else "for longer than a window"
-        lines.append(f"{many(ahead.unlogged_units, 'unit')} of charges that the ledger lost count {window}")
-    removed = " removed" if yes else ""
     if ahead.exhaustions:
-        lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{removed}")
-    if ahead.claims:
-        lines.append(f"{many(ahead.claims, 'claim')} of the future{removed}")
-    return lines or [
-        "nothing is dated ahead" + ("; what machines remember as ahead counts for one window" if yes else "")
-    ]
+        lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
+    return lines or ["nothing is dated ahead"]
 
 
 def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
     newest = rfc3339(ahead.newest_ms) if ahead.newest_ms else None
-    counts = members(ahead, "charges units unlogged_units exhaustions claims")
-    return {"project": project, "newest": newest, **counts}
+    return {"project": project, "newest": newest, **members(ahead, "charges units exhaustions")}
 
 
 # -- for other languages -----------------------------------------------------------------------------------------------
@@ -295,7 +267,7 @@ def scripts(folder: str) -> None:
     Example:
       quota ledger scripts lua
     """
-    from quota.ledger.redis_scripts import script, script_names
+    from quota.ledger.redis_log import script, script_names
 
     names = script_names()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
 from quota.common.members import members
-from quota.ledger.contract import Ledger
-from quota.ledger.entry import Entry
-from quota.ledger.history import RUN_CHARS
+from quota.deciding.history import whole_since_ms
+from quota.deciding.project import Project
 from quota.reports.spending import read_charges, read_refusals
+from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 
 TABLE_ROWS = 1_000
-"""The most rows of a table; then another one begins. So a long log needs no memory."""
+"""The most rows of a table; then another one begins."""
 
 
 class Wanted(NamedTuple):
@@ -39,50 +39,45 @@ class Wanted(NamedTuple):
         return f"nothing {like}was {done} in the last {self.since}"
 
 
-def print_charges(ledger: Ledger, wanted: Wanted, *, as_json: bool) -> None:
+def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
     """The charges, oldest first."""
-    books, start_ms = wanted.books, wanted.start_ms
-    after_ms = max(ledger.whole_after_ms(project) for project in books)  # first: a ledger that has moved says so here
-    charges = (
-        (project, entry)
-        for project, entry in read_charges(ledger, books, start_ms)
-        if wanted.has(project, entry.job, entry.method)
-    )
-    found = False
-    while output_lost() is None and (some := list(islice(charges, TABLE_ROWS))):
-        found = True
+    start_ms = wanted.start_ms
+    since_ms = max(map(whole_since_ms, projects))
+    charges = (row for row in read_charges(projects, start_ms) if wanted.has(row[0], row[2].job, row[2].method))
+    nothing = True
+    while output_lost() is None and (rows := list(islice(charges, TABLE_ROWS))):
+        nothing = False
         if as_json:
-            for project, entry in some:
-                print_json(_charge_json(project, entry), indent=None)
+            for row in rows:
+                print_json(_charge_json(*row), indent=None)
         else:
-            print_rich(render_charges(some, projects=len(books) > 1))
+            print_rich(render_charges(rows, projects=len(projects) > 1))
     if as_json:
         return
-    if not found:
+    if nothing:
         say(wanted.nothing("charged"))
-    if after_ms >= start_ms > 0:
-        say(f"only since {weekday(after_ms)}, not {wanted.since}: older charges are in `quota spend`, by the hour")
+    if since_ms > start_ms:
+        say(f"only since {weekday(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
 
 
-def print_refusals(ledger: Ledger, wanted: Wanted, *, as_json: bool) -> None:
+def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
     """The last refusals, oldest first."""
-    kept = (one for project in wanted.books for one in read_refusals(ledger, project))
+    kept = (refusal for project in projects for refusal in read_refusals(project))
     refusals = [x for x in kept if x.at_ms >= wanted.start_ms and wanted.has(x.project, x.job, x.method)]
-    refusals.sort(key=lambda one: one.at_ms)
+    refusals.sort(key=lambda refusal: refusal.at_ms)
     if as_json:
-        for one in refusals:
-            print_json({**one.data, "calls": one.calls}, indent=None)
+        for refusal in refusals:
+            print_json({**refusal.data, "calls": refusal.calls}, indent=None)
     elif refusals:
         print_rich(render_refusals(refusals))
     else:
         say(wanted.nothing("refused"))
 
 
-def _charge_json(project: str, entry: Entry) -> dict[str, object]:
+def _charge_json(project: str, call_id: str, charge: Spent) -> dict[str, object]:
     return {
-        "id": entry.id,
-        "at": rfc3339(entry.ms),
+        "id": call_id,
+        "at": rfc3339(charge.id[0]),
         "project": project,
-        **members(entry, "method bucket units charged_units job region"),
-        "run": entry.idempotency_key[:RUN_CHARS],
+        **members(charge, "method bucket units charged_units job region run"),
     }

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from quota.budget import Budget
 from quota.common.members import members
+from quota.deciding.project import Project
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -51,16 +52,14 @@ class Proof(NamedTuple):
 
 
 def prove() -> Proof:
-    """Charge bursts of searches around one midnight, to a real ledger in memory whose clock this function sets."""
+    """Charge bursts of searches around one midnight, to a ledger in memory whose clock this function sets."""
     now_ms = MIDNIGHT_MS
-    ledger = open_ledger("sqlite://", clock=lambda: now_ms)
+    ledger = open_ledger("memory:", clock=lambda: now_ms)
     budget = Budget(
         credential="proof",
-        project="proof",
         book=load_book("youtube-v3"),
         limits=[Limit("day", LIMIT_UNITS, View(Selector(), Sliding(DAY_MS)), LIMIT_UNITS, 0)],
-        ledger=ledger,
-        clock=lambda: now_ms,
+        project=Project(ledger, "proof", clock=lambda: now_ms),
     )
     fixed_used: dict[int, int] = {}
     rows = []

@@ -7,12 +7,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
-from quota.common.clock import moment, second, weekday
+from quota.common.clock import moment, second
 from quota.common.text import listed, many, spell
 from quota.decision import Decision, enforced
-from quota.ledger.entry import Entry
-from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
 from quota.reports.spending import Bought, KeptRefusal, Spending, refused_by
+from quota.rules.spent import Spent
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_status import clock, closed, early_of, notes_of
 from quota.wording.parts import Part, Table
@@ -120,37 +119,31 @@ def spending_notes(spending: Spending) -> Iterator[str]:
     if spending.adds_buckets_up:
         apart = ",".join([*spending.by, "bucket"])
         yield f"units of several buckets are added up; `quota spend --by {apart}` tells them apart"
-    if any(OTHER in values for values, _, _ in spending.rows):
-        yield f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows"
-    if spending.gap_ms is not None:
-        first, last = map(weekday, spending.gap_ms)
-        yield f"charges of {first} to {last} may be missing: the ledger lost them"
 
 
-def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> RenderableType:
-    """Render single charges, each with its project. Where the columns are too wide, they fold, and some are left
-    out: the run first."""
-    corrected = any(entry.units != entry.charged_units for _, entry in charges)
-    columns = [Column("time"), Column("id"), Column("units", number=True)]
+def render_charges(charges: Sequence[tuple[str, str, Spent]], *, projects: bool) -> RenderableType:
+    """Render single charges, each with its project and the id of its call, which begins its key with the run. Where the
+    columns are too wide, they fold, and some are left out: the region first."""
+    corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
+    columns = [Column("time"), Column("id", whole=True), Column("units", number=True)]
     columns += [Column("charged", number=True)] if corrected else []
-    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else []), Column("run")]
+    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else [])]
     rows = [
         [
-            second(entry.ms),
-            entry.id,
-            f"{entry.units:,}",
-            *([f"{entry.charged_units:,}" if entry.units != entry.charged_units else ""] if corrected else []),
-            entry.method,
-            entry.job or "-",
-            entry.region or "-",
+            second(charge.id[0]),
+            call_id,
+            f"{charge.units:,}",
+            *([f"{charge.charged_units:,}" if charge.units != charge.charged_units else ""] if corrected else []),
+            charge.method,
+            charge.job or "-",
+            charge.region or "-",
             *([project] if projects else []),
-            entry.idempotency_key[:RUN_CHARS],
         ]
-        for project, entry in charges
+        for project, call_id, charge in charges
     ]
     names = [column.heading for column in columns]
-    without = [names.index(name) for name in ("run", "region", "job", "method")]
-    return FirstThatFits(tables(columns, rows, without=without, least_fold=16))  # an id is to be copied whole
+    narrow = ("region", "job", "project", "method", "charged", "time", "units")
+    return FirstThatFits(tables(columns, rows, without=[names.index(name) for name in narrow if name in names]))
 
 
 def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:

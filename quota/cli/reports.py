@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import quota
+from quota.budget import Budget, project_of
 from quota.cli.options import (
     config_option,
     credential_option,
@@ -24,7 +25,6 @@ from quota.common.clock import host_clock, rfc3339, weekday
 from quota.common.log import line
 from quota.common.text import many, one_line, show
 from quota.errors import BadAnswer, ConfigError, QuotaError
-from quota.ledger.parts import notes_in
 from quota.session import projects_of
 
 WATCH_S = 2
@@ -107,9 +107,8 @@ def _watch(render: Callable[[], Any]) -> None:
 def spend(by: str | None, since: str, bought: bool, credential: str | None, as_json: bool, config: str | None) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps 35 days by the hour: who charged what, and what was refused. Runs are known as long as the ledger
-    has single charges, at least 49 hours. If you ask for more, a line says where the history begins. Another line says
-    how many units the limits count for charges that the ledger's log lacks.
+    The ledger keeps 35 days, up to 500,000 charges: who charged what, and what was refused. If you ask for more, a line
+    says where that begins.
 
     With --bought it shows what this machine's runs fetched instead, in whole days of UTC: how many entries the store
     did not have before, for each page number of a job, and what they cost. A line says where pages bring little.
@@ -137,11 +136,9 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
         say_built_in(session, err=as_json)
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        usage = [sorted(session.budget(c.name).usage(), key=lambda one: one.unlogged_units) for c in projects.values()]
-        fullest = [state for states in usage for state in states[-1:]]
-        spending = read_spending(session.ledger, projects, fields, start_ms)._replace(
-            unlogged_units=sum(state.unlogged_units for state in fullest),
-            upstream_units=sum(state.upstream_units for state in fullest),
+        spending = read_spending([session.project(c.name) for c in projects.values()], fields, start_ms)
+        spending = spending._replace(
+            upstream_units=sum(_upstream_units(session.budget(c.name)) for c in projects.values())
         )
     if as_json:
         print_json(spending.as_json())
@@ -153,16 +150,18 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
         say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
     say(*spending_notes(spending))
     if cut:
-        why = "the history does not keep runs" if "run" in fields else "the ledger has dropped older charges"
-        say(f"only since {weekday(spending.since_ms)}, not {since}: {why}")
-    lost_units = spending.unlogged_units - spending.upstream_units
-    if lost_units:
-        lost = many(lost_units, "unit")
-        say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
+        say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
-        see = "; see `quota reconcile`" if any(one.book.monitoring is not None for one in projects.values()) else ""
+        see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
+
+
+def _upstream_units(budget: Budget) -> int:
+    """The units that only upstream has counted, in the limit that counts most of them now."""
+    project, _ = project_of(budget), budget.usage()
+    views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
+    return max(map(project.upstream_units, views), default=0)
 
 
 def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -> None:
@@ -203,8 +202,7 @@ def log(
 ) -> None:
     """Show single charges with their ids, the newest last.
 
-    The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps single charges as long as the
-    longest window needs them, at least 49 hours; `quota spend` sums up 35 days.
+    The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps 35 days, up to 500,000 charges.
 
     \b
     Example:
@@ -217,10 +215,11 @@ def log(
     since_ms = duration_ms("--since", since)
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
-        books = {project: one.book for project, one in projects_of(session, credential).items()}
+        chosen = projects_of(session, credential)
+        projects = [session.project(c.name) for c in chosen.values()]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        wanted = Wanted(books, since, start_ms, job, method)
-        (print_refusals if refused else print_charges)(session.ledger, wanted, as_json=as_json)
+        wanted = Wanted({project: c.book for project, c in chosen.items()}, since, start_ms, job, method)
+        (print_refusals if refused else print_charges)(projects, wanted, as_json=as_json)
 
 
 @click.command()
@@ -238,14 +237,14 @@ def explain(
     For a refusal: which limit decided, what fills it, when it has room again, and which change would have admitted the
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
-    The ledger keeps the last 100 refusals of a project, and single charges for at least 49 hours. If it has no such
+    The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If it has no such
     refusal or charge, the exit status is 1. It asks again for the call that was refused, and charges nothing.
 
     \b
     Example:
       quota explain
       quota explain --last --job backfill
-      quota explain 1795233255077-0
+      quota explain $(quota log --json | tail -n 1 | jq -r .id)
       quota explain --json | jq '.admits'
     """
     from quota.cli.render import told
@@ -299,13 +298,13 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
         raise click.UsageError("--because needs a reason")
     with quota.open(config) as session:
         say_built_in(session, err=False)
-        project = session.credential(credential).project
-        notes = notes_in(session.ledger)
-        lifted = bucket.isprintable() and notes.reopen(project, bucket, reason)
-        known = [x.bucket for x in notes.notes(project).exhaustions if not x.reopened_ms]
+        opened = session.project(credential)
+        project = opened.name
+        lifted = opened.state.reopen(bucket, reason)
+        closed = [x.bucket for x in opened.state.facts().exhaustions if not x.reopened_ms]
     if not lifted:
         raise QuotaError(
-            f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
+            f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(closed) or 'none'}"
         )
     reopened = line("bucket_reopened", project=project, bucket=bucket, because=reason)
     logging.getLogger("quota").info("%s", reopened)

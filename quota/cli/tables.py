@@ -64,10 +64,11 @@ _PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
 
 
 class Column(NamedTuple):
-    """One column of `tables`. Numbers are aligned right."""
+    """One column of `tables`. Numbers are aligned right. What is to be copied stays `whole`: it is never folded."""
 
     heading: str
     number: bool = False
+    whole: bool = False
 
 
 def tables(
@@ -106,16 +107,17 @@ def _table(
 
     table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
     for n in kept:
-        heading, number = columns[n]
+        heading, number, whole = columns[n]
         table.add_column(
             _cell(heading, maximum),
             footer[n] if footer else "",
             justify="right" if number else "left",
-            no_wrap=number,
+            no_wrap=number or whole,
             overflow="fold",
         )
     for n, row in enumerate(rows):
-        table.add_row(*(_cell(row[k], maximum) for k in kept), style=styles[n] if styles else "")
+        cells = [_cell(row[k], 0 if columns[k].whole else maximum) for k in kept]
+        table.add_row(*cells, style=styles[n] if styles else "")
     return table
 
 

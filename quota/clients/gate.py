@@ -13,9 +13,8 @@ from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, Tally
 from quota.clients.upstream import Sent, upstream_of, verb_of
-from quota.deciding.account import SessionClosedError
 from quota.decision import Decision
-from quota.errors import QuotaError, UsageError
+from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.arguments import text, texts
 from quota.terms.hosts import Hosts
 from quota.terms.reserve import NO_BODY, RequestBody

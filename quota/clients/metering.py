@@ -17,22 +17,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from quota.budget import Budget, Call, account_of
+from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, units_in
+from quota.clients.evidence import charged_ms, news, observe
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
-from quota.deciding.checklist import MAX_CHARGE_UNITS, charge_units
-from quota.deciding.corrections import Settlement
-from quota.deciding.evidence import charged_ms, news, observe
 from quota.deciding.run_limit import RunLimit
+from quota.deciding.settlement import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
-from quota.ledger.contract import MAX_CHARGES, Exhaustion
-from quota.ledger.parts import notes_in
+from quota.rules.calls import MAX_CHARGE_UNITS, charge_units
+from quota.rules.facts import Exhaustion
 from quota.terms.arguments import text
 from quota.terms.attribution import current_attribution, machine_name
 from quota.terms.limits import leaves_at
@@ -78,9 +77,11 @@ class Meter:
         run_limit = self._run_limit
         if run_limit is None:
             return self.budget._decide(calls, commit=True)
-        checklist, _, _ = self.budget._price(calls, None, None, commit=False)
+        checklist, _ = self.budget._price(calls, None, None)
         if not run_limit.take(checklist.units):
-            return [run_limit.refusal(account_of(self.budget), of.method, checklist.units) for of in checklist.calls]
+            budget, at_ms = self.budget, project_of(self.budget).wall()
+            names = [call.method for call in checklist.calls]
+            return [run_limit.refusal(budget.credential, budget.project, x, checklist.units, at_ms) for x in names]
         admitted = False
         try:
             decisions = self.budget._decide(calls, commit=True)
@@ -98,7 +99,7 @@ class Meter:
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
         if name in book.methods:
-            price, _ = book.price_at(name, account_of(self.budget).clock())
+            price, _ = book.price_at(name, project_of(self.budget).wall())
             if not price.reserved:
                 return name, None, None
         else:
@@ -169,9 +170,9 @@ class Attempt:
         if tally is not None:
             tally.counts(1, decision.cost_units)
         self._settlement = Settlement(budget.settle, decision) if reserved else None
-        self._job, region = current_attribution(account_of(budget).of_run)
+        self._job, region = current_attribution(budget.of_run)
         self._closed = False
-        self._clock = account_of(budget).clock
+        self._clock = project_of(budget).wall
         self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
             charged = line(
@@ -232,7 +233,7 @@ class Attempt:
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         if not reading.levels:
             return reading
-        told = news(account_of(self._budget), self.decision, reading.levels, at_ms)
+        told = news(self._budget, self.decision, reading.levels, at_ms)
         emptied = [Closing(said.level.bucket, said.until_ms, said.why_empty) for said in told if said.why_empty]
         levels = tuple([said.level for said in told])
         return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
@@ -252,7 +253,7 @@ class Attempt:
             self.settle(reading.used_units)
         if reading.levels:  # after what corrects this call, which is not others'
             try:
-                observe(account_of(self._budget), self.decision, reading.levels)
+                observe(self._budget, project_of(self._budget), self.decision, reading.levels)
             except QuotaError as trouble:
                 warn("level_not_counted", trouble, bucket=reading.levels[0].bucket)
         error = reading.error
@@ -302,16 +303,14 @@ class Attempt:
     def _close(self, closing: Closing) -> None:
         bucket, until_ms, why = closing
         since_ms = charged_ms(self.decision)
-        book, ledger = self._budget.book, self._budget.ledger
+        book, project = self._budget.book, project_of(self._budget)
         if until_ms is None:  # a pool that is not a bucket of the book follows the main bucket
             until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
-        if until_ms <= ledger.now_ms():
+        if until_ms <= project.log.now_ms():
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
-        stands = notes_in(ledger).exhaust(
-            self._budget.project, Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job))
-        )
+        stands = project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job)))
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)

@@ -61,12 +61,13 @@ def curve(
     until_ms: int | None,
     events: Sequence[Event],
     expected: Sequence[Event] = (),
-    lost: Sequence[tuple[int, int]] = (),
+    others: Sequence[tuple[int, int]] = (),
     known_ms: int | None = None,
 ) -> Curve:
     """The curve of a limit from what it counts, oldest first, and from what is expected until `known_ms` (None: all).
 
-    `lost` are units that count without a charge, each with the time until which they do. They are in what is ahead.
+    `others` are units that only upstream has counted, each with the time until which they count. They are in what is
+    ahead.
     """
     start_ms, end_ms = span(window, now_ms, until_ms)
     past_ms = now_ms - start_ms
@@ -87,7 +88,7 @@ def curve(
                 series[job] = [0] * SAMPLES
             series[job][n] = units
     known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
-    ahead = _ahead(window, now_ms, known_ms, events, expected, lost)
+    ahead = _ahead(window, now_ms, known_ms, events, expected, others)
     jobs = {job: tuple(units) for job, units in series.items() if any(units)}
     return Curve(start_ms, now_ms, end_ms, times_ms, jobs, ahead)
 
@@ -98,7 +99,7 @@ def _ahead(
     end_ms: int,
     events: Sequence[Event],
     expected: Sequence[Event],
-    lost: Sequence[tuple[int, int]],
+    others: Sequence[tuple[int, int]],
 ) -> tuple[tuple[int, int], ...]:
     coming = [one for one in expected if now_ms < one.ms < end_ms]
     ours = sorted([*(one for one in events if one.ms <= now_ms), *coming], key=lambda one: one.ms)
@@ -106,7 +107,7 @@ def _ahead(
 
     def used(at_ms: int) -> int:
         counted = sums[bisect_right(times, at_ms)] - sums[bisect_right(times, cutoff(window, at_ms))]
-        return counted + sum(units for units, until_ms in lost if at_ms < until_ms)
+        return counted + sum(units for units, until_ms in others if at_ms < until_ms)
 
     last_ms = end_ms - 1  # at the reset itself a calendar limit has begun anew
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)

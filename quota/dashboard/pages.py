@@ -26,8 +26,9 @@ from quota.dashboard.kept import Reading
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
 from quota.explain.refusal import RefusalExplained
 from quota.reports.runs import Run
-from quota.reports.spending import KeptRefusal, Refusals, refused_by
+from quota.reports.spending import KeptRefusal, refused_by
 from quota.reports.status import CredentialRow, LimitRow
+from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording.of_explanations import refusal_told
@@ -317,7 +318,7 @@ def _spending(spent: Spent) -> dict[str, Any]:
     }
 
 
-def _by(refusals: Sequence[Refusals]) -> str:
+def _by(refusals: Sequence[RefusedSum]) -> str:
     return listed(f"{calls:,} by {words.name(by)}" for by, calls in refused_by(refusals).items())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from threading import Lock
 
 from quota.common.text import many
-from quota.deciding.account import Account
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit
 from quota.terms.arguments import MAX_NUMBER, whole
@@ -39,21 +38,21 @@ class RunLimit:
         with self._lock:
             self.spent_units -= units
 
-    def refusal(self, account: Account, method: str, units: int) -> Decision:
+    def refusal(self, credential: str, project: str, method: str, units: int, at_ms: int) -> Decision:
         """The decision about a call that does not fit."""
         left = max(0, self.max_units - self.spent_units)
         return Decision(
             admitted=False,
             id=None,
             source=None,
-            credential=account.credential,
-            project=account.project,
+            credential=credential,
+            project=project,
             method=method,
             cost_units=units,
             reason="run",
             refused_by=MAX_UNITS,
             remaining_units=left,
-            decided_at_ms=account.clock(),
+            decided_at_ms=at_ms,
             retry_at_ms=None,
             limits=(LimitState(MAX_UNITS, units, self.spent_units, self.max_units, left),),
             detail=f"this run has spent {self.spent_units:,} of its {many(self.max_units, 'unit')}",

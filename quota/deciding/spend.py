@@ -12,10 +12,10 @@ from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 from quota.common.functions import made_by
-from quota.deciding.corrections import LetThrough, Settlement
+from quota.deciding.settlement import LetThrough, Settlement
 from quota.decision import Decision
 from quota.errors import Refused, UsageError
-from quota.ledger.entry import Charge, Entry
+from quota.rules.entry import Entry
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -31,7 +31,7 @@ class Spend(ContextDecorator):
     """
 
     def __init__(
-        self, charge: Callable[..., list[Decision]], settle: Callable[[str, int], Charge | Entry], *, reserves: bool
+        self, charge: Callable[..., list[Decision]], settle: Callable[[str, int], Entry], *, reserves: bool
     ) -> None:
         self._charge = charge
         self._settle = settle

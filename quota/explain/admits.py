@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
-from quota.budget import Budget, account_of
+from quota.budget import Budget, project_of
 from quota.common.text import one_line
-from quota.deciding.checklist import cap
-from quota.deciding.corrections import drawn_units
 from quota.reports.spending import KeptRefusal
+from quota.rules.calls import cap
 from quota.session import Session
 from quota.terms.attribution import machine_name
 from quota.terms.costs import CostBook
@@ -41,53 +40,56 @@ def closed_by_upstream(kept: KeptRefusal) -> bool:
     return kept.reason == "exhausted" or (kept.reason == "closed" and not too_little)
 
 
-class _Counted(NamedTuple):
-    """A limit that counted a refused call: what the call cost there, what was used, and what its job left to others."""
+class _Met(NamedTuple):
+    """A limit as a refused call met it at `at_ms`: what the call cost there, what was used, and what its job left to
+    others."""
 
     limit: Limit
     cost_units: int
     leave_units: int
     used_units: int
     granted: Mapping[str, int]
+    at_ms: int
 
-    def fits(self, at_ms: int) -> bool:
-        """Whether the call fits, as a decision compares it (L9)."""
-        cost = self.cost_units
-        return self.limit.shadow or self.used_units + cost <= cap(
-            self.limit, self.leave_units, cost, at_ms, self.granted
-        )
+    @property
+    def fits(self) -> bool:
+        """Whether the call fits, as a decision compares it."""
+        cap_units = cap(self.limit, self.leave_units, self.cost_units, self.at_ms, self.granted)
+        return self.limit.shadow or self.used_units + self.cost_units <= cap_units
 
-    def costing(self, units: int) -> _Counted:
+    def costing(self, units: int) -> _Met:
         """The same for a call of this many units."""
         return self._replace(cost_units=self.limit.view.selector.cost(units))
 
+    def changed(self, **terms: object) -> _Met:
+        """The same by a limit with other terms."""
+        return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # those of a Limit
 
-def changes_that_admit(
-    session: Session, budget: Budget, kept: KeptRefusal, granted: Mapping[str, int]
-) -> tuple[tuple[Change, ...], bool]:
+
+def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change, ...], bool]:
     """The changes of which each alone would have admitted the call; and whether today's configuration would have.
 
     Each is the smallest of its kind, found by trying: the comparison is that of a decision, with the numbers that the
-    refusal found, and what upstream grants today.
+    refusal met, and what upstream grants today.
     """
     if kept.reason == "ledger-unavailable":
         return _allowances(session, budget, kept), False
     if kept.reason in ("clock", "counting") or kept.limits_left_out:
         return (), False
-    leaves, then_ms = account_of(budget).checklists.leaves_of(kept.job), kept.at_ms
-    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
-    if not closed_by_upstream(kept) and kept.refused_by not in known:
+    limits = {limit.name: limit for limit in budget.limits_of(kept.job)}
+    if not closed_by_upstream(kept) and kept.refused_by not in limits:
         return (), True
+    leaves, granted = budget.checklists.leaves_of(kept.job), budget.answers.believed_now().units
     each = [
-        _Counted(known[one.name], one.cost_units, leaves.get(one.name, 0), one.used_units, granted)
-        for one in kept.limits
-        if one.name in known
+        _Met(limits[state.name], state.cost_units, leaves.get(state.name, 0), state.used_units, granted, kept.at_ms)
+        for state in kept.limits
+        if state.name in limits
     ]
-    price = budget.book.at(then_ms).methods.get(kept.method)
+    price = budget.book.at(kept.at_ms).methods.get(kept.method)
     of_one_bucket = kept.calls == 1 and (price is None or len(price[0].parts) == 1)
     if of_one_bucket:
-        each = [one.costing(kept.cost_units) for one in each]
-    full = [one for one in each if not one.fits(then_ms)]
+        each = [met.costing(kept.cost_units) for met in each]
+    full = [met for met in each if not met.fits]
     reopen: Change = ()
     if closed_by_upstream(kept):
         reopen = (Setting("reopen", kept.refused_by or "", 0, 0),)
@@ -95,26 +97,29 @@ def changes_that_admit(
             return (reopen,), False
     elif not full:
         return (), True
-    numbers = _each(_number(budget.book, one, then_ms) for one in full)
-    found = [numbers, _each(_less_left(one, then_ms) for one in full), _unpaced(full, then_ms)]
+    changes = [
+        _each(_number(budget.book, met) for met in full),
+        _each(map(_less_left, full)),
+        _each(map(_unpaced, full)),
+    ]
     if of_one_bucket:  # of several calls the prices are not known
-        found.append(_cheaper(each, kept.method, kept.cost_units, then_ms))
-    return tuple((*reopen, *change) for change in found if change), False
+        changes.append(_each([_cheaper(each, kept.method, kept.cost_units)]))
+    return tuple((*reopen, *change) for change in changes if change), False
 
 
 def _each(settings: Iterable[Setting | None]) -> Change:
     """All of them together; none where one of them cannot be."""
-    found = tuple(settings)
-    return () if None in found else cast("Change", found)
+    each = list(settings)
+    change = tuple([setting for setting in each if setting is not None])
+    return change if len(change) == len(each) else ()
 
 
-def _number(book: CostBook, one: _Counted, at_ms: int) -> Setting | None:
+def _number(book: CostBook, met: _Met) -> Setting | None:
     """The least number of a full limit."""
-    limit = one.limit
-    low = limit.limit_units
-    high = min(MAX_UNITS, 16 * (one.used_units + one.cost_units + one.leave_units + low))
-    needed = _least(lambda units: one._replace(limit=replace(limit, limit_units=units)).fits(at_ms), low, high)
-    return None if needed is None else Setting("limit", limit.name, needed, low, _granted(book, limit))
+    low = met.limit.limit_units
+    high = min(MAX_UNITS, 16 * (met.used_units + met.cost_units + met.leave_units + low))
+    needed = _least(lambda units: met.changed(limit_units=units).fits, low, high)
+    return None if needed is None else Setting("limit", met.limit.name, needed, low, _granted(book, met.limit))
 
 
 def _granted(book: CostBook, limit: Limit) -> int:
@@ -122,30 +127,28 @@ def _granted(book: CostBook, limit: Limit) -> int:
     names = limit.view.selector.buckets or tuple(book.buckets)
     buckets = [book.buckets[name] for name in names if name in book.buckets]
     longest_ms = limit.view.window.longest_ms
-    granted = [[one.units for one in bucket.quotas if one.window.longest_ms >= longest_ms] for bucket in buckets]
+    granted = [[quota.units for quota in bucket.quotas if quota.window.longest_ms >= longest_ms] for bucket in buckets]
     if not all(granted) or limit.view.selector.count == "calls":
         return 0
     return sum(map(min, granted))
 
 
-def _less_left(one: _Counted, at_ms: int) -> Setting | None:
+def _less_left(met: _Met) -> Setting | None:
     """The most that the job may leave of a full limit to others."""
-    leave = one.leave_units
-    less = _least(lambda less: one._replace(leave_units=leave - less).fits(at_ms), 0, leave)
-    return None if less is None else Setting("leave", one.limit.name, leave - less, leave)
+    leave = met.leave_units
+    less = _least(lambda less: met._replace(leave_units=leave - less).fits, 0, leave)
+    return None if less is None else Setting("leave", met.limit.name, leave - less, leave)
 
 
-def _unpaced(full: Sequence[_Counted], at_ms: int) -> Change:
-    """Without their pace, if that is enough."""
-    if all(one.limit.paced and one._replace(limit=replace(one.limit, paced=False)).fits(at_ms) for one in full):
-        return tuple(Setting("pace", one.limit.name, 0, 1) for one in full)
-    return ()
+def _unpaced(met: _Met) -> Setting | None:
+    """A full limit without its pace, if that is enough."""
+    return Setting("pace", met.limit.name, 0, 1) if met.limit.paced and met.changed(paced=False).fits else None
 
 
-def _cheaper(each: Sequence[_Counted], method: str, cost: int, at_ms: int) -> Change:
+def _cheaper(each: Sequence[_Met], method: str, cost: int) -> Setting | None:
     """The highest price that every limit has room for."""
-    less = _least(lambda n: all(one.costing(cost - n).fits(at_ms) for one in each), 0, cost - 1)
-    return () if less is None else (Setting("price", method, cost - less, cost),)
+    less = _least(lambda less: all(met.costing(cost - less).fits for met in each), 0, cost - 1)
+    return None if less is None else Setting("price", method, cost - less, cost)
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -161,11 +164,13 @@ def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
 def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Change, ...]:
     """The allowance that would have let the call through without the ledger. Only its own machine knows what it had
     drawn."""
-    if kept.machine != one_line(machine_name())[:64]:
+    project = project_of(budget)
+    if kept.machine != one_line(machine_name())[:64] or project.journal is None:
         return ()
     allowed = session.settings.ledger.unavailable
     most, allowance = (0, 0) if allowed is None else (allowed.max_cost_units, allowed.allowance_units)
-    needed = drawn_units(account_of(budget), kept.at_ms) + kept.cost_units
+    drawn = [draw.entry for draw in project.journal.draws.drawn(kept.at_ms, project.longest_ms)]
+    needed = sum(entry.units for entry in drawn if entry.id[0] <= kept.at_ms) + kept.cost_units
     settings = []
     if most < kept.cost_units:
         if kept.calls > 1:

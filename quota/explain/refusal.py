@@ -1,58 +1,42 @@
 """Why a call was refused, as data, from three sources that are kept apart:
 
-then    the refusal as the ledger keeps it: the numbers that decided (L30)
+then    the refusal as the ledger keeps it: the numbers that decided
 now     the same call asked again, without charging: what has changed since
-log     who filled the limit: the single charges of both windows, as far as the log has them
+log     who filled the limit: the single charges of both windows, as far as the log and the past have them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import merge
-from itertools import chain, islice, pairwise
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from quota.budget import Budget, account_of
+from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
-from quota.deciding.checklist import Together
-from quota.deciding.outlook import Answer, ask
-from quota.deciding.retry_at import Clocks, Occupancy, room_at
-from quota.decision import LimitState
+from quota.deciding.history import entries, whole_since_ms
+from quota.deciding.project import Project
+from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.explain.admits import Change, changes_that_admit, closed_by_upstream
-from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, Ledger, read_entries
-from quota.ledger.entry import Entry, counted
-from quota.ledger.parts import notes_in
-from quota.ledger.unlogged import UPSTREAM
-from quota.reports.spending import KeptRefusal, read_refusals
+from quota.ledger.log import SLACK_MS
+from quota.reports.spending import KeptRefusal, ids_of_calls, read_refusals
+from quota.rules.calls import Checklist, Together, charge_units
+from quota.rules.entry import END, Entry, just_before
+from quota.rules.facts import Exhaustion
+from quota.rules.retry import Full, room_at
+from quota.rules.spent import Spent, spent
+from quota.rules.total import total_of
 from quota.session import Session, projects_of
-from quota.terms.limits import Calendar, Limit, Selector, View, cutoff
+from quota.terms.limits import Calendar, Limit, Selector, View, cutoff, leaves_at
 
 EXPIRIES = 10
 """How many of the next expiries are shown."""
 
 
-class LimitThenAndNow(NamedTuple):
-    """One limit at the refusal and now. `window` is None if the configuration no longer has the limit, `then` if the
-    refusal does not tell of it, `now` if the limit no longer counts the call or the clocks disagree.
-
-    `then_unlogged_units` of what was used stood for charges that the log lacked. `room_ms` is the time when the call
-    fits into this limit; None: it does now, or never will. `noun` is what it counts: units, or calls.
-    """
-
-    name: str
-    window: str | None
-    then: LimitState | None
-    now: LimitState | None
-    then_unlogged_units: int
-    room_ms: int | None
-    noun: str
-
-
 class Filled(NamedTuple):
     """What one job charged for a method in a region and the limit counts: at the refusal, and now. `then_units` is None
-    where the log no longer has all of it."""
+    where the history no longer has all of it."""
 
     job: str
     method: str
@@ -61,14 +45,44 @@ class Filled(NamedTuple):
     now_units: int
 
 
+class Fill(NamedTuple):
+    """What fills the limit `name`, at the refusal and now: of charges, and of what only upstream counted, the last of
+    which leaves at `upstream_until_ms`. Unless `is_whole`, the history no longer has all that counted at the refusal,
+    and nothing is said of that."""
+
+    name: str | None = None
+    rows: tuple[Filled, ...] = ()
+    is_whole: bool = False
+    upstream_then_units: int = 0
+    upstream_units: int = 0
+    upstream_until_ms: int = 0
+
+    @property
+    def then_units(self) -> int:
+        """What was charged of what counted at the refusal."""
+        return sum(row.then_units or 0 for row in self.rows)
+
+    @property
+    def now_units(self) -> int:
+        return sum(row.now_units for row in self.rows)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            **members(self, "name upstream_units"),
+            "log_whole": self.is_whole,
+            "upstream_until": rfc3339(self.upstream_until_ms) if self.upstream_units else None,
+            "by": [row._asdict() for row in self.rows],
+        }
+
+
 class Expiry(NamedTuple):
-    """Units that stop counting at `at_ms`: of a charge, of charges that the ledger `lost`, of what only `upstream`
-    counted, or all at a `reset`; or the `pace` of the limit has released enough, or the `grant` that lowered the limit
-    is believed no more. With it the call fits if it `makes_room`."""
+    """Units that stop counting at `at_ms`: of a charge, of what only `upstream` counted, or all at a `reset`; or the
+    `pace` of the limit has released enough, or the `grant` that lowered the limit is believed no more. With it the call
+    fits if it `makes_room`."""
 
     at_ms: int
     units: int
-    kind: Literal["charge", "lost", "upstream", "reset", "pace", "grant"]
+    kind: Literal["charge", "upstream", "reset", "pace", "grant"]
     makes_room: bool = False
     charge_id: str = ""
     method: str = ""
@@ -79,24 +93,24 @@ class RefusalExplained(NamedTuple):
     """Why a call was refused, asked at `asked_ms` by the ledger's clock.
 
     `now` is what it would be told now; `never` says why it could not be admitted any more, by today's configuration.
-    `filled` and `filled_name` are of the limit that decided, or of the bucket that upstream closed; if `log_whole`, the
-    log has all that counted there at the refusal. `expiries` are of the limit `expiring`: the one that refuses now, or
-    else the one that decided. `exhaustion` is the record that refused; `granted_units` is what the cost book says that
-    upstream grants of that bucket, 0 where it does not say; `comparable` if upstream's count can be read. `admits` is
-    empty where nothing is known that would have admitted it; `admitted_today` if today's configuration would have.
+    `limits` are the configured ones by name, and `now_limits` those that count the call now, as `now` met them.
+    `rooms_ms` says when those that refuse have room again.
+
+    `fill` is of the limit that decided, or of the bucket that upstream closed, where either is known. `expiries`
+    are of the limit `expiring`: the one that refuses now, or else the one that decided. `exhaustion` is the record that
+    refused; `granted_units` is what the cost book says that upstream grants of that bucket, 0 where it does not say;
+    `comparable` if upstream's count can be read. `admits` is empty where nothing is known that would have admitted it;
+    `admitted_today` if today's configuration would have.
     """
 
     kept: KeptRefusal
     asked_ms: int
-    now: Answer | None
+    now: Decision | None
     never: str
-    limits: tuple[LimitThenAndNow, ...]
-    filled_name: str | None
-    filled: tuple[Filled, ...]
-    log_whole: bool
-    unlogged_units: int
-    upstream_units: int
-    unlogged_until_ms: int
+    limits: Mapping[str, Limit]
+    now_limits: Mapping[str, LimitState]
+    rooms_ms: Mapping[str, int]
+    fill: Fill
     expiring: str | None
     expiries: tuple[Expiry, ...]
     exhaustion: Exhaustion | None
@@ -116,12 +130,23 @@ class RefusalExplained(NamedTuple):
         one call that costs as much."""
         return self.kept.calls == 1 or _tells_costs(self.kept)
 
-    def limit(self, name: str | None) -> LimitThenAndNow | None:
-        return next((one for one in self.limits if one.name == name), None)
+    @property
+    def then_limits(self) -> dict[str, LimitState]:
+        """The limits as the refusal met them."""
+        return {state.name: state for state in self.kept.limits}
+
+    @property
+    def names(self) -> list[str]:
+        """The limits that counted the call at its refusal, and those that count it now."""
+        return [*dict.fromkeys([*self.then_limits, *self.now_limits])]
+
+    def noun(self, name: str | None) -> str:
+        """What a limit counts: units, or calls. A bucket counts units."""
+        limit = None if self.closed_by_upstream else self.limits.get(name or "")
+        return "unit" if limit is None else limit.view.selector.noun
 
     def as_json(self) -> dict[str, object]:
         kept, now, x = self.kept, self.now, self.exhaustion
-        decision = None if now is None else now.decision
         return {
             "refused_at": rfc3339(kept.at_ms),
             **members(self, "asked_at"),
@@ -129,31 +154,19 @@ class RefusalExplained(NamedTuple):
                 kept, "credential project method cost_units calls job region run machine reason refused_by why retry_at"
             ),
             "now": {"admitted": False, "reason": "never", "refused_by": None, "why": self.never, "retry_at": None}
-            if decision is None
+            if now is None
             else {
-                **members(decision, "admitted reason refused_by"),
-                "why": decision.why(),
-                "retry_at": None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms),
+                **members(now, "admitted reason refused_by"),
+                "why": now.why(),
+                "retry_at": None if now.retry_at_ms is None else rfc3339(now.retry_at_ms),
             },
-            "limits": [
-                {
-                    **members(one, "name window room_at"),
-                    "then": _state_json(one.then, one.then_unlogged_units),
-                    "now": _state_json(one.now, 0 if one.now is None else one.now.unlogged_units),
-                }
-                for one in self.limits
-            ],
-            "filled": {
-                "name": self.filled_name,
-                **members(self, "log_whole unlogged_units upstream_units"),
-                "unlogged_until": rfc3339(self.unlogged_until_ms) if self.unlogged_units else None,
-                "by": [one._asdict() for one in self.filled],
-            },
+            "limits": [self._limit_json(name) for name in self.names],
+            "filled": self.fill.as_json(),
             "expiring": self.expiring,
             "expiries": [
-                members(one, "at units kind makes_room job")
-                | {"charge": one.charge_id or None, "method": one.method or None}
-                for one in self.expiries
+                members(expiry, "at units kind makes_room job")
+                | {"charge": expiry.charge_id or None, "method": expiry.method or None}
+                for expiry in self.expiries
             ],
             "exhaustion": None
             if x is None
@@ -162,9 +175,23 @@ class RefusalExplained(NamedTuple):
                 "granted_units": self.granted_units or None,
                 "reopened_at": rfc3339(x.reopened_ms) if x.reopened_ms else None,
             },
-            "admits": [[one._asdict() for one in change] for change in self.admits],
+            "admits": [[setting._asdict() for setting in change] for change in self.admits],
             "admitted_today": self.admitted_today,
         }
+
+    def _limit_json(self, name: str) -> dict[str, object]:
+        limit, room_ms = self.limits.get(name), self.rooms_ms.get(name)
+        return {
+            "name": name,
+            "window": None if limit is None else limit.view.window.name,
+            "room_at": None if room_ms is None else rfc3339(room_ms),
+            "then": _state_json(self.then_limits.get(name)),
+            "now": _state_json(self.now_limits.get(name)),
+        }
+
+
+def _state_json(state: LimitState | None) -> dict[str, object] | None:
+    return None if state is None else members(state, "cost_units used_units limit_units")
 
 
 def explain_refusal(session: Session, credential: str | None = None, job: str | None = None) -> RefusalExplained | None:
@@ -172,17 +199,17 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
 
     Raises LedgerError.
     """
-    projects = projects_of(session, credential)
-    found = [one for project in projects for one in read_refusals(session.ledger, project) if job in (None, one.job)]
-    if not found:
+    projects = [session.project(settings.name) for settings in projects_of(session, credential).values()]
+    refusals = [kept for project in projects for kept in read_refusals(project) if job in (None, kept.job)]
+    if not refusals:
         return None
     now_ms = session.ledger.now_ms()
 
-    def when(one: KeptRefusal) -> int:
-        """One that a wrong clock dated ahead is not the last for ever."""
-        return one.at_ms if one.at_ms <= now_ms + CLOCK_SLACK_MS else 0
+    def when(kept: KeptRefusal) -> int:
+        """A refusal that a wrong clock dated ahead is not the last for ever."""
+        return kept.at_ms if kept.at_ms <= now_ms + SLACK_MS else 0
 
-    last = max(reversed(found), key=when)  # processes tell of theirs in any order, each in its own
+    last = max(reversed(refusals), key=when)  # processes tell of theirs in any order, each in its own
     return explain_kept(session, last)
 
 
@@ -190,80 +217,85 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     """One refusal that the ledger keeps of a configured project, by the credential that was refused where it is still
     configured. Raises LedgerError."""
     credentials = session.settings.credentials.values()
-    of_project = [one.name for one in credentials if one.project == kept.project]
+    of_project = [settings.name for settings in credentials if settings.project == kept.project]
     budget = session.budget(kept.credential if kept.credential in of_project else of_project[0])
-    ledger, then_ms = session.ledger, kept.at_ms
-    asked: Answer | None = None
-    never = ""
+    project, limits = project_of(budget), {limit.name: limit for limit in budget.limits_of(kept.job)}
+    now: Decision | None = None
+    never, full = "", dict[str, Full]()
     try:
-        asked = ask(account_of(budget), kept.method, kept.cost_units, kept.job, _together(kept))
+        now, full = _ask_again(budget, _checklist(budget, kept))
     except UsageError as error:
         never = str(error)
-    now_ms = ledger.now_ms() if asked is None else asked.clocks.now_ms
-    occupancies = {} if asked is None else {one.limit.name: one for one in asked.occupancies}
-    states = {one.name: one for one in (budget.usage(kept.job) if asked is None else asked.decision.limits)}
-
-    def read(since_ms: int, until_ms: int) -> Iterator[Entry]:
-        return read_entries(ledger, kept.project, since_ms, until_ms)
-
-    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in occupancies.items()}
+    met = budget.usage(kept.job) if now is None else now.limits
+    asked_ms = project.now_ms() if now is None else now.decided_at_ms
+    then_names = {state.name for state in kept.limits}
+    rooms_ms = {name: room_at(limit, project, asked_ms) for name, limit in full.items() if limit.refuses}
+    rooms_ms = {name: at_ms for name, at_ms in rooms_ms.items() if at_ms != NEVER}
     subject = _subject(budget, kept)
-    filled: tuple[Filled, ...] = ()
-    log_whole = False
-    if subject is not None:
-        log_whole = ledger.whole_after_ms(kept.project) <= cutoff(subject.view.window, then_ms)
-        filled = _filled(ledger, kept.project, subject.view, then_ms if log_whole else None, now_ms)
-    lost = [] if subject is None else [states[one.name] for one in _same(budget, subject, kept) if one.name in states]
-    expiring = kept.refused_by
-    if asked is not None and asked.decision.reason in ("limit", "leave"):
-        expiring = asked.decision.refused_by
+    expiring = kept.refused_by if now is None or now.reason not in ("limit", "leave") else now.refused_by
     expiries: tuple[Expiry, ...] = ()
-    if asked is not None and expiring in occupancies:
-        expiries = _expiries(occupancies[expiring], asked.clocks, room_ms[expiring], read)
-    exhaustion, buckets = _exhaustion(session, kept), budget.book.buckets
-    admits, admitted_today = changes_that_admit(session, budget, kept, {} if asked is None else asked.granted)
+    if expiring is not None and expiring in full:
+        expiries = _expiries(project, full[expiring], rooms_ms.get(expiring), asked_ms)
+    exhaustion, buckets = _exhaustion(project, kept), budget.book.buckets
+    admits, admitted_today = changes_that_admit(session, budget, kept)
     return RefusalExplained(
-        kept,
-        now_ms,
-        asked,
-        never,
-        tuple(_then_and_now(budget, kept, states, occupancies, room_ms)),
-        None if subject is None else subject.name,
-        filled,
-        log_whole,
-        sum(state.unlogged_units for state in lost),
-        sum(state.upstream_units for state in lost),
-        max((state.unlogged_until_ms for state in lost), default=0),
-        expiring if expiries else None,
-        expiries,
-        exhaustion,
-        0 if exhaustion is None or exhaustion.bucket not in buckets else buckets[exhaustion.bucket].quota_units,
-        budget.book.monitoring is not None,
-        admits,
-        admitted_today,
+        kept=kept,
+        asked_ms=asked_ms,
+        now=now,
+        never=never,
+        limits=limits,
+        now_limits={state.name: state for state in met if now is not None or state.name in then_names},
+        rooms_ms=rooms_ms,
+        fill=Fill() if subject is None else _fill(project, subject, kept.at_ms, asked_ms),
+        expiring=expiring if expiries else None,
+        expiries=expiries,
+        exhaustion=exhaustion,
+        granted_units=0
+        if exhaustion is None or exhaustion.bucket not in buckets
+        else buckets[exhaustion.bucket].quota_units,
+        comparable=budget.book.monitoring is not None,
+        admits=admits,
+        admitted_today=admitted_today,
     )
 
 
-def _then_and_now(
-    budget: Budget,
-    kept: KeptRefusal,
-    states: Mapping[str, LimitState],
-    counting: Iterable[str],
-    room_ms: Mapping[str, int | None],
-) -> Iterator[LimitThenAndNow]:
-    """The limits that counted the call at its refusal, and those that are `counting` it now."""
-    known = {limit.name: limit for limit in budget.limits_of(kept.job)}
-    then = {one.name: one for one in kept.limits}
-    for name in dict.fromkeys([*then, *(name for name in states if name in counting)]):
-        yield LimitThenAndNow(
-            name,
-            known[name].view.window.name if name in known else None,
-            then.get(name),
-            states.get(name),
-            kept.unlogged_units.get(name, 0),
-            room_ms.get(name),
-            known[name].view.selector.noun if name in known else "unit",
-        )
+# -- now ---------------------------------------------------------------------------------------------------------------
+
+
+def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
+    """What must be checked for the same call or calls. Raises UsageError where they can never be admitted."""
+    units = charge_units(kept.cost_units)
+    if kept.calls == 1 or not _tells_costs(kept):
+        return budget.checklists.make((kept.method, units, None, kept.job))
+    closed = kept.refused_by if closed_by_upstream(kept) else None
+    together = Together(kept.calls, {state.name: state.cost_units for state in kept.limits}, closed)
+    return budget.checklists.of_former(kept.method, units, kept.job, together)
+
+
+def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str, Full]]:
+    """The decision about a call now, and each limit as it met it. There are none where the clocks disagree, or the
+    ledger still counts."""
+    answers = budget.answers
+    outcome = project_of(budget).decide(answers.question(checklist), commit=False)
+    decision = answers.decision(checklist, outcome, commit=False)
+    compared = outcome.reason not in ("clock", "counting")
+    return decision, {full.limit.name: full for full in answers.full_limits(checklist, outcome, 0)} if compared else {}
+
+
+def _tells_costs(kept: KeptRefusal) -> bool:
+    """Whether a refusal has each limit that counted it, and so what it cost there."""
+    return bool(kept.limits) and not kept.limits_left_out
+
+
+def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
+    """The record of the exhaustion that refused, as long as no newer one has taken its place."""
+    if not closed_by_upstream(kept):
+        return None
+    record = project.state.facts().exhaustion(kept.refused_by or "")
+    return record if record is not None and record.since_ms <= kept.at_ms + SLACK_MS else None
+
+
+# -- who filled it -----------------------------------------------------------------------------------------------------
 
 
 def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
@@ -282,128 +314,83 @@ def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
     return Limit(name, bucket.quota_units, View(selector, bucket.window), bucket.quota_units, 0)
 
 
-def _same(budget: Budget, subject: Limit, kept: KeptRefusal) -> list[Limit]:
-    """The limit that decided; where upstream closed a bucket, one that counts what upstream counts there."""
-    if not closed_by_upstream(kept):
-        return [subject]
-    return [limit for limit in budget.limits_of(kept.job) if limit.view == subject.view][:1]
-
-
-def _together(kept: KeptRefusal) -> Together | None:
-    """Several calls, as far as the refusal tells of them."""
-    if kept.calls == 1 or not _tells_costs(kept):
-        return None
-    closed = kept.refused_by if closed_by_upstream(kept) else None
-    return Together(kept.calls, {one.name: one.cost_units for one in kept.limits}, closed)
-
-
-def _tells_costs(kept: KeptRefusal) -> bool:
-    """Whether a refusal has each limit that counted it, and so what it cost there."""
-    return bool(kept.limits) and not kept.limits_left_out
-
-
-def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
-    """The record of the exhaustion that refused, as long as no newer one has taken its place."""
-    if not closed_by_upstream(kept):
-        return None
-    records = notes_in(session.ledger).notes(kept.project).exhaustions
-    return next((x for x in records if x.bucket == kept.refused_by and x.since_ms <= kept.at_ms + CLOCK_SLACK_MS), None)
-
-
-def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_ms: int) -> tuple[Filled, ...]:
-    """By job, method and region, the largest at the refusal first; without `then_ms` the largest now.
-
-    Each charge is read once: the log is read between the moments where one of both windows begins or ends.
-    """
-    now_after_ms = cutoff(view.window, now_ms)
-    then_after_ms = now_after_ms if then_ms is None else cutoff(view.window, then_ms)
-    edges_ms = sorted({then_after_ms, now_after_ms, NEVER, *(() if then_ms is None else (then_ms,))})
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for after_ms, through_ms in pairwise(edges_ms):
-        then = then_ms is not None and then_after_ms <= after_ms and through_ms <= then_ms
-        now = now_after_ms <= after_ms
-        if not (then or now):
-            continue
-        for entry in read_entries(ledger, project, after_ms + 1, through_ms):
-            if units := counted(view.selector, entry):
-                key = entry.job, entry.method, entry.region
-                then_units, now_units = sums.get(key, (0, 0))
-                sums[key] = then_units + units * then, now_units + units * now
-    first = 1 if then_ms is None else 0
-    ranked = sorted(sums.items(), key=lambda row: (-row[1][first], -row[1][1], row[0]))
-    return tuple(Filled(*key, None if then_ms is None else units[0], units[1]) for key, units in ranked)
-
-
-def _expiries(
-    occupancy: Occupancy, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
-) -> tuple[Expiry, ...]:
-    """The next ten expiries, and the one at `room_ms` with which the call fits. Where that one is far, it is the first
-    that leaves at this moment: what lies between is not shown, and not read.
-    """
-    view, now_ms, lapses_ms = occupancy.limit.view, clocks.now_ms, occupancy.lapses_ms
-    lapse: list[Expiry] = []
-    if room_ms is not None and lapses_ms <= room_ms:
-        lapse = [Expiry(lapses_ms, occupancy.lapsed_units - occupancy.cap_units, "grant")]
-    lost = [
-        Expiry(until_ms, units, "upstream" if usage.epoch.startswith(UPSTREAM) else "lost")
-        for usage in occupancy.unlogged
-        for units, until_ms in usage.expiries
-        if until_ms > now_ms and units
+def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
+    """By job, method and region, the largest at the refusal first; where the history no longer has that, the largest
+    now."""
+    view = subject.view
+    is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
+    then = _window(project, view, then_ms, then_ms) if is_whole else []
+    now = _window(project, view, now_ms)
+    units = [_units_by_who(view, behind) for behind in (then, now)]
+    rows = [
+        Filled(*who, units[0].get(who, 0) if is_whole else None, units[1].get(who, 0))
+        for who in {**units[0], **units[1]}
     ]
-    lost.sort()
-    if isinstance(view.window, Calendar):
-        edge_ms = view.window.edges(now_ms)[1]
-        logged_units = occupancy.used_units - sum(one.units for one in lost)
-        rows = [*lost, *lapse, *([Expiry(edge_ms, logged_units, "reset")] if logged_units > 0 else [])]
-        if room_ms is not None and all(one.at_ms != room_ms for one in rows):
-            rows.append(Expiry(room_ms, 0, "pace"))
-        found: Iterable[Expiry] = sorted(rows)
+    rows.sort(key=lambda row: (-(row.then_units or 0), -row.now_units, row[:3]))
+    total = total_of(view, now, now_ms)
+    return Fill(
+        name=subject.name,
+        rows=tuple(rows),
+        is_whole=is_whole,
+        upstream_then_units=total_of(view, then, then_ms).others_after(then_ms),
+        upstream_units=total.others_after(now_ms),
+        upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
+    )
+
+
+def _window(project: Project, view: View, at_ms: int, until_ms: int = END[0]) -> list[Entry]:
+    """The entries of the window that a view has at a time, as the history has them."""
+    behind = entries(project, just_before(max(0, cutoff(view.window, at_ms) + 1)))
+    return list(takewhile(lambda entry: entry.id[0] <= until_ms, behind))
+
+
+def _counted(view: View, behind: list[Entry]) -> Iterator[tuple[str, Spent, int]]:
+    """The charges among entries that a view counts: the id of the call, the charge, and what the view counts of it."""
+    selector, charges = view.selector, spent(behind)
+    for name, charge in zip(ids_of_calls(charges), charges, strict=True):
+        if charge.units and selector.counts(charge.bucket, charge.method, charge.job):
+            yield name, charge, selector.cost(charge.units)
+
+
+def _units_by_who(view: View, behind: list[Entry]) -> dict[tuple[str, str, str], int]:
+    """What a view counts, by job, method and region."""
+    sums: dict[tuple[str, str, str], int] = {}
+    for _, charge, units in _counted(view, behind):
+        who = charge.job, charge.method, charge.region
+        sums[who] = sums.get(who, 0) + units
+    return sums
+
+
+# -- what leaves -------------------------------------------------------------------------------------------------------
+
+
+def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) -> tuple[Expiry, ...]:
+    """The next ten expiries of a limit, and the one at `room_ms` with which the call fits."""
+    view, window = full.limit.view, full.limit.view.window
+    behind = _window(project, view, now_ms)
+    total = total_of(view, behind, now_ms)
+    rows = []
+    for at_ms in {leaves_ms for _, leaves_ms in total.others if leaves_ms > now_ms}:
+        units = total.others_after(at_ms - 1) - total.others_after(at_ms)
+        rows.append(Expiry(at_ms, units, "upstream"))
+    if isinstance(window, Calendar):
+        units = sum(units for _, _, units in _counted(view, behind))
+        rows += [Expiry(window.edges(now_ms)[1], units, "reset")] if units else []
     else:
-        window_ms = view.window.window_ms
-
-        def leaving(since_ms: int) -> Iterator[Expiry]:
-            for e in read(since_ms, clocks.newest_ms):
-                if units := counted(view.selector, e):
-                    yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
-
-        found = merge(leaving(now_ms - window_ms + 1), lost, lapse, key=lambda one: one.at_ms)
-        if room_ms is not None and not lost and not lapse:
-            nearest = list(islice(found, EXPIRIES + 1))
-            if nearest and nearest[-1].at_ms < room_ms:
-                first = (one._replace(makes_room=True) for one in leaving(room_ms - window_ms) if one.at_ms == room_ms)
-                return (*nearest[:EXPIRIES], *islice(first, 1))
-            found = chain(nearest, found)
-    shown: list[Expiry] = []
-    fits: Expiry | None = None
-    lacking_units = occupancy.used_units + occupancy.cost_units - occupancy.cap_units
-    for one in found:
-        if room_ms is not None and one.at_ms > room_ms:
-            shown, room_ms = _marked(shown, fits), None
-        if len(shown) >= EXPIRIES and room_ms is None:
-            return tuple(shown)
-        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or occupancy.limit.paced):
-            fits = one
-        shown += [one] if len(shown) < EXPIRIES else []
-        lacking_units -= one.units
-    return tuple(shown if room_ms is None else _marked(shown, fits))
-
-
-def _room_at(occupancy: Occupancy, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
-    """When a full limit has room again; None where it has room now, or never will: upstream grants too little."""
-    if not occupancy.full or occupancy.cost_units > occupancy.cap_units:
-        return None
-    return room_at(occupancy, clocks, read, clocks.now_ms)
-
-
-def _marked(shown: list[Expiry], fits: Expiry | None) -> list[Expiry]:
-    """With the expiry that makes room marked. It is one of those shown, or comes after them."""
-    if fits is None:
-        return shown
-    marked, at = fits._replace(makes_room=True), shown.index(fits) if fits in shown else len(shown)
-    return [*shown[:at], marked, *shown[at + 1 :]]
-
-
-def _state_json(state: LimitState | None, unlogged_units: int) -> dict[str, object] | None:
-    if state is None:
-        return None
-    return {**members(state, "cost_units used_units limit_units"), "unlogged_units": unlogged_units}
+        for name, charge, units in _counted(view, behind):
+            at_ms = leaves_at(window, charge.id[0])
+            rows.append(Expiry(at_ms, units, "charge", charge_id=name, method=charge.method, job=charge.job))
+    if room_ms is not None and full.lapses_ms <= room_ms:
+        rows.append(Expiry(full.lapses_ms, full.lapsed_units - full.cap_units, "grant"))
+    if room_ms is not None and all(row.at_ms != room_ms for row in rows):
+        rows.append(Expiry(room_ms, 0, "pace"))
+    rows.sort(key=lambda row: row.at_ms)
+    fits: int | None = None
+    lacking_units = full.used_units + full.cost_units - full.cap_units
+    for n, row in enumerate(rows):
+        if row.at_ms == room_ms and (fits is None or lacking_units > 0 or full.limit.paced):
+            fits = n
+        lacking_units -= row.units
+    if fits is not None:
+        rows[fits] = rows[fits]._replace(makes_room=True)
+    return tuple([row for n, row in enumerate(rows) if n < EXPIRIES or n == fits])

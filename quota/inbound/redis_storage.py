@@ -32,7 +32,7 @@ from quota.inbound.contract import (
 from quota.inbound.met import Met
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import Failed, explained
-from quota.ledger.redis_scripts import script
+from quota.ledger.redis_log import script
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
 

@@ -1,4 +1,4 @@
-"""The kinds of ledgers, one row each: what a URL of theirs means, and how a ledger is opened there.
+"""The kinds of ledgers, one row each: what a URL of theirs means, and how a log is opened there.
 
 Another kind needs a row in BACKENDS. Only the driver of a ledger that is opened is imported.
 """
@@ -6,14 +6,11 @@ Another kind needs a row in BACKENDS. Only the driver of a ledger that is opened
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quota.errors import ConfigError
-from quota.ledger.contract import Ledger
 from quota.ledger.file_url import check_options, path_of
-
-if TYPE_CHECKING:
-    from quota.ledger.fence import Movable
+from quota.ledger.log import Log
 
 Clock = Callable[[], int]
 """The time in ms since 1970."""
@@ -27,34 +24,27 @@ class Backend(NamedTuple):
     """
 
     schemes: tuple[str, ...]
-    open: Callable[[str, Clock | None], Ledger]
-    open_movable: Callable[[str, Clock | None], Movable]
+    open: Callable[[str, Clock | None], Log]
     file: Callable[[str], str] | None = None
     has_acl: bool = False
 
 
-def _open_sqlite(url: str, clock: Clock | None) -> Ledger:
-    from quota.ledger.sqlite_ledger import SqliteLedger
+def _open_memory(_: str, clock: Clock | None) -> Log:
+    from quota.ledger.memory_log import MemoryLog
 
-    return SqliteLedger(url, clock=clock)
-
-
-def _open_movable_sqlite(url: str, clock: Clock | None) -> Movable:
-    from quota.ledger.movable_sqlite import MovableSqliteLedger
-
-    return MovableSqliteLedger(url, clock=clock)
+    return MemoryLog(clock=clock)
 
 
-def _open_redis(url: str, clock: Clock | None) -> Ledger:
-    from quota.ledger.redis_ledger import RedisLedger
+def _open_sqlite(url: str, clock: Clock | None) -> Log:
+    from quota.ledger.sqlite_log import SqliteLog
 
-    return RedisLedger(url, clock=clock)
+    return SqliteLog(url, clock=clock)
 
 
-def _open_movable_redis(url: str, clock: Clock | None) -> Movable:
-    from quota.ledger.movable_redis import MovableRedisLedger
+def _open_redis(url: str, clock: Clock | None) -> Log:
+    from quota.ledger.redis_log import RedisLog
 
-    return MovableRedisLedger(url, clock=clock)
+    return RedisLog(url, clock=clock)
 
 
 REDIS_SCHEMES = (
@@ -63,8 +53,9 @@ REDIS_SCHEMES = (
 )
 
 BACKENDS = (
-    Backend(("sqlite",), _open_sqlite, _open_movable_sqlite, file=path_of),
-    Backend(REDIS_SCHEMES, _open_redis, _open_movable_redis, has_acl=True),
+    Backend(("sqlite",), _open_sqlite, file=path_of),
+    Backend(REDIS_SCHEMES, _open_redis, has_acl=True),
+    Backend(("memory",), _open_memory, file=lambda _: ""),
 )
 
 ALIASES = {
@@ -81,7 +72,7 @@ ALIASES = {
 
 
 def ledger_schemes() -> tuple[str, ...]:
-    return tuple(scheme for one in BACKENDS for scheme in one.schemes)
+    return tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
 
 
 def canonical(url: str) -> str:
@@ -95,27 +86,22 @@ def backend_of(url: str, what: str = "ledger url") -> Backend:
     scheme = canonical(url).partition(":")[0]
     for backend in BACKENDS:
         if scheme in backend.schemes:
-            if backend.file is not None:
+            if backend.file is path_of:
                 check_options(url, what)
             return backend
-    raise ConfigError(f"{what} of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")
+    raise ConfigError(f"{what} of kind {scheme!r} is not known; write sqlite:///PATH, redis://HOST:PORT/DB or memory:")
 
 
 def file_of(url: str) -> str | None:
     """The path of the file that a URL names, empty for one in memory; None for a server's."""
     scheme = url.partition(":")[0]
-    return next((one.file(url) for one in BACKENDS if scheme in one.schemes and one.file is not None), None)
+    return next((kind.file(url) for kind in BACKENDS if scheme in kind.schemes and kind.file is not None), None)
 
 
-def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
-    """The ledger at a URL: `sqlite:///path`, or one of REDIS_SCHEMES or ALIASES.
+def open_ledger(url: str, *, clock: Clock | None = None) -> Log:
+    """The ledger at a URL: `sqlite:///path`, `memory:`, or one of REDIS_SCHEMES or ALIASES.
 
     Nothing is contacted before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
     """
     return backend_of(url).open(canonical(url), clock)
-
-
-def open_movable(url: str, *, clock: Clock | None = None) -> Movable:
-    """The ledger at a URL, as `quota.ledger.move` needs it. Raises ConfigError as `open_ledger` does."""
-    return backend_of(url).open_movable(canonical(url), clock)

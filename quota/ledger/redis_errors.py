@@ -69,7 +69,7 @@ def is_denied(said: str) -> bool:
 
 
 MAY_NOT_RUN = "this user may not run"
-"""So our scripts name all that is missing (L22)."""
+"""So our scripts name all that is missing."""
 
 _DENIED = re.compile(f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}")
 _DENIED_KEYS = re.compile("at least one of the keys|access (?:one of the keys|a key)")

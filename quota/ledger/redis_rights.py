@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = (
-    *("eval", "evalsha", "time", "set", "exists", "del", "rename", "pttl", "pexpire"),
-    *("hget", "hmget", "hset", "hdel", "hgetall", "hscan"),
+    *("eval", "evalsha", "time", "exists", "del", "rename", "pttl", "pexpire"),
+    *("hget", "hmget", "hset", "hdel", "hgetall", "hlen"),
     *("xadd", "xlen", "xrange", "xrevrange", "xtrim"),
     "info",
 )
-"""Those of the ledger's scripts, which try them all (L22), and of `quota` itself. Without `info` nothing is refused: it
+"""Those of the ledger's scripts, which try them all, and of `quota` itself. Without `info` nothing is refused: it
 shows whether the server may drop our keys."""
 
 OF_A_CLUSTER = ("cluster|slots", "asking")

@@ -22,10 +22,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from quota.ledger.unlogged import UPSTREAM, Expiries, UnloggedUsage, upstream_epoch
-from quota.recovery.slices import slice_end_ms, slice_ms_of
 from quota.terms.costs import CostBook
-from quota.terms.limits import MINUTE_MS, Limit, Sliding, Window
+from quota.terms.limits import MINUTE_MS
 
 TOLERANCE_MS = 10 * MINUTE_MS
 
@@ -148,41 +146,3 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
         price = book.price(method).units if method in book.methods else None
         rows.append(MethodCount(method, theirs[method], charged[method], calls[method], price))
     return tuple(sorted(rows, key=lambda row: (-abs(row.upstream_units - row.our_units), row.method)))
-
-
-def unlogged(count: BucketCount, limit: Limit, lost_units: int, now_ms: int) -> UnloggedUsage | None:
-    """What a limit's view has to count of a bucket's unknown units; None where nothing of it counts any more.
-
-    `lost_units` of the period were in our log once: the view counts them already, as a loss of the ledger. The report
-    is the same each time that upstream and the log are, and reports of one period merge by the largest.
-    """
-    window = limit.view.window
-    expiries: Counter[int] = Counter()
-    for units, by_ms in count.unknown:
-        taken, lost_units = min(units, lost_units), max(0, lost_units - units)
-        until_ms = _expires(window, by_ms)
-        if units > taken and until_ms > now_ms:
-            expiries[until_ms] += units - taken
-    if not expiries:
-        return None
-    parts: Expiries = tuple((units, until_ms) for until_ms, units in sorted(expiries.items()))
-    return UnloggedUsage(limit.view.name, upstream_epoch(count.bucket, count.period.since_ms), parts, (0, 0))
-
-
-def lost_in(period: Period, window: Window, usages: Iterable[UnloggedUsage]) -> int:
-    """Of the usage that a view counts for what its ledger lost, the units that were spent in a period."""
-    later_ms = window.window_ms if isinstance(window, Sliding) else 0  # a calendar period ends with upstream's
-    return sum(
-        units
-        for usage in usages
-        if not usage.epoch.startswith(UPSTREAM)
-        for units, until_ms in usage.expiries
-        if period.since_ms < until_ms - later_ms <= period.until_ms
-    )
-
-
-def _expires(window: Window, used_by_ms: int) -> int:
-    """Until when units count that were used by that moment. Rounded up to a slice, so that few moments remain."""
-    if not isinstance(window, Sliding):
-        return window.edges(used_by_ms - 1)[1]
-    return slice_end_ms(used_by_ms, slice_ms_of(window.window_ms)) + window.window_ms

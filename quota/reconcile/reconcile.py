@@ -3,8 +3,9 @@
     1. ask the ledger once: it gets back what it lost, and what this machine owes
     2. read all of upstream's figures (quota.reconcile.monitoring); if anything fails, nothing is changed
     3. compare them, bucket by bucket, for upstream's present period and the one before (quota.reconcile.comparison)
-    4. what only upstream knows becomes unlogged usage of every limit that counts the whole bucket (L17)
-    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits (L28)
+    4. what only upstream knows of its present period becomes an entry of the log (`others`), which every limit counts
+       that counts the whole bucket, until that period ends
+    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits
     6. both counts of upstream's present period are remembered there too, for the status and for metrics
 
 It never frees anything. What we charged and upstream did not count is reported, with the method whose price looks
@@ -16,21 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import Budget, account_of
-from quota.common.clock import NEVER, rfc3339
+from quota.budget import Budget, project_of
+from quota.clients.evidence import others_name
+from quota.common.clock import rfc3339
 from quota.common.members import members
-from quota.deciding.checklist import granted_units, wanted_grants
-from quota.deciding.outlook import unlogged_usage
-from quota.errors import ConfigError, LedgerError, UsageError
-from quota.ledger.compared import Compared
-from quota.ledger.contract import read_entries, retention_of
-from quota.ledger.entry import Entry
-from quota.ledger.grants import Grant
-from quota.ledger.history import HISTORY_MS
-from quota.ledger.parts import correctable, notes_in
-from quota.ledger.unlogged import UPSTREAM, UnloggedUsage
-from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
-from quota.terms.attribution import AttemptKeys
+from quota.deciding.history import charges, whole_since_ms
+from quota.deciding.project import Project
+from quota.errors import ConfigError
+from quota.ledger.log import PAST_MS
+from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare
+from quota.rules.calls import granted_units, wanted_grants
+from quota.rules.entry import CALLS
+from quota.rules.facts import Compared, Grant
+from quota.rules.spent import Spent
 from quota.terms.costs import CostBook, Metric, Monitoring, Pool
 from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar, Limit
@@ -166,19 +165,20 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     """
     from quota.reconcile.monitoring import read_figures
 
-    names, book, ledger = _monitoring(credential.book), credential.book, session.ledger
+    names, book = _monitoring(credential.book), credential.book
     assert credential.cloud_project is not None  # noqa: S101
     budget = session.budget(credential.name)
-    _settle_accounts(budget)
-    now_ms = ledger.now_ms()
+    project = project_of(budget)
+    budget.usage()  # so what this machine owes, or the ledger has lost, is there: upstream has counted it
+    now_ms = project.log.now_ms()
     book = book.at(now_ms)
     metrics = [metric for metric in names.metrics if _window(book, metric) is not None]
     since_ms = min(_periods(book, metric, now_ms)[-1].since_ms for metric in metrics)
     figures = read_figures(credential, names, since_ms, now_ms)
     through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
 
-    whole_after_ms = ledger.whole_after_ms(credential.project)
-    entries = list(read_entries(ledger, credential.project, since_ms - TOLERANCE_MS, NEVER))
+    whole_after_ms = whole_since_ms(project)
+    entries = charges(project, since_ms - TOLERANCE_MS)
     counts: list[BucketCount] = []
     for metric in metrics:
         theirs = _theirs(figures, metric, names.method)
@@ -189,22 +189,18 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     present = [_periods(book, metric, now_ms)[0] for metric in metrics]
     granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
     grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
-    before, notes = _from_upstream(budget), notes_in(ledger).notes(credential.project)
-    known = tuple(notes.grants)
-    wanted = wanted_grants(credential.limits, grants, known, now_ms, BELIEVED_MS)
+    facts = project.state.facts()
+    standing = tuple(facts.grants)
+    wanted = wanted_grants(credential.limits, grants, standing, now_ms, BELIEVED_MS)
     lowered = tuple(_lowered(credential.limits, wanted))
-    believed = [grant for grant in known if grant.believed_at(now_ms)]
+    believed = [grant for grant in standing if grant.believed_at(now_ms)]
     held, now_held = (
         {low.limit: low.enforced_units for low in each} for each in (_lowered(credential.limits, believed), lowered)
     )
+    added = False
     if commit:
-        reports = list(_reports(budget, credential.limits, book, buckets, now_ms))
-        if reports:
-            retention_ms = retention_of(limit.view.window for limit in credential.limits)
-            correctable(ledger).add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
-        compared = _remembered(notes.compared, buckets, now_ms)
-        notes_in(ledger).grant(credential.project, wanted, compared)
-    after = _from_upstream(budget) if commit else before
+        added = _count_others(project, budget, book, buckets, now_ms)
+        project.state.grant(wanted, _remembered(facts.compared, buckets, now_ms))
     return Reconciled(
         credential=credential.name,
         project=credential.project,
@@ -216,19 +212,18 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         buckets=buckets,
         apart=apart,
         grants=grants,
-        counted=tuple(_counted(budget, after, now_ms)),
+        counted=tuple(_counted(project, budget, now_ms)),
         lowered=lowered,
-        tightened=after != before
-        or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
+        tightened=added or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
         lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
-        changed=after != before or (commit and wanted != known),
+        changed=added or (commit and wanted != standing),
         log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
     )
 
 
 def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
     """The last comparison of each bucket: those of now, and what is not too old of those that stood before."""
-    newest = {one.bucket: one for one in before if now_ms - HISTORY_MS < one.at_ms <= now_ms}
+    newest = {one.bucket: one for one in before if now_ms - PAST_MS < one.at_ms <= now_ms}
     for count in counts:
         if count.period.since_ms <= now_ms < count.period.until_ms:
             numbers = count.upstream_units, count.our_units, count.unknown_units, count.drift_units
@@ -236,21 +231,6 @@ def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_m
                 count.bucket, *numbers, count.period.since_ms, max(count.through_ms, 0), now_ms
             )
     return list(newest.values())
-
-
-def _settle_accounts(budget: Budget) -> None:
-    """Let a decision give the ledger back what it lost and what this machine owes: upstream has counted both.
-
-    Raises LedgerError where the ledger does not answer.
-    """
-    book = budget.book
-    charged = [method for method in book.methods if book.price(method).parts]
-    try:
-        decision = budget.peek(min(charged, key=lambda method: book.price(method).units))
-    except UsageError:
-        return
-    if decision.reason in ("ledger-unavailable", "clock", "counting") or (decision.admitted and decision.detail):
-        raise LedgerError(decision.why())
 
 
 def _window(book: CostBook, metric: Metric) -> Calendar | None:
@@ -273,7 +253,7 @@ def _compared(
     metric: Metric,
     periods: Iterable[Period],
     theirs: Sequence[Counted],
-    entries: Sequence[Entry],
+    entries: Sequence[Spent],
     through_ms: int,
     now_ms: int,
 ) -> Iterator[BucketCount]:
@@ -294,53 +274,46 @@ def _theirs(figures: Figures, metric: Metric, method_of: Callable[[str], str]) -
     ]
 
 
-def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
+def _ours(entries: Sequence[Spent], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
     """Our charges to a bucket; of a pool that the book has no bucket for, its calls."""
     for entry in entries:
         if pool is None and entry.bucket == metric.bucket:
-            yield Counted(entry.ms, entry.units, entry.method)
+            yield Counted(entry.id[0], entry.units, entry.method)
         elif pool is not None and entry.method in pool.methods:
-            yield Counted(entry.ms, min(entry.units, 1), entry.method)
+            yield Counted(entry.id[0], min(entry.units, 1), entry.method)
 
 
 # -- what follows from it ----------------------------------------------------------------------------------------------
 
 
-def _reports(
-    budget: Budget, limits: Sequence[Limit], book: CostBook, buckets: Sequence[BucketCount], now_ms: int
-) -> Iterator[UnloggedUsage]:
-    """What the ledger is to count for others, in each limit that counts a whole bucket."""
-    lost = _lost_usages(budget)
+def _count_others(
+    project: Project, budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int
+) -> bool:
+    """Count what only upstream knew of its present periods, in each limit that counts a whole bucket; whether anything
+    was added. Counted once, whoever hears of it: `quota.clients.evidence` gives it the same name."""
+    added = False
     for count in buckets:
-        for limit in whole_limits(limits, count.bucket, book):
-            lost_units = lost_in(count.period, limit.view.window, lost.get(limit.view.name, ()))
-            usage = unlogged(count, limit, lost_units, now_ms)
-            if usage is not None:
-                yield usage
+        if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
+            continue
+        limits = list(whole_limits(budget.limits, count.bucket, book))
+        name = others_name(count.bucket, count.period.since_ms)
+        if any(project.others_units(limit.view, name) < count.unknown_units for limit in limits):
+            since_ms, until_ms = count.period
+            window_ms = book.buckets[count.bucket].window.longest_ms
+            noun = CALLS if any(limit.view.selector.count == "calls" for limit in limits) else ""
+            budget.add_others(
+                count.bucket, count.unknown_units, since_ms, until_ms, name, window_ms=window_ms, noun=noun
+            )
+            added = True
+    return added
 
 
-def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
-    usages: dict[str, list[UnloggedUsage]] = {}
-    for usage in unlogged_usage(account_of(budget)):
-        if usage not in usages.setdefault(usage.view, []):
-            usages[usage.view].append(usage)
-    return usages
-
-
-def _from_upstream(budget: Budget) -> dict[str, tuple[tuple[int, int], ...]]:
-    """What each view counts that only upstream knew of, with the times until which it does."""
-    found: dict[str, set[tuple[str, tuple[tuple[int, int], ...]]]] = {}
-    for usage in unlogged_usage(account_of(budget)):
-        if usage.epoch.startswith(UPSTREAM):
-            found.setdefault(usage.view, set()).add((usage.epoch, usage.expiries))
-    return {view: tuple(part for _, parts in sorted(usages) for part in parts) for view, usages in found.items()}
-
-
-def _counted(budget: Budget, counted: Mapping[str, tuple[tuple[int, int], ...]], now_ms: int) -> Iterator[Counts]:
+def _counted(project: Project, budget: Budget, now_ms: int) -> Iterator[Counts]:
+    """What each limit counts that only upstream knew of."""
     for limit in budget.limits:
-        live = [part for part in counted.get(limit.view.name, ()) if part[1] > now_ms and part[0]]
-        if live:
-            yield Counts(limit.name, sum(units for units, _ in live), max(until_ms for _, until_ms in live))
+        units = sum(of.units for of in project.others(limit.view) if of.until_ms > now_ms)
+        if units:
+            yield Counts(limit.name, units, max(of.until_ms for of in project.others(limit.view)))
 
 
 def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:

@@ -28,16 +28,16 @@ from quota.decision import SHADOW
 from quota.terms.limits import Calendar
 
 if TYPE_CHECKING:
-    from quota.ledger.history import RefusedSum, RunningSum
     from quota.reports.status import CredentialRow, Status
+    from quota.rules.refusals import RefusedSum
+    from quota.rules.sums import ChargedSum
 
 GAUGE, COUNTER = "gauge", "counter"
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_units": (GAUGE, "The number that the limit is held to."),
-    "quota_limit_used_units": (GAUGE, "Units that the limit counts now, with unlogged usage."),
+    "quota_limit_used_units": (GAUGE, "Units that the limit counts now."),
     "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all that it counts."),
-    "quota_limit_unlogged_units": (GAUGE, "Units that the limit counts though the log lacks them."),
     "quota_limit_reserved_units": (GAUGE, "Used units charged in the last hour as a bound that nobody has settled."),
     "quota_limit_next_capacity_timestamp_seconds": (GAUGE, "When the limit has more capacity; absent if unused."),
     "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
@@ -48,10 +48,11 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_upstream_compared_timestamp_seconds": (GAUGE, "When upstream was last asked."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
     "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
-    "quota_charges_total": (COUNTER, "Charges of a method, since the ledger's history began."),
+    "quota_ledger_put_back_charges": (GAUGE, "Charges that the ledger had lost and got back in the last day."),
+    "quota_charges_total": (COUNTER, "Charges of a method, since the ledger began."),
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
     "quota_corrected_units_total": (COUNTER, "Units by which corrections changed them, up or down."),
-    "quota_refusals_total": (COUNTER, "Calls that were refused, since the ledger's history began."),
+    "quota_refusals_total": (COUNTER, "Calls that were refused, since the ledger began."),
     "quota_would_refuse_total": (COUNTER, "Calls that left, and that a shadow limit would have refused."),
     "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
     "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
@@ -148,6 +149,7 @@ def of_status(status: Status, project: str) -> list[Sample]:
     return [
         Sample("quota_ledger_up", {"project": project}, 1),
         Sample("quota_allowance_owed_units", {"project": project}, credential.owed_units),
+        Sample("quota_ledger_put_back_charges", {"project": project}, sum(x.charges for x in credential.put_back)),
         *_limits(credential, status.at_ms),
         *_buckets(credential),
         *_compared(credential),
@@ -161,7 +163,6 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
         yield Sample("quota_limit_units", labels, row.enforced_units)
         yield Sample("quota_limit_used_units", labels, row.state.used_units)
         yield Sample("quota_limit_remaining_units", labels, row.state.remaining_units)
-        yield Sample("quota_limit_unlogged_units", labels, row.state.unlogged_units)
         yield Sample("quota_limit_reserved_units", labels, row.reserved_units)
         if row.next_capacity_ms is not None:
             yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
@@ -186,7 +187,7 @@ def _compared(credential: CredentialRow) -> Iterator[Sample]:
         yield Sample("quota_upstream_compared_timestamp_seconds", labels, one.at_ms / 1000)
 
 
-def of_sums(project: str, sums: Iterable[RunningSum], refused: Iterable[RefusedSum]) -> Iterator[Sample]:
+def of_sums(project: str, sums: Iterable[ChargedSum], refused: Iterable[RefusedSum]) -> Iterator[Sample]:
     """The samples of what was ever charged, and of what was refused. None of them falls."""
     for one in sums:
         labels = {"project": project, "method": one.method, "quota_job": one.job}

@@ -38,8 +38,8 @@ from quota.common.members import members
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
 from quota.errors import ConfigError, LedgerError
-from quota.ledger.claims import MAX_TICK_MS, Claim
-from quota.ledger.parts import claims_in
+from quota.ledger.state import State
+from quota.rules.claims import MAX_TICK_MS, Claim
 from quota.session import Session
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
@@ -121,8 +121,9 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         tick=key,
         tick_ms=once_ms,
     )
+    state = State(session.ledger, notice.project, session.keys.next)
     try:
-        if claims_in(session.ledger).claim(notice.project, claim).tick:
+        if state.claim(claim).tick:
             return None
     except LedgerError:
         return _claim_here(key, once_ms)
@@ -130,7 +131,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     def end(delivered: bool) -> None:
         ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
         with contextlib.suppress(LedgerError):  # then it may be said again
-            claims_in(session.ledger).end_claim(notice.project, ended, "done")
+            state.end_claim(ended, "done")
 
     return end
 

@@ -5,28 +5,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import Budget
+from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.members import members
 from quota.common.several import several
-from quota.deciding.checklist import cap
+from quota.deciding.history import charges
+from quota.deciding.losses import Loss, losses
 from quota.deciding.outlook import Outlook
+from quota.deciding.project import Project
 from quota.decision import LimitState
 from quota.errors import Refused
-from quota.ledger.contract import Exhaustion, Notes, read_entries
-from quota.ledger.entry import Entry
-from quota.ledger.grants import Grant
-from quota.ledger.parts import notes_in
+from quota.ledger.log import SLACK_MS
+from quota.rules.calls import cap
+from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.costs import Bucket, CostBook
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, Window, cutoff, paced_until
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
 
 if TYPE_CHECKING:
-    from quota.ledger.compared import Compared
+    from quota.rules.facts import Compared
 
 
 class LimitRow(NamedTuple):
@@ -38,7 +40,8 @@ class LimitRow(NamedTuple):
     that the limit counts, so nothing remains of it, or grants less than any call costs.
 
     `reserved_units` of what is used were charged in the last hour as the most that a call may cost, and nobody has said
-    yet what it did cost.
+    yet what it did cost. `upstream_units` of it were never charged here: upstream counted them, and the last of them
+    leave at `upstream_until_ms`.
 
     `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
     no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
@@ -57,6 +60,8 @@ class LimitRow(NamedTuple):
     enforced_units: int
     grant: Grant | None
     reserved_units: int
+    upstream_units: int
+    upstream_until_ms: int
 
     @property
     def level(self) -> Literal["open", "near", "full"]:
@@ -78,9 +83,12 @@ class EarlyExhaustion(NamedTuple):
 
 class CredentialRow(NamedTuple):
     """One credential: whether any call may leave, its limits, the buckets that upstream closed, and the units that
-    this machine drew on its local allowance while the ledger could not answer and has not repaid yet. `shared_with`
-    names the other credentials of its project, which share its budget. `compared` has upstream's count of each bucket
-    beside ours, as `quota reconcile` found them last.
+    this machine drew on its local allowance while the ledger could not answer and has not handed over yet.
+
+    `shared_with` names the other credentials of its project, which share its budget. `ahead_ms` is the time of the
+    newest charge where a wrong clock has dated it further ahead than a clock may go back; else 0. `put_back` has what
+    the ledger had lost and got back in the last day. `compared` has upstream's count of each bucket beside ours, as
+    `quota reconcile` found them last.
     """
 
     outlook: Outlook
@@ -93,13 +101,10 @@ class CredentialRow(NamedTuple):
     owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
+    ahead_ms: int = 0
+    put_back: tuple[Loss, ...] = ()
     early: tuple[EarlyExhaustion, ...] = ()
     compared: tuple[Compared, ...] = ()
-
-    @property
-    def unlogged_units(self) -> int:
-        """The units that the ledger counts without an entry in its log, in the limit with the most of them."""
-        return max((row.state.unlogged_units for row in self.limits), default=0)
 
     @property
     def remaining_units(self) -> int | None:
@@ -136,7 +141,7 @@ class Status(NamedTuple):
         return 0 if all(credential.open for credential in self.credentials) else Refused.exit_status
 
     def as_json(self) -> dict[str, object]:
-        return {**members(self, "at ledger"), "credentials": [_credential_json(one) for one in self.credentials]}
+        return {**members(self, "at ledger"), "credentials": [_credential_json(row) for row in self.credentials]}
 
 
 def read_status(
@@ -147,12 +152,12 @@ def read_status(
     next_capacity: bool = True,
 ) -> Status:
     """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Without
-    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: it is asked of the log. Raises LedgerError.
+    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: the log may have to be read for it. Raises
+    LedgerError.
 
-    `reading` reads that of one, and a few threads read at once.
+    `reading` reads the status of one credential, and a few threads read at once.
     """
     ledger = session.ledger
-    notes_of = notes_in(ledger).notes
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
     sharing: dict[str, list[str]] = {}
@@ -167,25 +172,26 @@ def read_status(
 
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
-        outlook = budget.outlook(fetches.get(name, []))
-        notes: Notes = notes_of(settings.project)
+        project, outlook = project_of(budget), budget.outlook(fetches.get(name, []))
+        facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
-        exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
-        oldest_of = _oldest_of(budget, outlook.states, at_ms) if next_capacity else None
-        limits = tuple(_limit_rows(budget, outlook, notes, exhausted, oldest_of, at_ms))
+        exhausted = [x for x in facts.exhaustions if _ends(x) + jitter_ms > at_ms]
+        limits = tuple(_limit_rows(budget, outlook, facts, exhausted, at_ms, next_capacity=next_capacity))
         return CredentialRow(
-            outlook,
-            settings.book.main_bucket.name,
-            tuple(settings.book.buckets),
-            tuple(other for other in sharing[settings.project] if other != name),
-            name,
-            settings.project,
-            settings.api,
-            budget.owed_units(),
-            limits,
-            tuple(exhausted),
-            tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
-            tuple(notes.compared),
+            outlook=outlook,
+            main_bucket=settings.book.main_bucket.name,
+            buckets=tuple(settings.book.buckets),
+            shared_with=tuple(other for other in sharing[settings.project] if other != name),
+            name=name,
+            project=settings.project,
+            api=settings.api,
+            owed_units=budget.owed_units(),
+            limits=limits,
+            exhausted=tuple(exhausted),
+            ahead_ms=newest_ms if newest_ms > at_ms + SLACK_MS else 0,
+            put_back=tuple(loss for loss in losses(project) if loss.at_ms > at_ms - DAY_MS),
+            early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
+            compared=facts.compared,
         )
 
     rows: list[CredentialRow] = []
@@ -204,43 +210,47 @@ def _ends(x: Exhaustion) -> int:
 def _limit_rows(
     budget: Budget,
     outlook: Outlook,
-    notes: Notes,
+    facts: Facts,
     exhausted: Sequence[Exhaustion],
-    oldest_of: Mapping[str, int] | None,
     at_ms: int,
+    *,
+    next_capacity: bool,
 ) -> Iterator[LimitRow]:
-    counts_since_ms = notes.whole_after_ms
-    reserved = _reserved_units(budget, outlook.states, at_ms)
-    grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
+    project = project_of(budget)
+    counts_since_ms = project.reading.trimmed[0]
+    reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
+    grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
-        enforced_units = held_to(limit, notes.grants, at_ms)
+        enforced_units = held_to(limit, facts.grants, at_ms)
         resets_ms, zone = _upstreams_reset(budget.book, selector, at_ms)
         next_ms = None
-        if oldest_of is not None and state.used_units:
-            next_ms = _next_capacity(limit, enforced_units, state, oldest_of, at_ms)
+        if next_capacity and state.used_units:
+            next_ms = _next_capacity(project, limit, enforced_units, state, at_ms)
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
+        upstream_units = project.upstream_units(limit.view)
         never = room_ms == NEVER
         if never:
             next_ms = room_ms = None
-        exact_from_ms = exact_from(window, counts_since_ms, at_ms)
         yield LimitRow(
-            limit,
-            state,
-            next_ms,
-            resets_ms,
-            zone,
-            counts_since_ms,
-            exact_from_ms,
-            room_ms,
-            opens_ms is not None or never or not enforced_units,
-            enforced_units,
-            grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
-            reserved.get(limit.name, 0),
+            limit=limit,
+            state=state,
+            next_capacity_ms=next_ms,
+            resets_ms=resets_ms,
+            zone=zone,
+            counts_since_ms=counts_since_ms,
+            exact_from_ms=exact_from(window, counts_since_ms, at_ms),
+            room_ms=room_ms,
+            shut=opens_ms is not None or never or not enforced_units,
+            enforced_units=enforced_units,
+            grant=grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+            reserved_units=reserved.get(limit.name, 0),
+            upstream_units=upstream_units,
+            upstream_until_ms=max(project.others_leave_ms(limit.view)) if upstream_units else 0,
         )
 
 
@@ -256,65 +266,34 @@ def _upstreams_reset(book: CostBook, selector: Selector, at_ms: int) -> tuple[in
     return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
 
 
-def _next_capacity(
-    limit: Limit,
-    enforced_units: int,
-    state: LimitState,
-    oldest_of: Mapping[str, int],
-    at_ms: int,
-) -> int:
+def _next_capacity(project: Project, limit: Limit, enforced_units: int, state: LimitState, at_ms: int) -> int:
     """When a limit of which something is used has more capacity."""
     window = limit.view.window
     if isinstance(window, Calendar):
         edges, now_units = window.edges(at_ms), state.limit_units
         more = limit.paced and now_units < enforced_units
         return paced_until(enforced_units, edges, now_units + 1) if more else edges[1]
-    oldest_ms = oldest_of.get(limit.name)
-    leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
-    leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
-    return min(leaves_ms, default=at_ms)
-
-
-def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
-    """By sliding limit, the time of the oldest charge that it counts. Mostly it is the first entry of the window."""
-    windows_ms = {
-        limit: limit.view.window.longest_ms
-        for limit, state in zip(budget.limits, states, strict=True)
-        if isinstance(limit.view.window, Sliding) and state.used_units > state.unlogged_units
-    }
-    found: dict[str, int] = {}
-    since_ms = at_ms - max(windows_ms.values(), default=0) + 1
-    for entry in read_entries(budget.ledger, budget.project, since_ms, NEVER) if windows_ms else ():
-        for limit in [x for x, ms in windows_ms.items() if entry.ms > at_ms - ms and _counts(x, entry)]:
-            found[limit.name] = entry.ms
-            del windows_ms[limit]
-        if not windows_ms:
-            break
-    return found
+    frees_ms = project.frees_at_ms(limit.view, 1)
+    return at_ms if frees_ms is None else frees_ms
 
 
 RESERVED_MS = HOUR_MS
 """How long a reservation that nobody settles is told of. An older one is spent, whatever became of its caller."""
 
 
-def _reserved_units(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
+def _reserved_units(
+    project: Project, limits: Sequence[Limit], states: Sequence[LimitState], at_ms: int
+) -> Mapping[str, int]:
     """By limit, the units of what it counts that are reserved. Read from the log: no decision goes by it."""
-    found: dict[str, int] = {}
-    if not any(state.used_units > state.unlogged_units for state in states):
-        return found
-    cutoffs_ms = {
-        limit: cutoff(limit.view.window, at_ms) for limit in budget.limits if limit.view.selector.count == "units"
-    }
-    for entry in read_entries(budget.ledger, budget.project, at_ms - RESERVED_MS + 1, NEVER):
-        for limit, cutoff_ms in cutoffs_ms.items() if entry.reserved_units else ():
-            if entry.ms > cutoff_ms and _counts(limit, entry):
-                found[limit.name] = found.get(limit.name, 0) + entry.reserved_units
-    return found
-
-
-def _counts(limit: Limit, entry: Entry) -> bool:
-    """Whether a limit counts an entry, and that was not given back."""
-    return entry.units > 0 and limit.view.selector.counts(entry.bucket, entry.method, entry.job)
+    reserved = Counter[str]()
+    if not any(state.used_units for state in states):
+        return reserved
+    cutoffs_ms = {limit: cutoff(limit.view.window, at_ms) for limit in limits if limit.view.selector.count == "units"}
+    for charge in charges(project, at_ms - RESERVED_MS + 1):
+        for limit, cutoff_ms in cutoffs_ms.items() if charge.reserved_units else ():
+            if charge.id[0] > cutoff_ms and limit.view.selector.counts(charge.bucket, charge.method, charge.job):
+                reserved[limit.name] += charge.reserved_units
+    return reserved
 
 
 def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:
@@ -375,8 +354,13 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         "full_by": None if outlook.full is None else outlook.full.refused_by,
         **members(outlook, "next_at"),
         "limits": [_limit_json(row) for row in credential.limits],
-        **members(credential, if_any="unlogged_units owed_units"),
-        **({"newest_charge_at": rfc3339(outlook.ahead_ms)} if outlook.ahead_ms else {}),
+        **members(credential, if_any="owed_units"),
+        **({"newest_charge_at": rfc3339(credential.ahead_ms)} if credential.ahead_ms else {}),
+        **(
+            {"put_back": [members(x, "at machine charges units") for x in credential.put_back]}
+            if credential.put_back
+            else {}
+        ),
         "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
         **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
     }
@@ -397,8 +381,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **({"paced_units": row.state.limit_units} if limit.paced else {}),
         **members(row.state, "used_units remaining_units"),
         **({"shadow": True, "would_refuse": row.state.would_refuse} if limit.shadow else {}),
-        **members(row, if_any="reserved_units"),
-        **members(row.state, if_any="unlogged_units upstream_units"),
+        **members(row, if_any="reserved_units upstream_units"),
         **({} if row.exact_from_ms is None else members(row, "counts_since exact_from")),
         **members(row, "next_capacity_at resets_at"),
     }

@@ -10,8 +10,8 @@ from typing import cast
 
 from quota.common.resources import list_names, read_text
 from quota.common.text import nearest, one_line, show
-from quota.deciding.checklist import MAX_CHARGE_UNITS
 from quota.errors import ConfigError
+from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes
 from quota.settings.kinds import Texts
 from quota.settings.tables import CALENDAR, SCOPE

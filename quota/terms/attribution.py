@@ -1,4 +1,4 @@
-"""Attribution of charges: the job and region that a charge carries, and the run in each attempt's idempotency key."""
+"""Attribution of charges: the job and region that a charge carries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import count
 
-from quota.common.fork import start_over_in_child
 from quota.errors import UsageError
 from quota.terms.arguments import text
 
@@ -60,45 +58,6 @@ def check_name(what: str, name: str, least: int = 0) -> None:
         raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")
 
 
-class AttemptKeys:
-    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter.
-
-    All budgets of a process share one instance. A forked child gets a run id of its own.
-    """
-
-    def __init__(self, run: str | None = None) -> None:
-        self.run = run or run_id()
-        self._counter = count(1)
-        start_over_in_child(self)
-
-    def start_over_in_child(self) -> None:
-        """Start over in a forked child, with a run id of its own."""
-        self.run, self._counter = run_id(), count(1)
-
-    def next(self) -> str:
-        return f"{self.run}{next(self._counter)}"
-
-
-RESERVED = "~"
-"""Ends the idempotency key of a reservation: a charge that is an upper bound, until the true cost is known. No ledger
-goes by it; it tells those who read the log."""
-
-
-def is_reservation(idempotency_key: str) -> bool:
-    return idempotency_key.endswith(RESERVED)
-
-
-def attempt_number(idempotency_key: str) -> int:
-    """The counter in an idempotency key that `AttemptKeys` made; 0 for any other."""
-    number = idempotency_key[8:].removesuffix(RESERVED)
-    return int(number) if number.isdigit() else 0
-
-
 def machine_name() -> str:
     """This machine's host name."""
     return os.uname().nodename
-
-
-def run_id() -> str:
-    """8 random characters that name one run."""
-    return os.urandom(5).hex()[:8]

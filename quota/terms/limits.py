@@ -269,7 +269,7 @@ class Selector:
         return self.count.removesuffix("s")
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
-        """Whether this limit counts a charge of this bucket, method and job (L2 in docs/ledger-rules.md)."""
+        """Whether this limit counts a charge of this bucket, method and job."""
         return (
             self.counts_bucket(bucket)
             and (not self.methods or method in self.methods)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from quota.budget import charge_id
 from quota.common.clock import NEVER, moment, second, weekday
 from quota.common.text import many, spell
 from quota.decision import SET_THE_CLOCK
 from quota.explain.admits import Change, Setting
 from quota.explain.charge import ChargeExplained
-from quota.explain.refusal import RefusalExplained
+from quota.explain.refusal import Fill, Filled, RefusalExplained
 from quota.terms.limits import SECOND_MS
 from quota.wording.of_status import spent_elsewhere
 from quota.wording.parts import Line, Part, Table
@@ -34,11 +35,11 @@ def refusal_told(x: RefusalExplained) -> Iterator[Part]:
         yield Line(text, "strong")
     yield Line(_asker(x))
     yield Line(_now(x), "strong")
-    if x.limits:
+    if x.names:
         yield Line("")
         yield _limits(x)
     yield from map(Line, _upstream(x))
-    if x.filled_name is not None:
+    if x.fill.name is not None:
         yield Line("")
         yield from _filled(x)
     if x.expiries:
@@ -50,13 +51,12 @@ def refusal_told(x: RefusalExplained) -> Iterator[Part]:
 
 def _cause(x: RefusalExplained) -> str:
     kept = x.kept
-    row = x.limit(kept.refused_by)
+    then = x.then_limits.get(kept.refused_by or "")
     if x.closed_by_upstream:
         return kept.why.partition(" (")[0]  # its words come below
-    if kept.reason not in ("limit", "leave") or row is None or row.then is None:
+    if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
-    then = row.then
-    left = many(max(0, then.limit_units - then.used_units), row.noun)
+    left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
     pace = ", which its pace had released by then" if " by the end of the " in kept.why else ""
     if kept.reason == "leave":
         left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
@@ -65,7 +65,7 @@ def _cause(x: RefusalExplained) -> str:
     needs = f"{kept.method} needs"
     if kept.calls > 1:
         needs = f"{many(kept.calls, 'call')} together, {kept.method} and {kept.calls - 1:,} more, need"
-    return f"limit {row.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
+    return f"limit {then.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
 
 
 def _who_filled(x: RefusalExplained) -> Iterator[str]:
@@ -73,30 +73,27 @@ def _who_filled(x: RefusalExplained) -> Iterator[str]:
     if x.closed_by_upstream:
         yield from _whose(x)
         return
-    row = x.limit(x.filled_name)
-    spent: Counter[str] = Counter()
-    for one in x.filled:
-        who = f"job {one.job}, {one.method}" if one.job else one.method
-        spent[who] += one.now_units if one.then_units is None else one.then_units
-    if x.log_whole and row is not None and row.then is not None:
-        whole, unlogged_units = row.then.used_units, row.then_unlogged_units
-    else:
-        whole, unlogged_units = spent.total() + x.unlogged_units, x.unlogged_units
-    if unlogged_units:
-        spent["others, as upstream said:" if x.upstream_units >= unlogged_units else "not in the log"] = unlogged_units
-    named = [f"{who} {units:,}" for who, units in spent.most_common(NAMED) if units * SHARE >= whole]
+    fill, then = x.fill, x.then_limits.get(x.fill.name or "")
+    units: Counter[str] = Counter()
+    for row in fill.rows:
+        who = f"job {row.job}, {row.method}" if row.job else row.method
+        units[who] += (row.then_units or 0) if fill.is_whole else row.now_units
+    units["others, as upstream said:"] = fill.upstream_then_units if fill.is_whole else fill.upstream_units
+    whole_units = then.used_units if fill.is_whole and then is not None else units.total()
+    named = [f"{who} {n:,}" for who, n in units.most_common(NAMED) if n and n * SHARE >= whole_units]
     if named:
-        named[0] += f" of {whole:,}"
+        named[0] += f" of {whole_units:,}"
         yield f"Filled by: {'; '.join(named)}"
 
 
 def _whose(x: RefusalExplained) -> Iterator[str]:
     """How much of what upstream grants was charged here."""
     if x.granted_units:
-        ours = sum(one.now_units if one.then_units is None else one.then_units for one in x.filled)
+        fill = x.fill
+        ours = fill.then_units if fill.is_whole else fill.now_units
         charged = f"{many(ours, 'unit')} of the {x.granted_units:,} that upstream grants were charged here"
-        if x.upstream_units:
-            yield f"{charged}; {x.upstream_units:,} only upstream counted: somebody else spends this project"
+        if fill.upstream_units:
+            yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else spends this project"
         elif ours + x.kept.cost_units <= x.granted_units:
             yield f"{charged}: {spent_elsewhere(x.comparable)}"
         else:
@@ -118,7 +115,7 @@ def _now(x: RefusalExplained) -> str:
     then = f"Now, {spell(since_ms)} later," if since_ms >= SECOND_MS else "Now"
     if x.now is None:
         return f"{then} it could never be admitted: {x.never}"
-    now = x.now.decision
+    now = x.now
     same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
     if not x.same_asked:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
@@ -131,15 +128,17 @@ def _now(x: RefusalExplained) -> str:
 
 def _limits(x: RefusalExplained) -> Table:
     """Then and now, limit by limit."""
-    headings = ["limit", "window", "then used", "of", "now used", "of"]
-    headings += ["room again"] if any(one.room_ms is not None for one in x.limits) else []
+    headings = ["limit", "window", "then used", "of", "now used", "of", *(["room again"] if x.rooms_ms else [])]
     rows = []
-    for one in x.limits:
-        then = ("?", "?") if one.then is None else (f"{one.then.used_units:,}", f"{one.then.limit_units:,}")
-        now = ("?", "?") if one.now is None else (f"{one.now.used_units:,}", f"{one.now.limit_units:,}")
-        room = [] if len(headings) == 6 else ["" if one.room_ms is None else f"in {spell(one.room_ms - x.asked_ms)}"]
-        rows.append((one.name, one.window or "(no longer configured)", *then, *now, *room))
-    bad = frozenset(n for n, one in enumerate(x.limits) if one.name == x.kept.refused_by)
+    for name in x.names:
+        limit = x.limits.get(name)
+        row = [name, "(no longer configured)" if limit is None else limit.view.window.name]
+        for state in (x.then_limits.get(name), x.now_limits.get(name)):
+            row += ["?", "?"] if state is None else [f"{state.used_units:,}", f"{state.limit_units:,}"]
+        if x.rooms_ms:
+            row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
+        rows.append(tuple(row))
+    bad = frozenset(n for n, name in enumerate(x.names) if name == x.kept.refused_by)
     return Table(headings, rows, frozenset((2, 3, 4, 5)), bad, without=(1,))
 
 
@@ -161,77 +160,60 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
 
 def _filled(x: RefusalExplained) -> Iterator[Part]:
     """Who filled the limit that decided; or what we know of that a closed bucket counts."""
-    closed = x.closed_by_upstream
-    what = (
-        f"What this ledger charged to bucket {x.filled_name}" if closed else f"What counts in limit {x.filled_name!r}"
-    )
-    if not x.filled:
+    fill, closed = x.fill, x.closed_by_upstream
+    what = f"What this ledger charged to bucket {fill.name}" if closed else f"What counts in limit {fill.name!r}"
+    if not fill.rows:
         yield Line(f"{what}: nothing that the log still has")
     else:
-        yield Line(f"{what}, in {_noun(x, x.filled_name)}s:")
-        rows = [
-            (
-                one.job or "-",
-                one.method,
-                one.region or "-",
-                "?" if one.then_units is None else f"{one.then_units:,}",
-                f"{one.now_units:,}",
-            )
-            for one in x.filled[:ROWS]
-        ]
-        more = x.filled[ROWS:]
-        if more:
-            then_units = f"{sum(one.then_units or 0 for one in more):,}" if x.log_whole else "?"
-            rows.append((f"{len(more):,} more", "", "", then_units, f"{sum(one.now_units for one in more):,}"))
-        then_total = f"{sum(one.then_units or 0 for one in x.filled):,}" if x.log_whole else "?"
-        footer = ("total", "", "", then_total, f"{sum(one.now_units for one in x.filled):,}")
+        yield Line(f"{what}, in {x.noun(fill.name)}s:")
+        rows = [(row.job or "-", row.method, row.region or "-", *_numbers(fill, (row,))) for row in fill.rows[:ROWS]]
+        if more := fill.rows[ROWS:]:
+            rows.append((f"{len(more):,} more", "", "", *_numbers(fill, more)))
+        footer = ("total", "", "", *_numbers(fill, fill.rows))
         yield Table(("job", "method", "region", "then", "now"), rows, frozenset((3, 4)), footer=footer, without=(2,))
-    if not x.log_whole:
+    if not fill.is_whole:
         yield Line("then: the log no longer has everything that counted at the refusal", "note")
     for note in _differences(x):
         yield Line(note, "note")
 
 
+def _numbers(fill: Fill, rows: Sequence[Filled]) -> tuple[str, str]:
+    """What these rows counted then, and what they count now."""
+    then = f"{sum(row.then_units or 0 for row in rows):,}" if fill.is_whole else "?"
+    return then, f"{sum(row.now_units for row in rows):,}"
+
+
 def _differences(x: RefusalExplained) -> Iterator[str]:
     """What counts beside the charges in the log."""
-    lost, until = x.unlogged_units - x.upstream_units, _ahead(x.unlogged_until_ms, x)
-    noun = _noun(x, x.filled_name)
-    if lost:
-        yield f"now also {many(lost, noun)} of charges that the ledger's log lacks, until {until}"
-    if x.upstream_units:
-        yield f"now also {many(x.upstream_units, noun)} used by others, as upstream said, until {until}"
-    row = x.limit(x.filled_name)
-    if row is None or row.then is None:
+    fill, noun = x.fill, x.noun(x.fill.name)
+    if fill.upstream_units:
+        until = _ahead(fill.upstream_until_ms, x)
+        yield f"now also {many(fill.upstream_units, noun)} used by others, as upstream said, until {until}"
+    if fill.upstream_then_units:
+        yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
+    then = x.then_limits.get(fill.name or "")
+    if then is None or not fill.is_whole:
         return
-    if row.then_unlogged_units:
-        yield f"then also {many(row.then_unlogged_units, noun)} that the ledger's log lacked"
-    logged_units = sum(one.then_units or 0 for one in x.filled)
-    missing = row.then.used_units - row.then_unlogged_units - logged_units
-    if x.log_whole and missing > 0:
-        yield f"then also {many(missing, noun)} that were given back since (refunded, settled) or lost"
-    elif x.log_whole and missing < 0:
-        yield f"then {many(-missing, noun)} less: charges were settled higher since, or charged at the same moment"
+    missing_units = then.used_units - fill.upstream_then_units - fill.then_units
+    if missing_units > 0:
+        yield f"then also {many(missing_units, noun)} that were given back since (refunded, settled) or lost"
+    elif missing_units < 0:
+        yield f"then {many(-missing_units, noun)} less: charged at the same moment, or settled higher since"
 
 
 def _expiries(x: RefusalExplained) -> Iterator[Part]:
     yield Line(f"What leaves limit {x.expiring!r} next:")
     fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
-    for one in x.expiries:
-        what = f"{one.method} {one.charge_id}" if one.kind == "charge" else _WHAT[one.kind]
-        rows.append((_second_up(one.at_ms), f"{one.units:,}", what, one.job or "-", fits * one.makes_room))
-    heading = f"{_noun(x, x.expiring)}s"
+    for expiry in x.expiries:
+        what = expiry.method if expiry.kind == "charge" else _WHAT[expiry.kind]
+        units, room = f"{expiry.units:,}", fits * expiry.makes_room
+        rows.append((_second_up(expiry.at_ms), units, what, expiry.job or "-", room))
+    heading = f"{x.noun(x.expiring)}s"
     yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
 
 
-def _noun(x: RefusalExplained, name: str | None) -> str:
-    """What a limit counts: units, or calls. A bucket counts units."""
-    row = None if x.closed_by_upstream else x.limit(name)
-    return "unit" if row is None else row.noun
-
-
 _WHAT = {
-    "lost": "charges that the log lacks",
     "upstream": "used by others, as upstream said",
     "reset": "all of them: reset",
     "pace": "its pace goes on",
@@ -299,7 +281,7 @@ def _setting(one: Setting, job: str) -> str:
 def charge_told(x: ChargeExplained) -> Iterator[Part]:
     """What a charge was, and each limit before and after it."""
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
-    drawn = "" if x.drawn is None else " on this machine's allowance, while the ledger did not answer"
+    drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
     yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{drawn}", "strong")
     who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
@@ -307,44 +289,46 @@ def charge_told(x: ChargeExplained) -> Iterator[Part]:
     if x.limits:
         yield Line("")
         yield _around(x)
-    if any(not one.whole for one in x.limits):
+    if not all(map(x.is_whole, x.limits)):
         yield Line("at least: the log no longer has all that counted before it", "note")
     if x.not_counted_by:
         yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
-    for one in x.also:
+    for further in x.also:
         yield Line("")
-        yield from charge_told(one)
+        yield from charge_told(further)
 
 
 def _corrected(x: ChargeExplained) -> str:
-    if x.drawn is not None and x.entry is None:
-        if x.drawn.repaid:
-            return f"It was repaid to the ledger, whose log no longer has it; it counted {many(x.charge.units, 'unit')}"
-        return f"It is owed: the next charge repays it, dated then; it counts {many(x.charge.units, 'unit')} now"
+    charge, counts = x.charge, many(x.charge.units, "unit")
+    if x.draw is not None and not x.in_log:
+        if x.draw.handed_id is not None:
+            return f"It was repaid to the ledger, whose log no longer has it; it counted {counts}"
+        return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
     repaid = ""
-    if x.drawn is not None and x.entry is not None:
-        repaid = f"Repaid on {weekday(x.entry.ms)} as charge {x.entry.id}. "
-    if x.entry is not None and x.entry.reserved_units:
+    if x.draw is not None:
+        repaid = f"Repaid on {weekday(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
+    if charge.reserved_units:
         return f"{repaid}It is reserved: nobody has said yet what the call cost"
-    if x.charged_units == x.charge.units:
+    if charge.charged_units == charge.units:
         return f"{repaid}It was never corrected"
-    how = "refunded: it counts nothing" if not x.charge.units else f"settled: it counts {many(x.charge.units, 'unit')}"
-    return f"{repaid}It was {how} now, {x.charged_units:,} before"
+    how = "refunded: it counts nothing" if not charge.units else f"settled: it counts {counts}"
+    return f"{repaid}It was {how} now, {charge.charged_units:,} before"
 
 
 def _around(x: ChargeExplained) -> Table:
     rows = []
-    for one in x.limits:
-        least = "" if one.whole else ">= "
-        until = "since " if one.leaves_ms <= x.asked_ms else ""
+    for limit, before_units in x.limits.items():
+        least = "" if x.is_whole(limit) else ">= "
+        leaves_ms = x.leaves_ms(limit)
+        until = "since " if leaves_ms <= x.asked_ms else ""
         rows.append(
             (
-                one.limit.name,
-                one.limit.view.window.name,
-                f"{least}{one.before_units:,}",
-                f"{least}{one.after_units:,}",
-                f"{one.limit.limit_units:,}",
-                until + _second_up(one.leaves_ms),
+                limit.name,
+                limit.view.window.name,
+                f"{least}{before_units:,}",
+                f"{least}{x.after_units(limit):,}",
+                f"{limit.limit_units:,}",
+                until + _second_up(leaves_ms),
             )
         )
     headings = ("limit", "window", "before", "after", "of", "stops counting")

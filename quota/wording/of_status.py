@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER, local, moment, rfc3339, utc, weekday
-from quota.common.text import many
+from quota.common.text import listed, many
 from quota.decision import REPAIR
 from quota.terms.limits import SECOND_MS
 from quota.wording.parts import Line
 
 if TYPE_CHECKING:
-    from quota.ledger.contract import Exhaustion
+    from quota.deciding.losses import Loss
     from quota.reports.status import CredentialRow, EarlyExhaustion, LimitRow
+    from quota.rules.facts import Exhaustion
 
 
 def early_of(credential: CredentialRow) -> Iterator[Line]:
@@ -33,19 +34,23 @@ def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
         if row.limit.shadow:
             now = ", and would refuse calls now" if row.state.would_refuse else ""
             yield Line(f"{row.limit.name}: a shadow: it counts and refuses nobody{now}", "note")
-        yield from (Line(text, "note") for text in _unlogged(row))
+        if row.upstream_units:
+            used, until = many(row.upstream_units, row.state.noun), clock(row.upstream_until_ms)
+            yield Line(f"{row.limit.name}: {used} used by others, as upstream said, until {until}", "note")
         if row.grant is not None:
             yield Line(_lowered(row, at_ms), "note")
     for row in credential.limits:
         if row.exact_from_ms is not None:
             since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
             yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
-    if credential.outlook.ahead_ms:
-        dated = rfc3339(credential.outlook.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
+    if credential.ahead_ms:
+        dated = rfc3339(credential.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
         yield Line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "bad")
     if credential.owed_units:
         owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
         yield Line(owed, "note")
+    if credential.put_back:
+        yield Line(_put_back(credential.put_back, at_ms), "note")
     for x in credential.exhausted:
         if x.reopened_ms:
             at = moment(x.reopened_ms, at_ms)
@@ -59,17 +64,12 @@ def closed(x: Exhaustion, at_ms: int) -> str:
     return f'closed by upstream until {until}: "{x.evidence}"'
 
 
-def _unlogged(row: LimitRow) -> Iterator[str]:
-    state = row.state
-    if not state.unlogged_units:
-        return
-    lost, until = state.unlogged_units - state.upstream_units, clock(state.unlogged_until_ms)
-    if lost:
-        includes = f"includes {many(lost, state.noun)} of charges that the ledger's log lacks"
-        yield f"{row.limit.name}: {includes}, until {until}"
-    if state.upstream_units:
-        used = many(state.upstream_units, state.noun)
-        yield f"{row.limit.name}: {used} used by others, as upstream said, until {until}"
+def _put_back(losses: Sequence[Loss], at_ms: int) -> str:
+    """What the ledger had lost and machines put back: all of it in one line."""
+    charges = many(sum(loss.charges for loss in losses), "charge")
+    units = many(sum(loss.units for loss in losses), "unit")
+    machines = listed(dict.fromkeys(loss.machine for loss in losses))
+    return f"the ledger had lost {charges} of {units}, put back at {moment(losses[-1].at_ms, at_ms)} by {machines}"
 
 
 def _lowered(row: LimitRow, at_ms: int) -> str:

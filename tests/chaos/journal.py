@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.ledger.claims import Claim, Ending
-    from quota.ledger.contract import Ledger
+    from quota.ledger.log import Log as Ledger
+    from quota.rules.claims import Claim, Ending
     from quota.settings.model import Settings
 
 

@@ -16,17 +16,17 @@ from quota.budget import Budget
 from quota.clients.google import service
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
-from quota.common.clock import NEVER, host_clock
+from quota.common.clock import NEVER
+from quota.deciding.project import Project
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger.contract import Exhaustion
 from quota.ledger.factory import open_ledger
-from quota.recovery.allowance import Allowance
+from quota.rules.facts import Exhaustion
 from quota.terms.attribution import labels
 from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.claims import claim_of
-from support.setup import limit
+from support.job_claims import claim_of
+from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,6 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "spend": lambda s, n: s.budget().spend("videos.list", units=n).__enter__(),
     "settle": lambda s, n: s.budget().settle(str(s.budget().charge("videos.list").id), n),
     "settle an unknown charge": lambda s, n: settle_unknown(s.budget(), n),
-    "jitter": lambda s, n: s.budget(jitter_ms=n),
     "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
     "price": lambda s, n: priced(s, n).charge("videos.list"),
     "default price": lambda s, n: Meter(priced(s, n)).attempt("unknown.list", "GET"),
@@ -102,20 +101,13 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "quota": lambda s, n: Limit("day", 500, VIEW, n, 0),
     "headroom": lambda s, n: Limit("day", 500, VIEW, 500, n),
     "window": lambda s, n: Sliding(n),
-    "allowance's cost": lambda s, n: Allowance("/nowhere/allowance.db", n, 50, host_clock),
-    "allowance": lambda s, n: Allowance("/nowhere/allowance.db", 1, n, host_clock),
     "ledger's clock": lambda s, n: open_ledger("sqlite://", clock=lambda: n).now_ms(),
     "redis's clock": lambda s, n: open_ledger("redis://127.0.0.1:1/0", clock=lambda: n).now_ms(),
-    "hold of a claim": lambda s, n: s.ledger.claim(s.project, claim_of("a", hold_ms=n)),
-    "lease of a claim": lambda s, n: s.ledger.claim(s.project, claim_of("a", lease_ms=n)),
-    "memory of a tick": lambda s, n: s.ledger.end_claim(s.project, claim_of("a", tick_ms=n), "done"),
-    "read after": lambda s, n: s.ledger.read(s.project, (n, 0), NEVER, 10),
-    "read after number": lambda s, n: s.ledger.read(s.project, (0, n), NEVER, 10),
-    "read until": lambda s, n: s.ledger.read(s.project, (0, 0), n, 10),
-    "read count": lambda s, n: s.ledger.read(s.project, (0, 0), NEVER, n),
-    "ledger's settle": lambda s, n: s.ledger.settle(s.project, str(s.budget().charge("videos.list").id), n, ()),
-    "exhausted since": lambda s, n: s.ledger.exhaust(s.project, Exhaustion("units", n, NEVER, "", "")),
-    "exhausted until": lambda s, n: s.ledger.exhaust(s.project, Exhaustion("units", 1, n, "", "")),
+    "hold of a claim": lambda s, n: s.state.claim(claim_of("a", hold_ms=n)),
+    "lease of a claim": lambda s, n: s.state.claim(claim_of("a", lease_ms=n)),
+    "memory of a tick": lambda s, n: s.state.end_claim(claim_of("a", tick_ms=n), "done"),
+    "exhausted since": lambda s, n: s.state.exhaust(Exhaustion("units", n, NEVER, "", "")),
+    "exhausted until": lambda s, n: s.state.exhaust(Exhaustion("units", 1, n, "", "")),
 }
 NONE_IS_AN_ANSWER = ("charge", "peek", "spend")
 
@@ -134,9 +126,7 @@ def settle_unknown(budget: Budget, units: Any) -> None:
 
 
 def clocked(setup: Setup, now_ms: Any) -> Budget:
-    return Budget(
-        credential="main", project="p", book=BOOK, limits=[limit(500)], ledger=setup.ledger, clock=lambda: now_ms
-    )
+    return budget_of(setup.ledger, *[limit(500)], clock=lambda: now_ms)
 
 
 def says_what_it_needs(error: UsageError) -> bool:
@@ -152,9 +142,9 @@ def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Se
         with pytest.raises(UsageError) as refused:
             NUMBER_DOORS[door](setup, number)
         assert says_what_it_needs(refused.value), (number, refused.value)
-    entries = setup.ledger.read(setup.project, (0, 0), NEVER, 1_000)
+    entries = setup.entries()
     assert all(type(entry.units) is int and entry.units == 1 for entry in entries)
-    assert setup.ledger.notes(setup.project).exhaustions == []
+    assert setup.state.facts().exhaustions == ()
     assert setup.budget().charge("videos.list", units=1).admitted
 
 
@@ -162,7 +152,7 @@ def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Se
 @pytest.mark.parametrize("door", NUMBER_DOORS)
 def test_what_stands_for_a_whole_number_is_one(setup: Setup, door: str, number: Any) -> None:
     NUMBER_DOORS[door](setup, number)
-    assert all(type(entry.units) is int for entry in setup.ledger.read(setup.project, (0, 0), NEVER, 1_000))
+    assert all(type(entry.units) is int for entry in setup.entries())
 
 
 def test_a_number_that_equals_another_is_not_taken_for_it(setup: Setup) -> None:
@@ -190,14 +180,15 @@ def test_after_an_argument_that_was_refused_every_call_goes_on(setup: Setup) -> 
 
 
 def made(setup: Setup, **parts: Any) -> Budget:
-    usual = {"credential": "main", "project": "p", "book": BOOK, "limits": [limit(500)], "ledger": setup.ledger}
+    project = Project(setup.ledger, "p")
+    usual = {"credential": "main", "project": project, "book": BOOK, "limits": [limit(500)]}
     return Budget(**usual | parts)
 
 
 PART_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     **{
         f"{name} of a budget": lambda s, part, name=name: made(s, **{name: part})
-        for name in ("credential", "project", "book", "limits", "ledger", "leave", "clock")
+        for name in ("credential", "book", "limits", "leave")
     },
     "one of several limits": lambda s, part: made(s, limits=[limit(500), part]),
     "leave of a job": lambda s, part: made(s, leave={"job": part}),
@@ -253,12 +244,6 @@ def test_a_session_takes_no_other_key_for_a_service(session: quota.Session) -> N
         assert "AIza" not in str(refused.value)
 
 
-def test_a_session_repairs_the_ledger_of_a_name(session: quota.Session) -> None:
-    for project in (*NO_NAMES, None):
-        with pytest.raises(UsageError, match="is not a str"):
-            session.repair(project)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_what_belongs_to_one_process_says_so(session: quota.Session, again: Callable[[object], object]) -> None:
     """As where a pool of processes is handed a budget: "cannot pickle '_thread.RLock' object" named nothing of ours."""
@@ -306,12 +291,10 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "refund": lambda s, name: s.budget().refund(name),
     "settle": lambda s, name: s.budget().settle(name, 1),
     **{
-        f"{field} of a claim": lambda s, name, field=field: s.ledger.claim(
-            s.project, claim_of("a")._replace(**{field: name})
-        )
+        f"{field} of a claim": lambda s, name, field=field: s.state.claim(claim_of("a")._replace(**{field: name}))
         for field in ("name", "owner", "run", "machine", "host", "tick")
     },
-    "region of a claim": lambda s, name: s.ledger.claim(s.project, claim_of("a", regions=(name,))),
+    "region of a claim": lambda s, name: s.state.claim(claim_of("a", regions=(name,))),
 }
 
 
@@ -322,12 +305,12 @@ def test_what_is_no_name_is_one_line_and_leaves_nothing_behind(setup: Setup, doo
             NAME_DOORS[door](setup, name)
         said = str(refused.value)
         assert (said.isprintable(), len(said) < 200, "is not a str" in said) == (True, True, True)
-    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10) == []
+    assert setup.entries() == []
 
 
 def test_a_name_by_inheritance_is_a_name(setup: Setup) -> None:
     assert setup.budget().charge(Verb.VIDEOS, job=Verb.VIDEOS, region=Verb.VIDEOS).admitted
-    (entry,) = setup.ledger.read(setup.project, (0, 0), NEVER, 10)
+    (entry,) = setup.entries()
     assert (entry.method, entry.job, entry.region) == ("videos.list",) * 3
 
 

@@ -6,33 +6,27 @@ import asyncio
 import inspect
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 import quota
-from quota.common.clock import NEVER
-from quota.ledger import redis_ledger
-from quota.ledger.sqlite_ledger import SqliteLedger
-from support.installation import until
 from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
 from support.patience import patient
 from support.processes import in_child
 from support.proxy import Proxy
 from support.servers import RedisServer, free_port
+from support.setup import charges_at, ids_of
 
 BOOK = """
 api = "weather"
@@ -81,21 +75,13 @@ def configure(state_dir: Path, tmp_path: Path) -> Configure:
 def charged(config: Path) -> list[str]:
     """The ids of all charges in the log."""
     with quota.open(config) as q:
-        log = []
-        while entries := q.ledger.read("main", log[-1] if log else (0, 0), NEVER, 1_000):
-            log += [(entry.ms, entry.seq) for entry in entries]
-        return [f"{ms}-{seq}" for ms, seq in log]
+        return ids_of(charges_at(q.ledger, "main"))
 
 
 def keys(config: Path) -> Counter[str]:
     """How often each attempt stands in the log."""
     with quota.open(config) as q:
-        found: Counter[str] = Counter()
-        after = (0, 0)
-        while entries := q.ledger.read("main", after, NEVER, 1_000):
-            found.update(entry.idempotency_key for entry in entries)
-            after = entries[-1].ms, entries[-1].seq
-        return found
+        return Counter(charge.key for charge in charges_at(q.ledger, "main"))
 
 
 # -- the same answers --------------------------------------------------------------------------------------------------
@@ -115,8 +101,8 @@ def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: 
             assert (first.admitted, first.cost_units, first.remaining_units, first.source) == (True, 10, 15, "ledger")
             with quota.labels(job="labelled", region="FR"):
                 second = await budget.charge("forecast.get", units=9)
-            entries = s.ledger.read("main", (0, 0), NEVER, 10)
-            assert [(e.id, e.job, e.region, e.units) for e in entries] == [
+            entries = charges_at(s.ledger, "main")
+            assert [(i, e.job, e.region, e.units) for i, e in zip(ids_of(entries), entries, strict=True)] == [
                 (first.id, "nightly", "DE", 10),
                 (second.id, "labelled", "FR", 9),
             ]
@@ -483,45 +469,6 @@ def test_corrections_at_a_silent_server_hold_up_no_decision(
         run(main())
 
 
-def test_a_server_that_counts_a_long_log_is_asked_by_few_tasks_at_a_time(
-    server: RedisServer, configure: Configure, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It answers what it has read together at its end: 64 of its longest scripts would look like silence."""
-
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            decisions = await asyncio.gather(*(q.budget().charge("history.get") for _ in range(40)))
-            assert {decision.reason for decision in decisions} == {"counting"}
-
-    with quota.open(configure(server.url, units=10**6)) as q:
-        for _ in range(250):
-            q.budget().charge_many(["forecast.get"] * 100)
-    monkeypatch.setattr(redis_ledger, "COUNT_WITHIN_S", 0)  # each task asks twice
-    with Proxy(server.port) as proxy:
-        config = configure(proxy.url, units=10**6)
-        config.write_text(config.read_text().replace('window = "1h"', 'window = "2h"'))  # a limit that is new
-        run(main())
-        assert 0 < proxy.most_at_once <= 8
-
-
-def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(
-    server: RedisServer, configure: Configure, run: Run
-) -> None:
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            await budget.charge("forecast.get")
-            proxy.fail("drop-request")
-            decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(100)))
-            assert all(one.admitted for one in decisions)
-
-    with redis.Redis(port=server.port, decode_responses=True) as client, Proxy(server.port) as proxy:
-        config = configure(proxy.url)
-        run(main())
-        assert 0 < len(list(client.hscan_iter("quota:{main}:state", "retried:*"))) <= 64
-        assert len(charged(config)) == 101
-
-
 # -- cancellations, loops, forks ---------------------------------------------------------------------------------------
 
 
@@ -582,34 +529,6 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
     assert set(confirmed) <= set(log)
     assert len(log) <= len(confirmed) + cancelled + unconfirmed
     assert cancelled > 0
-
-
-def test_what_is_decided_after_its_task_was_cancelled_is_given_back(
-    configure: Configure, run: Run, tmp_path: Path
-) -> None:
-    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
-
-    def units() -> list[int]:
-        with quota.open(config) as q:
-            return [entry.units for entry in q.ledger.read("main", (0, 0), NEVER, 10)]
-
-    async def main() -> None:
-        begun, decide = asyncio.Event(), SqliteLedger.decide
-        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
-        async with quota.open_async(config) as q:
-            assert (await q.budget().charge("forecast.get")).admitted
-            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-                patch.setattr(SqliteLedger, "decide", lambda *a, **o: (tell(), decide(*a, **o))[1])
-                other.execute("BEGIN EXCLUSIVE")
-                charging = asyncio.ensure_future(q.budget().charge("history.get"))
-                await begun.wait()
-                charging.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await charging
-                other.rollback()
-            await asyncio.to_thread(until, lambda: units() == [1, 0])
-
-    run(main())
 
 
 def test_one_session_serves_loops_after_each_other_and_in_threads(
@@ -783,70 +702,3 @@ def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configu
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     with suppress(FileNotFoundError):
         assert len(charged(configure(ledger_url))) >= 2
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
-    configure: Configure, run: Run, tmp_path: Path, *, cancelled: bool
-) -> None:
-    """One thread asks a file for all tasks. Who waits too long for it is told so, and is not charged: also a task that
-    was cancelled before, and charges while it cleans up."""
-
-    async def charge(budget: quota.AsyncBudget) -> quota.Decision:
-        task = asyncio.current_task()
-        if cancelled and task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-        return await budget.charge("forecast.get")
-
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            assert (await q.budget().charge("forecast.get")).admitted
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("quota.async_budget.WAIT_S", 0.05)
-                patch.setattr(type(q.budget()._budget.ledger), "decide", slow(type(q.budget()._budget.ledger).decide))
-                decisions = await asyncio.gather(*(charge(q.budget()) for _ in range(20)))
-            waited = [one for one in decisions if not one.admitted]
-            assert len(waited) > 10
-            assert {one.reason for one in waited} == {"ledger-unavailable"}
-            assert "nothing was charged" in waited[0].detail
-            admitted.extend(one for one in decisions if one.admitted)
-
-    def slow(decide: Any) -> Any:
-        def decide_slowly(*args: Any, **options: Any) -> Any:
-            time.sleep(0.03)
-            return decide(*args, **options)
-
-        return decide_slowly
-
-    admitted: list[Any] = []
-    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
-    run(main())
-    assert len(charged(config)) == 1 + len(admitted)
-
-
-def test_who_waits_behind_a_decision_that_a_locked_file_held_up_does_not_wait_as_long_again(
-    configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SqliteLedger, "_deadline_s", 0.5)
-    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
-    asked: list[Any] = []
-
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            budget = q.budget()
-            assert (await budget.charge("forecast.get")).admitted
-            decide = SqliteLedger.decide
-            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-                patch.setattr(SqliteLedger, "decide", lambda *a, **o: (asked.append(a), decide(*a, **o))[1])
-                other.execute("BEGIN EXCLUSIVE")
-                decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(10)))
-                other.rollback()
-            assert {one.reason for one in decisions} == {"ledger-unavailable"}
-            assert sum("was not asked this; nothing was charged" in one.detail for one in decisions) == 9
-            assert (await budget.charge("forecast.get")).admitted
-
-    run(main())
-    assert len(asked) == 1
-    assert len(charged(config)) == 2

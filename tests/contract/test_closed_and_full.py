@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.ledger.contract import Exhaustion
-from quota.ledger.grants import Grant
+from quota.rules.facts import Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.setup import limit
 
@@ -24,7 +23,7 @@ def limits() -> list[Limit]:
 def test_a_call_that_upstream_closed_is_told_when_our_limits_have_room_too(setup: Setup) -> None:
     budget = setup.budget(limit(150))
     assert budget.charge("search.list").admitted
-    setup.ledger.exhaust(setup.project, Exhaustion("units", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
+    setup.state.exhaust(Exhaustion("units", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
     told = {method: budget.peek(method) for method in COSTS}
     assert {(one.reason, one.refused_by) for one in told.values()} == {("exhausted", "units")}
     assert told["videos.list"].retry_at_ms == setup.now_ms + 9_000
@@ -40,7 +39,7 @@ def test_a_closed_call_that_upstream_grants_too_little_for_is_told_when_upstream
     paced = Limit("hour", 400, View(Selector(), Calendar("hour", "UTC")), 400, 0, paced=True)
     budget = setup.budget(limit(150), paced)
     until_ms = setup.now_ms + 9_000
-    setup.ledger.exhaust(setup.project, Exhaustion("units", setup.now_ms, until_ms, "said so", "a test"))
-    setup.ledger.grant(setup.project, [Grant("units", 60, setup.now_ms, setup.now_ms + DAY_MS)])
+    setup.state.exhaust(Exhaustion("units", setup.now_ms, until_ms, "said so", "a test"))
+    setup.state.grant([Grant("units", 60, setup.now_ms, setup.now_ms + DAY_MS)])
     told = budget.peek("search.list")
     assert (told.reason, told.refused_by, told.retry_at_ms) == ("exhausted", "units", until_ms)

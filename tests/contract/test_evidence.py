@@ -1,4 +1,4 @@
-"""What upstream's answers say remains is evidence of what others use: L17 and L20, `quota.deciding.evidence`."""
+"""What upstream's answers say remains is evidence of what others use: L17 and L20, `quota.clients.evidence`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.budget import Budget, account_of
-from quota.deciding.evidence import charged_ms, news, observe
-from quota.deciding.outlook import unlogged_usage
+from quota.budget import Budget, project_of
+from quota.clients.evidence import charged_ms, news, observe
 from quota.settings.books import parse_book
 from quota.settings.limits import default_limits
 from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
+from support.setup import budget_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,12 +109,11 @@ class World:
         self.onlooker = self.budget(0)
 
     def budget(self, skew_ms: int) -> Budget:
-        return Budget(
-            credential="main",
+        return budget_of(
+            self.setup.ledger,
+            *default_limits(self.book),
             project=self.setup.project,
             book=self.book,
-            limits=default_limits(self.book),
-            ledger=self.setup.ledger,
             clock=lambda: self.setup.now_ms + skew_ms,
         )
 
@@ -166,7 +165,7 @@ class World:
 
     def answered(self, budget: Budget, call: Call, left: int, ends_ms: int, date_ms: int) -> None:
         self.settle(budget, call, call.units)
-        account = account_of(budget)
+        account = budget
         reset_ms = ends_ms - date_ms + account.clock() if self.says_reset else None
         level = Level("core", left, 1_000, reset_ms)
         before = self.used()
@@ -247,22 +246,16 @@ def test_our_count_follows_and_counts_nothing_twice(setup: Setup, kind: str, see
 
 def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
     """A budget, as each process has one."""
-    return Budget(
-        credential="main",
-        project=setup.project,
-        book=book,
-        limits=(*default_limits(book), *more),
-        ledger=setup.ledger,
-        clock=lambda: setup.now_ms,
+    return budget_of(
+        setup.ledger, *default_limits(book), *more, project=setup.project, book=book, clock=lambda: setup.now_ms
     )
 
 
 def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
     """What an answer says; how many levels of it were worth a question."""
-    account = account_of(budget)
-    found = news(account, decision, levels, account.clock())
+    found = news(budget, decision, levels, project_of(budget).now_ms())
     if found:
-        observe(account, decision, [said.level for said in found])
+        observe(budget, project_of(budget), decision, [said.level for said in found])
     return len(found)
 
 
@@ -289,21 +282,6 @@ def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
     assert others_in(budgets[0]) == {300}
     setup.now_ms += MINUTE_MS
     assert others_in(budgets[0]) == {0}, "upstream has reset"
-
-
-def test_what_many_hear_is_merged_by_the_larger(setup: Setup) -> None:
-    """Each asks before anybody tells: what they found is one report, however large, and no sum."""
-    setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
-    budget = made(setup)
-    decision = budget.charge("read", units=10)
-    account = account_of(budget)
-    epoch = f"@upstream/core/{setup.now_ms - 30 * MINUTE_MS}/*"
-    hear(budget, decision, Level("core", 900, 1_000, setup.now_ms + MINUTE_MS))
-    found = [usage for usage in unlogged_usage(account) if usage.epoch == epoch]
-    assert {usage.expiries for usage in found} == {((90, setup.now_ms + MINUTE_MS),)}
-    late = [usage._replace(expiries=((70, setup.now_ms + MINUTE_MS),)) for usage in found]
-    setup.ledger.add_unlogged(setup.project, "e", late)  # type: ignore[attr-defined]
-    assert others_in(budget) == {90}
 
 
 def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: Setup) -> None:

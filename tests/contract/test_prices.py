@@ -13,21 +13,16 @@ from click.testing import CliRunner
 from quota.cli.commands import cli
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
-from quota.deciding.checklist import charges_of
-from quota.errors import CostExceedsLimit, LedgerError
-from quota.recovery.allowance import Allowance
+from quota.errors import CostExceedsLimit
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
-from quota.terms.attribution import is_reservation
 from quota.terms.limits import Calendar, Limit, Selector, View
-from support.books import BOOK
 from support.setup import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger.contract import ChargeRequest, ChargeResult
     from support.setup import Setup
 
 UPLOAD = "videos.insert"  # 1,600 until 2025-12-03, 100 from 2025-12-04
@@ -57,7 +52,7 @@ def test_a_budget_that_lives_on_charges_the_price_of_the_day(setup: Setup, limit
     for setup.now_ms in (CHANGE_MS, CHANGE_MS + 1, CHANGE_MS + 86_400_000):
         costs += [budget.peek(UPLOAD).cost_units, budget.charge(UPLOAD).cost_units]
     assert costs == [1600, 100, 100, 100, 100, 100, 100]
-    assert [entry.units for entry in setup.ledger.read(setup.project, (0, 0), NEVER, 10)] == [1600, 100, 100, 100]
+    assert [entry.units for entry in setup.entries()] == [1600, 100, 100, 100]
 
 
 def test_a_clock_that_goes_back_finds_the_old_price(setup: Setup) -> None:
@@ -102,42 +97,10 @@ def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -
         for setup.now_ms in (at(day, zone) - 1, at(day, zone)):
             found.append(budget.charge("a.list").cost_units)
     assert found == [1, 2, 2, 3]
-    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10)[-1].bucket == "more"
+    assert setup.entries()[-1].bucket == "more"
     assert budget.charge("a.list", units=9).admitted
-    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10)[-1].bucket == "more"
+    assert setup.entries()[-1].bucket == "more"
     assert book.zone == zone
-
-
-@pytest.mark.parametrize("calls", [["a.ask"], ["a.list"], ["a.ask", "a.list"], ["a.list", "a.ask"]])
-def test_where_the_price_changes_meanwhile_each_charge_is_reserved_or_not_by_its_own(
-    setup: Setup, calls: list[str]
-) -> None:
-    book = parse_book(
-        """
-        api = "x"
-        source = "the tests"
-        read_on = 2026-11-01
-        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
-        default = { get = 1, other = 1 }
-        [methods]
-        "a.ask" = { prices = [{ reserve = { default = 5 } }, { reserve = { default = 7 }, since = 2026-03-08 }] }
-        "a.list" = { prices = [{ reserve = { default = 1 } }, { units = 2, since = 2026-03-08 }] }
-        """,
-        "reserving",
-    )
-    before_ms = at("2026-03-08", "UTC") - 1
-    checklists = setup.budget(limit(500), book=book)._account.checklists
-    setup.now_ms = before_ms
-    keys = iter(map(str, range(100)))
-    each = [checklists[call, None, None, ""] for call in calls]
-    together = each[0] if len(each) == 1 else checklists.sum_of(each, "")
-    charges = charges_of(each, "", "", lambda: next(keys))
-    assert all(is_reservation(charge.idempotency_key) for charge in charges)
-    setup.now_ms += 1
-    _, anew = checklists.priced_at(setup.now_ms, together, charges, lambda: next(keys))
-    assert [(one.method, one.units, is_reservation(one.idempotency_key)) for one in anew] == [
-        (call, 7 if call == "a.ask" else 2, call == "a.ask") for call in calls
-    ]
 
 
 def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
@@ -156,48 +119,6 @@ def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
     assert book.price_at("a.list", change_ms - 1) == (book.methods["a.list"][0], (0, change_ms))
     assert book.price_at("a.list", change_ms) == (book.methods["a.list"][1], (change_ms, NEVER))
     assert book.at(change_ms - 1).price("a.list").units == 1
-
-
-class Away:
-    """A ledger that cannot be asked."""
-
-    def __init__(self, ledger: Any) -> None:
-        self._ledger = ledger
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
-
-    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        raise LedgerError("away")
-
-    def repay(self, *args: Any) -> None:
-        raise LedgerError("away")
-
-
-def test_the_allowance_goes_by_the_price_of_the_day_too(setup: Setup, tmp_path: Path) -> None:
-    """Also while a debt is owed, whose repaying fails before the ledger is asked anything."""
-    allowance = Allowance(str(tmp_path / "allowance.db"), 100, 1_000, lambda: setup.now_ms)
-    budget = setup.budget(limit(50_000), allowance=allowance)
-    budget._account.ledger = Away(setup.ledger)  # type: ignore[assignment]
-    setup.now_ms = CHANGE_MS - 1
-    assert budget.charge("videos.list").source == "allowance"
-    assert budget.charge(UPLOAD).reason == "ledger-unavailable"
-    setup.now_ms = CHANGE_MS + 20_000
-    assert [budget.charge(UPLOAD).cost_units, budget.charge(UPLOAD).source] == [100, "allowance"]
-    allowance.close()
-
-
-def test_a_price_that_stands_costs_nothing_to_look_up(setup: Setup) -> None:
-    """What one kind of call asks is made once, however often it is asked, and once more when its price changes."""
-    setup.now_ms = CHANGE_MS - 10
-    asked: list[str] = []
-    whole = BOOK.price_at
-    budget = setup.budget(limit(50_000))
-    budget._account.checklists._book = _Counting(BOOK, asked)  # type: ignore[assignment]
-    for setup.now_ms in range(CHANGE_MS - 10, CHANGE_MS + 10):
-        budget.peek(UPLOAD)
-    assert len(asked) == 2
-    assert whole(UPLOAD, CHANGE_MS)[0].units == 100
 
 
 class _Counting:
@@ -236,7 +157,7 @@ def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
     budget = setup.budget(limit(500, buckets=()), book=book)
     body = b'{"error": {"message": "Spent.", "errors": [{"reason": "quotaExceeded"}]}}'
     Meter(budget).attempt("a.add", "POST").answered(403, body)
-    assert [closed.bucket for closed in setup.ledger.notes(setup.project).exhaustions] == ["units"]
+    assert [closed.bucket for closed in setup.state.facts().exhaustions] == ["units"]
 
 
 def test_a_configuration_is_judged_by_the_prices_of_today(state_dir: Path) -> None:

@@ -17,21 +17,21 @@ from rich.console import Console
 
 import quota
 from quota.cli.render import render_status
-from quota.common.clock import NEVER, host_clock
+from quota.common.clock import host_clock
 from quota.dashboard.app import Dashboard
 from quota.explain.charge import ChargeExplained, explain_charge
-from quota.ledger.contract import read_entries
 from quota.reports.metrics import of_status
 from quota.reports.status import RESERVED_MS, read_status
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.wording.of_explanations import charge_told
 from quota.wording.parts import Line
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent as Entry
     from support.loops import Run
 
 NOW_MS = 1_795_255_200_000
@@ -100,7 +100,7 @@ class World:
         return self._session.budget()
 
     def log(self) -> list[Entry]:
-        return list(read_entries(self._session.ledger, self.project, 0, NEVER))
+        return charges_at(self._session.ledger, self.project)
 
     def used(self) -> int:
         return self.budget.usage()[0].used_units
@@ -127,7 +127,7 @@ def test_what_a_call_used_is_what_it_counts_whatever_was_reserved(world: World, 
         assert (world.used(), world.reserved()) == (8_000, (8_000, 0))
         call.settle(used)
         assert (world.used(), world.reserved()) == (used, (0, 0))
-    assert [(e.id, e.units, e.charged_units, e.settled, e.job) for e in world.log()] == [
+    assert [(f"{e.id[0]}-{e.key}", e.units, e.charged_units, e.settled, e.job) for e in world.log()] == [
         (call.id, used, 8_000, True, "nightly")
     ]
 
@@ -319,17 +319,6 @@ def test_a_price_becomes_a_bound_on_its_day(world: World) -> None:
 # -- whatever becomes of the ledger ------------------------------------------------------------------------------------
 
 
-def test_a_repair_keeps_what_is_reserved(world: World) -> None:
-    world.now_ms += 3 * 24 * 3_600_000
-    with world.budget.spend("chat", units=3_000) as call:
-        call.settle(3_000)
-    with world.budget.spend("chat", units=2_000):
-        pass
-    world.now_ms = NOW_MS
-    assert world.session.ledger.repair(world.project, "after", world.now_ms)
-    assert [(entry.reserved_units, entry.settled) for entry in world.log()] == [(0, True), (2_000, False)]
-
-
 def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
     with world.budget.spend("chat", units=3_000):
         pass
@@ -345,7 +334,7 @@ def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_status(status))
     assert "day: includes 3,000 units reserved; what these calls cost is not known yet" in shown.getvalue()
-    reserved, settled = (explain_charge(world.session, entry.id) for entry in world.log())
+    reserved, settled = (explain_charge(world.session, f"{entry.id[0]}-{entry.key}") for entry in world.log())
     assert "It is reserved: nobody has said yet what the call cost" in [one.text for one in lines(reserved)]
     assert "It was settled: it counts 100 units now, 2,000 before" in [one.text for one in lines(settled)]
     dashboard = Dashboard(world.session)

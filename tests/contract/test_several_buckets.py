@@ -9,25 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.budget import account_of
+from quota.budget import MAX_CHARGES
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
-from quota.deciding.checklist import charges_of
-from quota.deciding.outlook import ask
-from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
-from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
-from quota.ledger.parts import notes_in, repairable
-from quota.recovery.allowance import Allowance
+from quota.deciding.project import Project
+from quota.errors import CostExceedsLimit, UnknownCharge, UsageError
 from quota.reports.spending import read_spending, read_sums
+from quota.rules.facts import Exhaustion
 from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
-from support.setup import limit
+from support.setup import ids_of, limit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from quota.budget import Budget
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent as Entry
     from support.loops import Run
     from support.setup import Setup
 
@@ -73,7 +68,7 @@ def budget_of(setup: Setup, *limits: Limit, **more: object) -> Budget:
 
 
 def log(setup: Setup) -> list[Entry]:
-    return list(read_entries(setup.ledger, setup.project, 0, NEVER))
+    return setup.entries()
 
 
 def used(budget: Budget) -> dict[str, int]:
@@ -94,12 +89,12 @@ def test_a_call_of_two_buckets_is_one_decision_and_two_charges(setup: Setup) -> 
     ]
     assert decision.remaining_units == 15, "of the limit with the fewest further calls"
     first, second = log(setup)
-    assert decision.id == f"{first.id}+{second.id}"
+    assert decision.id == f"{first.id[0]}-{first.key}+1"
     assert [(one.bucket, one.units, one.method, one.job, one.region) for one in (first, second)] == [
         ("core", 1, "write", "nightly", "DE"),
         ("points", 5, "write", "nightly", "DE"),
     ]
-    assert second.idempotency_key == f"{first.idempotency_key}+1"
+    assert second.key == f"{first.key}+1"
 
 
 def test_either_bucket_refuses_it_and_then_neither_is_charged(setup: Setup) -> None:
@@ -129,7 +124,7 @@ def test_a_peek_sees_all_buckets_and_changes_nothing(setup: Setup) -> None:
 def test_a_bucket_that_upstream_closed_closes_it(setup: Setup, bucket: str) -> None:
     budget = budget_of(setup)
     closed = Exhaustion(bucket, setup.now_ms, setup.now_ms + 1_000, "said so", "the test")
-    notes_in(setup.ledger).exhaust(setup.project, closed)
+    setup.state.exhaust(closed)
     decision = budget.charge("read")
     assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("exhausted", bucket, closed.until_ms)
 
@@ -163,8 +158,8 @@ def test_an_unknown_method_costs_the_default_of_its_verb_in_all_buckets(setup: S
 def test_calls_together_have_an_id_each(setup: Setup) -> None:
     budget = budget_of(setup, CORE, POINTS, EVERYTHING)
     decisions = budget.charge_many(["read", "status", ("search", 3), "write"])
-    entries = [one.id for one in log(setup)]
-    assert [one.id for one in decisions] == ["+".join(entries[:2]), None, entries[2], "+".join(entries[3:])]
+    entries = [f"{one.id[0]}-{one.key}" for one in log(setup)]
+    assert [one.id for one in decisions] == [f"{entries[0]}+1", None, entries[2], f"{entries[3]}+1"]
     assert [one.cost_units for one in decisions] == [1, 0, 3, 1]
     assert [one.method for one in decisions] == ["read", "status", "search", "write"]
     assert used(budget) == {"core": 2, "points": 9, "all": 5}
@@ -202,26 +197,6 @@ def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None
     assert used(budget) == {"core": 1, "points": 1}
 
 
-def test_a_charge_that_a_refund_names_twice_is_given_back_once(setup: Setup) -> None:
-    budget = budget_of(setup)
-    first, _ = budget.charge("write").id, budget.charge("write")
-    budget.refund(f"{first}+{first}")
-    assert used(budget) == {"core": 1, "points": 5}
-
-
-def test_a_refund_is_one_step_for_all_of_its_charges(setup: Setup) -> None:
-    budget = budget_of(setup)
-    first, second = (budget.charge("write").id or "").split("+")
-    ledger, views = setup.ledger, account_of(budget).views
-    assert ledger.settle(setup.project, first, 0, views, [second, "1-0"]) is None  # type: ignore[attr-defined]
-    assert used(budget) == {"core": 1, "points": 5}, "one of them is unknown, so nothing is done"
-    assert ledger.settle(setup.project, "1-0", 0, views, [first, second]) is None  # type: ignore[attr-defined]
-    before = ledger.settle(setup.project, first, 0, views, [second])  # type: ignore[attr-defined]
-    assert (before.bucket, before.units) == ("core", 1)
-    assert used(budget) == {"core": 0, "points": 0}
-    assert {entry.units for entry in read_entries(ledger, setup.project, 0, NEVER)} == {0}
-
-
 def test_to_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""
@@ -248,24 +223,13 @@ def test_an_id_that_cannot_be_right_changes_nothing(setup: Setup, wrong: str) ->
     assert used(budget)["core"] == 1
 
 
-def test_asked_again_each_call_has_a_new_key_and_its_charges_that_one(setup: Setup) -> None:
-    """As after a loss that the ledger was told of: the request that was lost may still arrive."""
-    account = account_of(budget_of(setup))
-    kinds = [account.checklists[method, None, None, ""] for method in ("write", "search", "read")]
-    before = charges_of(kinds, "", "", account.attempt_keys.next)
-    after = [charge.idempotency_key for charge in account._under_new_keys(before)]
-    assert after[1] == f"{after[0]}+1"
-    assert after[4] == f"{after[3]}+1"
-    assert len({*after, *(charge.idempotency_key for charge in before)}) == 10
-
-
 # -- free --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
     budget = budget_of(setup, limit(1, HOUR_MS, name="core", buckets=("core",)))
     budget.charge("read")
-    notes_in(setup.ledger).exhaust(setup.project, Exhaustion("core", setup.now_ms, NEVER, "said so", "the test"))
+    setup.state.exhaust(Exhaustion("core", setup.now_ms, NEVER, "said so", "the test"))
     for decision in (budget.charge("status"), budget.peek("status"), *budget.charge_many(["status", "forge.status"])):
         assert (decision.admitted, decision.id, decision.source, decision.reason) == (True, None, None, "ok")
         assert (decision.method, decision.cost_units, decision.limits) == ("status", 0, ())
@@ -277,20 +241,6 @@ def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
     attempt.never_left()
     assert len(log(setup)) == 2
     assert budget.charge("status", units=1).refused_by == "core", "the caller says that it costs one"
-
-
-def test_a_free_call_needs_no_ledger(setup: Setup) -> None:
-    budget = budget_of(setup)
-    budget._account.ledger = _Away()  # type: ignore[assignment]
-    assert budget.charge("status").admitted
-    assert budget.charge("read").reason == "ledger-unavailable"
-
-
-class _Away:
-    label = "away"
-
-    def decide(self, *_: object, **__: object) -> None:
-        raise LedgerError("away")
 
 
 def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
@@ -321,7 +271,7 @@ def test_an_event_loop_is_told_the_same(setup: Setup, run: Run) -> None:
     async def calls() -> None:
         awaited = AsyncBudget(budget, awaiter)
         decision = await awaited.charge("write")
-        assert decision.id == "+".join(one.id for one in log(setup))
+        assert decision.id == f"{ids_of(log(setup))[0]}+1"
         assert (await awaited.charge("status")).id is None
         await awaited.refund(decision.id or "")
 
@@ -330,45 +280,21 @@ def test_an_event_loop_is_told_the_same(setup: Setup, run: Run) -> None:
     assert used(budget) == {"core": 0, "points": 0}
 
 
-def test_the_allowance_lets_it_through_and_it_is_repaid_and_refunded_as_one(setup: Setup, tmp_path: Path) -> None:
-    allowance = Allowance(str(tmp_path / "allowance.db"), 5, 20, lambda: setup.now_ms)
-    budget = budget_of(setup, allowance=allowance)
-    ledger, budget._account.ledger = setup.ledger, _Away()  # type: ignore[assignment]
-    first, second, third = (budget.charge("write") for _ in range(3))
-    assert [one.remaining_units for one in (first, second, third)] == [14, 8, 2]
-    assert (first.source, first.cost_units) == ("allowance", 1)
-    assert (first.id or "").count("+allowance-") == 1
-    assert budget.charge("write").reason == "ledger-unavailable"
-    budget.refund(second.id or "")
-    budget._account.ledger = ledger
-    assert budget.charge("read").admitted
-    assert used(budget) == {"core": 3, "points": 11}
-    assert [(one.bucket, one.units) for one in log(setup)][:4] == [
-        ("core", 1),
-        ("points", 5),
-        ("core", 0),
-        ("points", 0),
-    ]
-    budget.refund(third.id or "")
-    assert used(budget) == {"core": 2, "points": 6}
-    allowance.close()
-
-
 # -- what people are told ----------------------------------------------------------------------------------------------
 
 
 def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:
-    """From the log as from the history, and after a repair, which dates charges anew."""
+    """From the log as from the past."""
     budget = budget_of(setup, limit(10**6, buckets=()))
     budget.charge_many(["write", "write", "read", "search", "status"], job="nightly", region="DE")
     budget.refund(budget.charge("write", job="nightly", region="DE").id or "")
     setup.now_ms += 400 * HOUR_MS
     budget.charge_many(["write"], job="nightly")
     setup.now_ms -= 399 * HOUR_MS
-    for turn in range(3):
-        spending = read_spending(setup.ledger, setup.project, ("method",), 0)
+    for _ in range(3):
+        spending = read_spending([Project(setup.ledger, setup.project)], ("method",), 0)
         assert spending.rows == ((("write",), 4, 18), (("search",), 1, 4), (("read",), 1, 2))
-        by_bucket = read_spending(setup.ledger, setup.project, ("bucket", "method"), 0)
+        by_bucket = read_spending([Project(setup.ledger, setup.project)], ("bucket", "method"), 0)
         assert sorted(by_bucket.rows) == [
             (("core", "read"), 1, 1),
             (("core", "write"), 4, 3),
@@ -376,22 +302,12 @@ def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:
             (("points", "search"), 1, 4),
             (("points", "write"), 4, 15),
         ]
-        by_run = read_spending(setup.ledger, setup.project, ("run",), 0)
+        by_run = read_spending([Project(setup.ledger, setup.project)], ("run",), 0)
         assert [(charges, units) for _, charges, units in by_run.rows] == [(6, 24)]
-        sums, _ = read_sums(setup.ledger, setup.project)
+        sums, _ = read_sums(Project(setup.ledger, setup.project))
         assert sorted((one.method, one.charges, one.units, one.corrected_units) for one in sums) == [
             ("read", 1, 2, 0),
             ("search", 1, 4, 0),
             ("write", 4, 24, 6),
         ]
-        if turn == 0:
-            repairable(setup.ledger).repair(setup.project, "repaired", setup.now_ms)
         setup.now_ms += 2 * HOUR_MS
-
-
-def test_a_refusal_is_explained_with_what_each_limit_counts(setup: Setup) -> None:
-    budget = budget_of(setup)
-    for _ in range(4):
-        budget.charge("write")
-    answer = ask(account_of(budget), "write", 1, "")
-    assert (answer.decision.refused_by, [one.cost_units for one in answer.occupancies]) == ("points", [1, 5])

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.deciding.checklist import Checklists
-from quota.ledger.parts import history_in
 from quota.reports.metrics import exposition, of_sums
 from quota.reports.spending import read_spending, read_sums
 from quota.session import Session
 from quota.settings.load import given_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from support.setup import limit
+from support.setup import limit, state_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,14 +119,14 @@ def test_status_spend_metrics_and_log_tell_it(session: Session, caplog: pytest.L
         ledger = session.ledger
         for recorder in session._recorders.values():
             recorder.close()
-        spending = read_spending(ledger, "main", "job", 0)
+        spending = read_spending([session.project()], "job", 0)
         assert [(one.limit, one.job, one.calls) for one in spending.would_refuse] == [("trial", "nightly", 2)]
         assert [(one.limit, one.calls) for one in spending.refused] == [("day", 2)]
         assert json.loads(json.dumps(spending.as_json()))["would_refuse"][0]["calls"] == 2
-        text = exposition(of_sums("main", *read_sums(ledger, "main")))
+        text = exposition(of_sums("main", *read_sums(session.project())))
         assert 'quota_would_refuse_total{limit="trial",project="main",quota_job="nightly"} 2' in text
         assert 'reason="shadow"' not in text
-        assert len(list(history_in(ledger).refusals("main"))) == 2, "a call that left is not kept as refused"
+        assert len(state_at(ledger, "main").refusals().newest) == 2, "a call that left is not kept as refused"
 
 
 def test_a_shadow_alone_protects_nothing(state_dir: Path) -> None:
@@ -137,12 +135,3 @@ def test_a_shadow_alone_protects_nothing(state_dir: Path) -> None:
     limits = [{"name": "trial", "units": 3, "window": "24h", "shadow": True}]
     found = lint(given_settings({"credentials": {"main": {"api": "youtube-v3", "limits": limits}}}))
     assert any(one.level != "ok" and "no limit counts" in one.message for one in found)
-
-
-def test_checklists_compare_a_shadow_with_a_number_that_nothing_reaches() -> None:
-    from quota.deciding.checklist import NO_CAP
-    from quota.settings.books import load_book
-
-    made = Checklists("main", load_book("youtube-v3"), (shadow(3),), {}, lambda: 0)[("videos.list", None, None, "")]
-    (check,) = made.checks_at(0)
-    assert (check.cap_units, made.caps_at(0)) == (NO_CAP, (3,))

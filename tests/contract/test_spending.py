@@ -1,93 +1,165 @@
-"""What was spent, and since when the log can say so; when upstream starts counting anew, and where it never does."""
+"""What was spent, and since when the ledger can say so; when upstream starts counting anew, and where it never does."""
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.ledger.contract import MIN_RETENTION_MS
+from quota.budget import Budget, project_of
+from quota.deciding.recorder import Recorder
 from quota.ledger.factory import open_ledger
-from quota.reports.spending import read_spending
+from quota.ledger.log import PAST_MS
+from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.reports.status import read_status
 from quota.session import Session
+from quota.settings.books import parse_book
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota
-from support.losses import LedgerStorage, RedisStorage
-from support.setup import limit
+from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.setup import Setup
 
+STEP_MS, STEPS = 3 * HOUR_MS, 400
 
-def test_a_spending_says_since_when_the_log_is_whole(setup: Setup) -> None:
+TWO_BUCKETS = parse_book(
+    """
+    api = "forge"
+    source = "the tests"
+    read_on = 2026-11-01
+    [buckets.core]
+    quota = 60
+    resets = "1h"
+    [buckets.points]
+    quota = 20
+    resets = "1m"
+    [default]
+    get = 1
+    other = 1
+    [methods]
+    read = 2
+    write = [{ bucket = "core", units = 1 }, { bucket = "points", units = 5 }]
+    """,
+    "forge",
+)
+
+
+def charge_for_long(setup: Setup, budget: Budget, steps: int = STEPS) -> None:
+    """A charge every three hours for fifty days."""
+    for _ in range(steps):
+        assert budget.charge("videos.list").admitted
+        setup.now_ms += STEP_MS
+
+
+def test_a_spending_says_since_when_all_charges_are_there(setup: Setup) -> None:
     budget = setup.budget()
     begun_ms = setup.now_ms
-    for _ in range(120):
-        assert budget.charge("videos.list").admitted
-        setup.now_ms += HOUR_MS
-    spending = read_spending(setup.ledger, [setup.project], ["method"], setup.now_ms - 7 * DAY_MS)
-    assert begun_ms < spending.since_ms <= setup.now_ms - MIN_RETENTION_MS + 2 * HOUR_MS
-    since = sum(begun_ms + hour * HOUR_MS >= spending.since_ms for hour in range(120))
+    charge_for_long(setup, budget)
+    spending = read_spending([project_of(budget)], ["method"], 0)
+    assert begun_ms < spending.since_ms <= setup.now_ms - PAST_MS + DAY_MS
+    since = sum(begun_ms + step * STEP_MS >= spending.since_ms for step in range(STEPS))
     assert spending.rows == ((("videos.list",), since, since),)
-    recent_ms = setup.now_ms - 10 * HOUR_MS
-    assert read_spending(setup.ledger, [setup.project], [], recent_ms).since_ms == recent_ms, "that is there"
+    recent_ms = setup.now_ms - 10 * DAY_MS
+    assert read_spending([project_of(budget)], [], recent_ms).since_ms == recent_ms, "that is there"
+    sums, _ = read_sums(project_of(budget))
+    assert [(charged.charges, charged.units) for charged in sums] == [(since, since)]
 
 
 def test_a_log_that_let_go_of_nothing_answers_for_all_that_was_asked(setup: Setup) -> None:
-    setup.budget().charge("videos.list")
+    budget = setup.budget()
+    budget.charge("videos.list")
     since_ms = setup.now_ms - 300 * DAY_MS
-    assert read_spending(setup.ledger, [setup.project], [], since_ms).since_ms == since_ms
-    assert read_spending(setup.ledger, [setup.project], [], 0).since_ms == 0, "nor is anything missing since 1970"
+    assert read_spending([project_of(budget)], [], since_ms).since_ms == since_ms
+    assert read_spending([project_of(budget)], [], 0).since_ms == 0, "nor is anything missing since 1970"
 
 
 def test_several_projects_are_summed_over_the_same_time(setup: Setup) -> None:
     budget = setup.budget()
     setup.project += "-other"
     other = setup.budget()
-    for _ in range(120):
-        assert budget.charge("videos.list").admitted
-        setup.now_ms += HOUR_MS
-    setup.now_ms -= 100 * HOUR_MS
     assert other.charge("videos.list").admitted
-    setup.now_ms += 100 * HOUR_MS
-    projects = [budget.project, other.project]
-    both = read_spending(setup.ledger, projects, [], setup.now_ms - 7 * DAY_MS)
-    assert both.since_ms == read_spending(setup.ledger, projects[:1], [], setup.now_ms - 7 * DAY_MS).since_ms
-    assert read_spending(setup.ledger, projects[1:], [], setup.now_ms - 7 * DAY_MS).total_units == 1
-    assert both.total_units == read_spending(setup.ledger, projects[:1], [], setup.now_ms - 7 * DAY_MS).total_units
+    charge_for_long(setup, budget)
+    assert other.charge("videos.list").admitted
+    first, second = project_of(budget), project_of(other)
+    both, alone = read_spending([first, second], [], 0), read_spending([first], [], 0)
+    assert read_spending([second], [], 0).total_units == 2
+    assert (both.since_ms, both.total_units) == (alone.since_ms, alone.total_units + 1)
 
 
-def test_the_command_says_so_in_one_line(ledger_place: LedgerStorage, tmp_path: Path) -> None:
+def test_the_sums_of_all_charges_never_fall(setup: Setup) -> None:
+    """Whoever reads them, and whatever was corrected or has left the past meanwhile."""
+    budget = setup.budget()
+
+    def summed() -> dict[tuple[str, str], tuple[int, int, int]]:
+        sums, _ = read_sums(project_of(setup.budget()))
+        return {(x.method, x.job): (x.charges, x.units, x.corrected_units) for x in sums}
+
+    kept = budget.charge("videos.list", units=5, job="nightly").id
+    assert summed() == {("videos.list", "nightly"): (1, 5, 0)}
+    budget.settle(str(kept), 2)
+    budget.settle(str(kept), 4)
+    budget.charge("search.list")
+    assert summed() == {("videos.list", "nightly"): (1, 5, 5), ("search.list", ""): (1, 100, 0)}
+    charge_for_long(setup, budget, STEPS // 2)
+    assert summed()["videos.list", ""] == (STEPS // 2, STEPS // 2, 0)
+    charge_for_long(setup, budget, STEPS // 2)
+    assert summed() == {
+        ("videos.list", "nightly"): (1, 5, 5),
+        ("search.list", ""): (1, 100, 0),
+        ("videos.list", ""): (STEPS, STEPS, 0),
+    }
+    assert read_spending([project_of(budget)], [], 0).total_units < STEPS
+
+
+def test_each_charge_of_a_call_of_several_buckets_is_listed_with_the_id_of_the_call(setup: Setup) -> None:
+    budget = setup.budget(limit(500, buckets=()), book=TWO_BUCKETS)
+    ids = [decision.id for decision in budget.charge_many(["write", "read", "write"])]
+    budget.settle(str(ids[2]), 4)
+    listed = [(call_id, charge.bucket, charge.units) for _, call_id, charge in read_charges([project_of(budget)], 0)]
+    assert listed == [
+        (ids[0], "core", 1),
+        (ids[0], "points", 5),
+        (ids[1], "core", 2),
+        (ids[2], "core", 4),
+        (ids[2], "points", 5),
+    ]
+
+
+def test_refusals_are_summed_since_an_hour_and_since_the_beginning(setup: Setup) -> None:
+    budget = setup.budget(limit(1), recorder=Recorder(setup.state))
+    budget.charge("videos.list")
+    for _ in range(2):
+        assert not budget.charge("videos.list", job="nightly").admitted
+        budget.hand_over_refusals()
+        setup.now_ms += 2 * HOUR_MS
+    project = project_of(budget)
+    assert read_spending([project], [], 0).refused == (("day", "nightly", "limit", 2),)
+    assert read_spending([project], [], setup.now_ms - 2 * HOUR_MS).refused == (("day", "nightly", "limit", 1),)
+    setup.now_ms += 40 * DAY_MS
+    assert read_sums(project)[1] == [("day", "nightly", "limit", 2)]
+
+
+def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(f'[ledger]\nurl = "{ledger_place.url}"\n[credentials.main]\napi = "youtube-v3"\n')
+    quota.configure(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
     end_ms = time.time_ns() // 1_000_000
-    now_ms = end_ms - 100 * HOUR_MS
-
-    with closing(open_ledger(ledger_place.url, clock=lambda: now_ms)) as ledger:
-        session = Session(load_settings(tmp_path / "quota.toml"), clock=lambda: now_ms)
-        session._ledger = ledger
+    now_ms = end_ms - STEPS * STEP_MS
+    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+        budget = budget_of(ledger, limit(500), project="main", clock=lambda: now_ms)
         while now_ms < end_ms:
-            assert session.budget().charge("videos.list").admitted
-            now_ms += HOUR_MS
-    # The session has rolled the hours up: all of them are known.
-    assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (100, 101)
-    by_run = quota("spend", "--since", "7d", "--by", "run")
-    assert by_run.stdout.splitlines()[-1].endswith(", not 7d: the history does not keep runs")
-    forget_history(ledger_place, tmp_path / "ledger.db")
-    asked = quota("spend", "--since", "7d")
-    assert asked.returncode == 0, asked.stderr
-    assert ", not 7d: the ledger has dropped older charges" in asked.stdout.splitlines()[-1]
-    assert "not 24h" not in quota("spend").stdout
-    spent = quota.json("spend", "--since", "7d")
-    assert spent["since"] > spent["until"].replace(spent["until"][:10], "0000-00-00")
-    assert 48 <= spent["total_units"] <= 51
+            assert budget.charge("videos.list").admitted
+            now_ms += STEP_MS
+    for command in ("spend", "log"):
+        shown = quota(command, "--since", "60d").stdout.splitlines()
+        assert shown[-1].endswith(", not 60d: the ledger has dropped older charges")
+        assert "not 24h" not in quota(command).stdout
+    assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (55, 56)
 
 
 def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> None:
@@ -104,15 +176,6 @@ def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> 
     }
     assert budget.peek("videos.list").sentence() == "would admit videos.list (1 unit) on main; 1 unit left"
     assert budget.charge("videos.list").sentence() == "admitted videos.list (1 unit) on main; 0 units left"
-
-
-def forget_history(place: LedgerStorage, path: Path) -> None:
-    if isinstance(place, RedisStorage):
-        with place.open() as client:
-            client.delete(*place.keys("*:history"))
-    else:
-        with closing(sqlite3.connect(path)) as db, db:
-            db.execute("DELETE FROM state WHERE name LIKE 'history:%'")
 
 
 RESETS = [

@@ -6,7 +6,6 @@ import io
 import os
 import random
 import socket
-import sqlite3
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,21 +16,25 @@ from rich.console import Console
 from quota.cli.render import render_status
 from quota.common.clock import NEVER, moment, rfc3339
 from quota.dashboard.reading import read_now
+from quota.deciding.project import LATEST_MS
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
-from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, read_entries
-from quota.ledger.grants import Grant
 from quota.reports.metrics import of_status
 from quota.reports.status import read_status
+from quota.rules.entry import Id
+from quota.rules.facts import Grant
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
 from support.commands import Quota, one_line
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from support.losses import LedgerStorage
 
 TEN_MS = 1_795_255_200_000
 """Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
@@ -71,7 +74,7 @@ class Scene:
             assert self.session.budget("main").charge(method).admitted
 
     def shut(self, bucket: str, until_ms: int) -> None:
-        self.session.ledger.exhaust("p", Exhaustion(bucket, self.now_ms, until_ms, SAID, "host:1"))
+        self.session.budget("main").exhaust(bucket, self.now_ms, until_ms, SAID, "host:1")
 
     def result(self, width: int = 200) -> str:
         """The line after the credential's name."""
@@ -194,7 +197,7 @@ def test_a_reopened_bucket_is_open_and_says_why_for_as_long_as_it_would_be_close
     scene.configure(DAY)
     scene.shut("units", MIDNIGHT_MS)
     scene.now_ms += HOUR_MS
-    assert scene.session.ledger.reopen("p", "units", "raised to 50,000")
+    assert scene.session.budget("main").reopen("units", "raised to 50,000")
     assert (scene.result(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
     assert f'bucket units was reopened at 11:00: raised to 50,000 ("{SAID}")' in scene.lines()
     (known,) = scene.json()["exhausted"]
@@ -207,7 +210,7 @@ def test_a_reopened_bucket_is_open_and_says_why_for_as_long_as_it_would_be_close
     assert scene.json()["exhausted"] == []
     scene.shut("units", NEVER)
     assert "reopened_because" not in scene.json()["exhausted"][0]
-    scene.session.ledger.reopen("p", "units", "granted")
+    scene.session.budget("main").reopen("units", "granted")
     assert len(scene.json()["exhausted"]) == 1
     scene.now_ms += DAY_MS + 3_000
     assert scene.json()["exhausted"] == [], "what would hold for good is read for a day"
@@ -259,7 +262,7 @@ def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
 
 def test_what_upstream_grants_is_what_the_limit_is_held_to_and_paced_by(scene: Scene) -> None:
     scene.configure(PACED)
-    scene.session.ledger.grant("p", [Grant("units", 4_800, TEN_MS, MIDNIGHT_MS)])
+    scene.session.budget("main").grant([Grant("units", 4_800, TEN_MS, MIDNIGHT_MS)])
     scene.session.budget("main").charge("videos.list", units=900)
     (limit,) = scene.json()["limits"]
     assert [limit[name] for name in ("limit_units", "enforced_units", "paced_units")] == [9_600, 4_800, 1_000]
@@ -271,7 +274,7 @@ def test_what_upstream_grants_is_what_the_limit_is_held_to_and_paced_by(scene: S
 def test_a_limit_whose_grant_admits_no_call_is_full(scene: Scene) -> None:
     """No time would help its calls, so nobody is told one; others may still leave."""
     scene.configure(DAY + NARROW)
-    scene.session.ledger.grant("p", [Grant("units", 99, TEN_MS, MIDNIGHT_MS)])
+    scene.session.budget("main").grant([Grant("units", 99, TEN_MS, MIDNIGHT_MS)])
     (row,) = read_status(scene.session).credentials
     assert (row.open, [(one.limit.name, one.level, one.room_ms) for one in row.limits]) == (
         True,
@@ -307,17 +310,55 @@ def test_every_state_fits_the_screen(scene: Scene, width: int) -> None:
             lines = scene.lines(width)
             assert max(map(len, lines)) <= width
             assert not any("…" in line for line in lines)
-        scene.session.ledger.reopen("p", "units")
+        scene.session.budget("main").reopen("units", "")
         scene.now_ms += 2 * DAY_MS
+
+
+def test_what_others_used_counts_and_says_so(scene: Scene) -> None:
+    scene.configure(DAY)
+    budget = scene.session.budget("main")
+    budget.add_others("units", 30, TEN_MS, MIDNIGHT_MS, "reconciled")
+    assert scene.result() == "OPEN: 470 units"
+    assert "day: 30 units used by others, as upstream said, until Sun 08:00" in scene.lines()
+    assert scene.json()["limits"][0]["upstream_units"] == 30
+    scene.now_ms = MIDNIGHT_MS
+    assert "upstream_units" not in scene.json()["limits"][0]
+
+
+def test_what_the_ledger_had_lost_and_got_back_is_told_for_a_day(
+    scene: Scene, ledger_place: LedgerStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: "collector")
+    scene.configure(DAY)
+    scene.spend(2)
+    assert "put_back" not in scene.json()
+    ledger_place.empty()
+    scene.configure(DAY)
+    assert scene.result() == "OPEN: 300 units"
+    assert scene.lines()[-1] == "the ledger had lost 2 charges of 200 units, put back at 10:00 by collector"
+    assert scene.json()["put_back"] == [{"at": rfc3339(TEN_MS), "machine": "collector", "charges": 2, "units": 200}]
+    numbers = {sample.family: sample.value for sample in of_status(read_status(scene.session), "p")}
+    assert numbers["quota_ledger_put_back_charges"] == 2
+    scene.now_ms += DAY_MS
+    assert "put_back" not in scene.json()
+
+
+def test_a_charge_that_a_wrong_clock_dated_ahead_is_named_with_its_remedy(scene: Scene) -> None:
+    scene.configure(DAY)
+    scene.now_ms += 300 * DAY_MS
+    scene.spend(1)
+    scene.now_ms = TEN_MS
+    scene.configure(DAY)
+    assert "a clock was wrong, a charge is of 2027-09-17T10:00:00Z: `quota ledger repair`" in scene.lines()
+    assert scene.json()["newest_charge_at"] == rfc3339(TEN_MS + 300 * DAY_MS)
 
 
 def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
     scene.configure(DAY)
-    budget = scene.session.budget("main")
-    budget._account.clock = lambda: scene.now_ms + CLOCK_SLACK_MS + 1
+    scene.session.project("main").wall = lambda: scene.now_ms - LATEST_MS - 1
     with pytest.raises(
         LedgerError,
-        match=r"this machine's clock reads 2026-11-21T10:00:05.001Z, the ledger's 2026-11-21T10:00:00.000Z; set the",
+        match=r"this machine's clock reads 2026-11-21T08:59:59.999Z, the ledger's 2026-11-21T10:00:00.000Z; set the",
     ):
         read_status(scene.session)
 
@@ -368,11 +409,6 @@ def test_check_exits_with_the_worst_over_all_credentials(tmp_path: Path) -> None
     assert (checked.returncode, checked.stderr, checked.stdout.count("FULL until")) == (75, "", 1)
     assert quota.json("status", "--check", status=75)["credentials"][0]["open"] is False
     assert "cannot be combined" in one_line(quota("status", "--check", "--watch"), 2)
-    db = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
-    db.execute("UPDATE state SET value = 'x' WHERE name LIKE 'view:%'")
-    db.execute("UPDATE charges SET ms = 'x'")
-    db.close()
-    one_line(quota("status", "--check"), 69)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     quota.configure(f'[ledger]\nurl = "redis://127.0.0.1:{port}/0"\n[credentials.main]\napi = "youtube-v3"\n')
@@ -415,22 +451,23 @@ def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tm
 
 
 @pytest.mark.parametrize("searches", [0, 1])
-def test_no_log_is_read_for_a_limit_that_is_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch, searches: int) -> None:
-    """Its oldest charge may lie behind a hundred thousand others. The last hour is read for what is reserved."""
+def test_a_status_reads_the_last_hour_of_the_log_whatever_lies_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, searches: int
+) -> None:
+    """The hour is read for what is reserved."""
     session = scene.configure(DAY + NARROW)
     scene.spend(1, "videos.list")
-    scene.now_ms += MINUTE_MS
+    scene.now_ms += 2 * HOUR_MS
     scene.spend(searches)
-    read, asked = session.ledger.read, []
+    read, asked_ms = session.ledger.read, []
 
-    def noting(*args: Any) -> Any:
-        asked.append(args)
-        return read(*args)
+    def noting(project: str, after: Id, through: Id, count: int) -> Any:
+        asked_ms.append(after[0])
+        return read(project, after, through, count)
 
-    read_status(session)
     monkeypatch.setattr(session.ledger, "read", noting)
     rows = {row.limit.name: row for row in read_status(session).credentials[0].limits}
-    assert sum(count for *_, count in asked) <= 20
+    assert asked_ms == [scene.now_ms - HOUR_MS]
     assert rows["few"].next_capacity_ms == (scene.now_ms + HOUR_MS if searches else None)
     assert rows["day"].next_capacity_ms == TEN_MS + DAY_MS
 
@@ -446,10 +483,10 @@ def test_the_next_capacity_comes_when_the_oldest_charge_leaves(scene: Scene, see
         elif charged:
             budget.settle(str(dice.choice(charged[-20:]).id), dice.choice((0, 3)))
         if dice.random() < 0.3:
-            entries = list(read_entries(session.ledger, "p", 0, NEVER))
+            entries = charges_at(session.ledger, "p")
             for row in read_status(session).credentials[0].limits:
                 window, selector = row.limit.view.window, row.limit.view.selector
                 assert isinstance(window, Sliding)
                 counted = [e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job)]
-                leaves_ms = [e.ms + window.window_ms for e in counted if e.ms + window.window_ms > scene.now_ms]
+                leaves_ms = [e.id[0] + window.window_ms for e in counted if e.id[0] + window.window_ms > scene.now_ms]
                 assert row.next_capacity_ms == min(leaves_ms, default=None)

@@ -72,9 +72,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
     ),
     "QuotaLedgerDown": ({'quota_ledger_up{project="p"}': "0x360"}, {'quota_ledger_up{project="p"}': "1x360"}),
-    "QuotaUnloggedUsage": (
-        {f"quota_limit_unlogged_units{DAY}": "0x360", f"quota_limit_unlogged_units{OTHER}": "7x360"},
-        {f"quota_limit_unlogged_units{DAY}": "0x360"},
+    "QuotaLedgerLost": (
+        {'quota_ledger_put_back_charges{project="p"}': "7x360"},
+        {'quota_ledger_put_back_charges{project="p"}': "0x360"},
     ),
     # More than 5% of what upstream counted; nothing is said of it once the figures are a day old.
     "QuotaDrift": (
@@ -126,7 +126,7 @@ def test_a_rule_fires_where_it_should_and_nowhere_else(alert: str, tmp_path: Pat
         kept = re.findall(r"by \(([a-z_, ]+)\)", rule["expr"])[0].split(", ")
         labels = dict(re.findall(r'(\w+)="([^"]*)"', next(iter(series))))
         labels = {name: labels[name] for name in kept}
-        value = "7" if alert in ("QuotaUnloggedUsage", "QuotaDrift") else "1"
+        value = "7" if alert in ("QuotaLedgerLost", "QuotaDrift") else "1"
         shown = {**{f"$labels.{name}": given for name, given in labels.items()}, "$value": value}
         words = {}
         for name, text in rule["annotations"].items():

@@ -52,7 +52,7 @@ def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp
 
     assert done.stdout.split() == [str(tmp_path / "quota" / name) for name in ("__init__.py", "jobs/__init__.py")]
     assert (tmp_path / "quota" / "lua" / "charge.lua").is_file()
-    assert (tmp_path / "quota" / "lua" / "parts" / "format.lua").is_file()
+    assert (tmp_path / "quota" / "lua" / "parts" / "clock.lua").is_file()
 
 
 def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:

@@ -13,7 +13,7 @@ import pytest
 from quota.explain.admits import Setting
 from quota.explain.refusal import Filled
 from quota.jobs.emulator import Emulator
-from quota.reports.spending import Refusals
+from quota.rules.refusals import RefusedSum
 from support.commands import Quota
 from support.pages import differs, try_page
 from support.servers import free_port
@@ -115,7 +115,7 @@ def test_every_field_of_a_status_is_described() -> None:
 
 def test_every_field_of_a_spending_is_described() -> None:
     tree = ast.parse((ROOT / "quota/reports/spending.py").read_text(encoding="utf-8"))
-    fields = fields_in(tree) | {*Refusals._fields}
+    fields = fields_in(tree) | {*RefusedSum._fields}
     page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
     assert len(fields) > 15
     assert sorted(field for field in fields if not re.search(rf"`{field}`|\b{field}, |, {field}\b", page)) == []

@@ -17,8 +17,8 @@ import redis
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
-from support.books import BOOK
 from support.proxy import Proxy
+from support.setup import budget_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def blocks(language: str) -> list[str]:
 def budget(server: RedisServer) -> Iterator[Budget]:
     """The README's project and limit, in Python."""
     ledger = open_ledger(server.url)
-    yield Budget(credential="main", project="demo", book=BOOK, limits=(DAY,), ledger=ledger)
+    yield budget_of(ledger, DAY, project="demo")
     ledger.close()
 
 
@@ -174,7 +174,7 @@ def test_other_languages_and_python_share_one_budget(
 
 
 def test_they_read_on_where_there_is_more(server: RedisServer, budget: Budget, program: list[str], home: Path) -> None:
-    others = Budget(credential="main", project="demo", book=BOOK, limits=(), ledger=budget.ledger)
+    others = budget_of(budget.ledger, project="demo")
     for _ in range(2_100):
         others.charge("videos.list")
     (answer,) = run(program, server.port, home)

@@ -109,9 +109,9 @@ def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
     for name in (
         "quota/py.typed",
         "quota/lua/charge.lua",
-        "quota/lua/parts/format.lua",
+        "quota/lua/parts/clock.lua",
         "quota/config/costs/youtube-v3.toml",
-        "quota/ledger/schema.sql",
+        "quota/ledger/log.sql",
         "quota/jobs/api/openapi.json",
         "quota/jobs/api/page.html",
         "quota/jobs/api/style.css",

@@ -169,7 +169,7 @@ STEPS = [
     Step(
         "with the first charge made, and not all of it noted",
         "call",
-        "quota.recovery.high_water_mark:HighWaterMark.follow_up",
+        "quota.journal.journal:Journal.write",
         1,
         1,
         0,
@@ -199,20 +199,20 @@ STEPS = [
         1,
         4,
         4,
-        "quota.ledger.contract:read_entries",
+        "quota.deciding.history:entries",
     ),
     Step("before the report is printed", "call", "quota.jobs.tick:print_report", 1, 4, 4),
     Step("after the report", "return", "quota.jobs.tick:print_report", 1, 4, 4),
 ]
 IN_SQLITE = [
     Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
-    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_fields:append_charge", 3, 2, 2),
+    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_log:_add", 3, 2, 2),
 ]
 # The decisions are one peek and then the charges. The server does not know the script: the first is asked twice.
 IN_REDIS = [
     Step(
         "with the charge sent, its answer unread",
-        *("call", "quota.ledger.redis_ledger:RedisLedger._ask", 5, 3, 2),
+        *("call", "quota.ledger.redis_log:RedisLog.append", 4, 3, 2),
         then="redis.connection:AbstractConnection.read_response",
     ),
 ]
@@ -295,8 +295,8 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
         assert [session.budget().charge("videos.list").source for _ in range(3)] == ["allowance"] * 3
     machine.ledger = ledger
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
-    killed_at(machine, Step("", "call", "quota.recovery.allowance:Allowance._mark_repaid", 1, 3, 0))
-    assert machine.units() == 3
+    killed_at(machine, Step("", "call", "quota.journal.draws:Draws.handed_over", 1, 1, 0))
+    assert machine.units() == 1, "of three"
     assert machine.tick().outcome == "done"
     assert machine.units() == 3 + PAGES * len(REGIONS)
     with quota.open(machine.config) as session:
@@ -308,18 +308,19 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
 # Everything is imported before the starting shot, so that the processes meet where they open their files.
 WAITING = """
 import sys
-import quota, quota.cli.program, quota.cli.deciding, quota.budget, quota.terms.limits, quota.recovery.allowance
+import quota, quota.cli.program, quota.cli.deciding, quota.budget, quota.terms.limits, quota.journal.journal
 import quota.session
-import quota.settings.load, quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger
+import quota.settings.load, quota.common.sqlite_file, quota.ledger.sqlite_log, quota.ledger.redis_log
 import quota.clients.upstream_errors
 print("ready", flush=True)
 sys.stdin.readline()
-quota.recovery.allowance.Allowance._deadline_s = 60.0
+import quota.journal.journal
+quota.journal.journal.WAIT_S = 60.0
 """
 # Where the last of a crowd gets its turn only after seconds, it waits for it.
 PATIENT = """
-quota.ledger.sqlite_ledger.SqliteLedger._deadline_s = quota.ledger.redis_ledger.RedisLedger._timeout_s = 60.0
-quota.ledger.redis_ledger.RETRY_WITHIN_S = 60.0
+quota.ledger.sqlite_log.SqliteLog._deadline_s = quota.ledger.redis_log.RedisLog._timeout_s = 60.0
+quota.ledger.redis_log.RETRY_WITHIN_S = 60.0
 """
 BY_COMMAND = WAITING + PATIENT + "quota.cli.program.main()"
 IN_PYTHON = """
@@ -473,9 +474,9 @@ def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) ->
     entries = machine.entries()
     spent = Counter(entry.job for entry in entries)
     assert spent == dict.fromkeys(("before", "one", "two", "parent", "after"), 20)
-    assert len({entry.idempotency_key for entry in entries}) == machine.requests == 100
+    assert len({entry.key for entry in entries}) == machine.requests == 100
     # A child is a run of its own; its parent goes on with the one it had.
-    runs = {job: {entry.idempotency_key[:8] for entry in entries if entry.job == job} for job in spent}
+    runs = {job: {entry.run for entry in entries if entry.job == job} for job in spent}
     assert runs["before"] == runs["parent"] == runs["after"]
     assert len(runs["one"] | runs["two"] | runs["parent"]) == 3
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from quota.common.clock import NEVER
-from quota.ledger.contract import read_entries
 from quota.session import Session
 from quota.settings.load import load_settings
 from support.model import Model
 from support.processes import Children
 from support.reserving import asked, awaiting, blocking
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +87,7 @@ def test_never_is_more_reserved_and_used_than_the_limit(
                 beyond = sum(max(0, one["use"] - one["max_tokens"]) for one in list(model.asked) if one["how"] in SAYS)
                 assert used <= UNITS + beyond
             refused = sum(children.answers())
-        log = list(read_entries(session.ledger, "at-once", 0, NEVER))
+        log = charges_at(session.ledger, "at-once")
         session.close()
 
     admitted = CALLS * len(ROWS) - refused

@@ -30,9 +30,8 @@ from quota.inbound.opening import opened
 from quota.jobs.api.app import make_app as make_api
 from quota.jobs.runner import run_job
 from quota.ledger.compared import Compared
-from quota.ledger.contract import Exhaustion
-from quota.ledger.grants import Grant
 from quota.ledger.unlogged import UnloggedUsage
+from quota.rules.facts import Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.claims import claim_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuzz.inputs import check_line
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import rfc3339
 from quota.common.text import one_line
 from quota.dashboard.reading import read_curves, read_now, read_spent
 from quota.errors import LedgerError, UnknownCharge
@@ -13,6 +13,7 @@ from quota.explain.charge import explain_charge
 from quota.ledger.history import RefusalCount
 from quota.reports.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
 from quota.reports.status import read_status
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def check_readings(session: Session, charge_id: str) -> None:
         lambda: read_now(session),
         lambda: read_curves(session),
         lambda: read_spent(session),
-        lambda: ledger.read("main", (0, 0), NEVER, 100),
+        lambda: charges_at(ledger, "main"),
         lambda: ledger.notes("main").exhaustions,
         lambda: ledger.notes("main").grants,
         lambda: ledger.notes("main").compared,

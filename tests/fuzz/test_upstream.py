@@ -170,7 +170,7 @@ def test_a_run_ends_with_an_outcome_for_each_region(part: int, tmp_path: Path, s
             with quota.open(tmp_path / "quota.toml") as session:
                 report = run_job(session, "j", wait=wait_none())
                 for bucket in ("units", "search", "uploads"):
-                    session.ledger.reopen("main", bucket)
+                    session.project().state.reopen(bucket)
             assert report.outcome in ("done", "stopped", "failed")
             assert {one.region for one in report.regions} == {"US", "DE"}
             # Two steps a page, each attempt with redirects of its own.

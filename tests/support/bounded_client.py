@@ -110,9 +110,9 @@ def main(kind: str, address: str) -> None:
             except Exception as error:
                 ended = {"raised": type(error).__name__, "said": str(error)[:3_000]}
             took = {"memory": memory_bytes("VmHWM") - before, "seconds": time.monotonic() - began_s}
-            closed = [one.bucket for one in session.ledger.notes("main").exhaustions if not one.reopened_ms]
+            closed = [one.bucket for one in session.project("main").state.facts().exhaustions if not one.reopened_ms]
             for bucket in closed:
-                session.ledger.reopen("main", bucket)
+                session.project("main").state.reopen(bucket, "a test")
             took["closed"] = len(closed)
             print(json.dumps({**ended, **took}), flush=True)
 

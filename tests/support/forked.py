@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 IMPORTED = (
     *("json", "random", "sqlite3", "ssl", "tomllib", "zoneinfo", "redis", "rich.console", "rich.table"),
-    *("quota.cli.program", "quota.cli.render", "quota.ledger.redis_ledger", "quota.ledger.sqlite_ledger"),
+    *("quota.cli.program", "quota.cli.render", "quota.ledger.redis_log", "quota.ledger.sqlite_log"),
     *("quota.reports.status", "quota.session", "quota.jobs.runner", "quota.jobs.store", "quota.clients.google"),
 )
 

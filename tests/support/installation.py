@@ -9,9 +9,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import quota
-from quota.common.clock import NEVER
+from quota.deciding.history import charges
 from quota.jobs.runner import run_job
-from quota.ledger.contract import read_entries
 from support.commands import Quota
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from quota.jobs.emulator import Emulator
     from quota.jobs.job import RunReport
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent
     from support.forked import Forked
 
 
@@ -58,10 +57,10 @@ class Installation:
         """A `quota` command in a process of its own, or a Python program."""
         return self.quota.start(*args, **options)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Spent]:
         """All charges in the ledger."""
         with quota.open(self.config, clock=self.clock) as session:
-            return list(read_entries(session.ledger, "main", 0, NEVER))
+            return charges(session.project("main"))
 
     def units(self) -> int:
         return sum(entry.units for entry in self.entries())

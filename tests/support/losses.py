@@ -1,4 +1,4 @@
-"""A ledger that can lose its charges, and machines that use it, each with watermarks of its own."""
+"""A ledger that can lose its charges, and machines that use it, each with a journal of its own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import redis
 
 from quota.budget import Budget
+from quota.deciding.project import Project
+from quota.journal.journal import Journal
 from quota.ledger.factory import open_ledger
-from quota.recovery.high_water_mark import HighWaterMark
+from quota.ledger.identity import Identity
+from quota.rules.keys import Keys
+from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.servers import immortal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.ledger.contract import Ledger
     from quota.terms.limits import Limit
 
 
@@ -111,11 +114,11 @@ class RedisStorage:
 
 
 class Machine:
-    """One machine: a state folder, one process at a time, and a clock."""
+    """One machine: a state folder, one process at a time, and a clock. `skew_ms` is how far its clock is off."""
 
     def __init__(self, name: str, folder: Path, url: str, clock: Callable[[], int]) -> None:
         self.name = name
-        self.watermark_path: str | None = str(folder / name / "high-water-marks" / "p" / "1")
+        self.folder = folder / name
         self._url = url
         self._clock = clock
         self.skew_ms = 0
@@ -123,21 +126,24 @@ class Machine:
 
     def start(self) -> None:
         """Start a new process. It knows what the folder holds."""
-        self.ledger: Ledger = open_ledger(self._url, clock=self._clock)
-        self.high_water_mark = HighWaterMark(self.watermark_path, "p", label=self.ledger.label)
+        self.folder.mkdir(exist_ok=True)
+        self.ledger = open_ledger(self._url, clock=self._clock)
 
     def stop(self) -> None:
-        """End the process, as a kill would: a slot needs no goodbye."""
-        self.high_water_mark.close()
+        """End the process, as a kill would: a journal needs no goodbye."""
         self.ledger.close()
 
-    def budget(self, *limits: Limit, project: str = "p") -> Budget:
-        return Budget(
-            credential="main",
-            project=project,
-            book=BOOK,
-            limits=limits,
-            ledger=self.ledger,
-            clock=lambda: self._clock() + self.skew_ms,
-            high_water_mark=self.high_water_mark,
+    def journal(self, project: str = "p") -> Journal:
+        return Journal(self.folder, Identity("test", project), keep_ms=DAY_MS, clock=self._clock)
+
+    def budget(self, *limits: Limit, project: str = "p", **options: Any) -> Budget:
+        keys = Keys(folder=self.folder)
+        opened = Project(
+            self.ledger,
+            project,
+            journal=self.journal(project),
+            keys=keys,
+            clock=self._clock,
+            wall=lambda: self._clock() + self.skew_ms,
         )
+        return Budget(credential="main", book=BOOK, limits=limits, project=opened, **options)

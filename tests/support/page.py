@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import quota
 from quota.common.clock import host_clock
 from quota.jobs.runner import run_job
-from quota.ledger.contract import Exhaustion
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.commands import Quota
 from support.web import Served
@@ -107,9 +106,7 @@ def furnish(folder: Path, upstream: Emulator) -> Quota:
         run_job(session, SCRIPT)
         run_job(session, LONG)
         partner = session.budget("partner")
-        ends_ms = now_ms + 3 * HOUR_MS
-        closed = Exhaustion("units", now_ms, ends_ms, "quotaExceeded: <i>used up</i>", "a-machine")
-        session.ledger.exhaust(partner.project, closed)
+        partner.exhaust("units", now_ms, now_ms + 3 * HOUR_MS, "quotaExceeded: <i>used up</i>", "a-machine")
         partner.charge("videos.list", job="charts")
     return quota_command
 

@@ -29,7 +29,7 @@ _SHAPES = {
     r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d\d \w\w\w )?\d\d:\d\d": "TIME",
     r"\b\d\d (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) \d\d:\d\d:\d\d": "TIME",
     r"\b\d\d:\d\d(:\d\d)?\b": "TIME",
-    r"\b\d{13}-\d+": "ID",
+    r"\b\d{13}-[\w~+-]+": "ID",
     r"\bin \d+[dhms]\w*( \d+[hms])*": "in SPAN",
     r"\b\d+[dhms]\w*( \d+[hms])* ago\b": "SPAN ago",
     r"\w+://\S*?(?=[,\s]|$)": "URL",

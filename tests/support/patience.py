@@ -14,27 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from quota import async_budget
-from quota.deciding import account, recorder
+from quota.deciding import losses, project, recorder
 from quota.inbound import deciding, redis_storage, sqlite_storage
-from quota.ledger import redis_connection, redis_ledger, sqlite_ledger
-from quota.ledger.redis_ledger import RedisLedger
-from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.recovery.allowance import Allowance
+from quota.journal import draws, journal
+from quota.ledger import redis_connection, state
+from quota.ledger.redis_log import RedisLog
+from quota.ledger.sqlite_log import SqliteLog
 
 PATIENCE_S = 20.0
 
 WALLS: list[tuple[Any, str]] = [
-    (SqliteLedger, "_deadline_s"),
-    (RedisLedger, "_timeout_s"),
+    (SqliteLog, "_deadline_s"),
+    (RedisLog, "_timeout_s"),
     (redis_connection, "DISCOVERY_S"),
-    (redis_ledger, "RETRY_WITHIN_S"),
-    (redis_ledger, "CHANGE_WITHIN_S"),
-    (redis_ledger, "COUNT_WITHIN_S"),
-    (sqlite_ledger, "COUNT_WITHIN_S"),
-    (account, "COUNT_WITHIN_S"),
-    (recorder, "END_WITHIN_S"),
+    (state, "CHANGE_WITHIN_S"),
+    (state, "FENCED_WITHIN_S"),
+    (project, "COUNT_WITHIN_S"),
+    (losses, "WAIT_S"),
+    (journal, "WAIT_S"),
+    (draws, "WAIT_S"),
     (recorder, "ALL_END_WITHIN_S"),
-    (Allowance, "_deadline_s"),
     (async_budget, "WAIT_S"),
     (deciding, "WALL_S"),
     (sqlite_storage, "WALL_S"),

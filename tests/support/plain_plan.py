@@ -8,14 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import NEVER
+from quota.deciding.corrections import add
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import SLOT_MS, JobTotals, Refusal, Simulated, Spent, State, pass_steps, step_at
 from quota.jobs.rotation import by_rotation
-from quota.ledger.contract import ChargeRequest, retention_of
-from quota.ledger.entry import Charge
 from quota.session import Session
 from quota.settings.model import LedgerSettings
-from quota.terms.attribution import AttemptKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,23 +61,17 @@ class PlainSimulation:
         self.refused_until: dict[Any, tuple[int, str | None]] = {}
 
     def replay(self, state: State) -> None:
-        ledger, keys, start_ms = self.session.ledger, AttemptKeys(), self.now_ms
-        for project, entries in state.entries.items():
-            limits = next(c.limits for c in self.settings.credentials.values() if c.project == project)
-            retention_ms = retention_of(limit.view.window for limit in limits)
-            for entry in entries:
-                self.now_ms = entry.ms
-                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, keys.next())
-                ledger.decide(ChargeRequest(project, charge, (), (), entry.ms, retention_ms=retention_ms), commit=True)
-        self.now_ms = start_ms
-        for project, usages in state.unlogged.items():
-            if usages:
-                ledger.add_unlogged(project, keys.next(), usages)
-        for project, exhaustions in state.exhaustions.items():
-            for exhaustion in exhaustions:
-                ledger.exhaust(project, exhaustion)
-        for project, grants in state.grants.items():
-            ledger.grant(project, grants)
+        start_ms, replayed = self.now_ms, set[str]()
+        for name, credential in self.settings.credentials.items():
+            project = self.session.project(name)
+            if project.name in replayed:
+                continue
+            replayed.add(project.name)
+            for entry in state.entries.get(credential.project, ()):
+                self.now_ms = entry.id[0]
+                add(project, [entry])
+            self.now_ms = start_ms
+            project.state.unite(state.facts_of(project.name))
 
     def run(self, ticks: Iterable[Tick]) -> Simulated:
         refusals = []

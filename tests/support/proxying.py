@@ -12,17 +12,17 @@ from http.client import HTTPConnection, HTTPResponse
 from typing import TYPE_CHECKING, Any, Self
 
 import quota
-from quota.common.clock import NEVER
-from quota.ledger.contract import read_entries
 from quota.proxy.app import make_app
 from quota.web.lifecycle import served
 from quota.web.protection import names_of
 from support.raw_http import whole
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent
+
 
 SECRET = "s-e-c-r-e-t/0123456789"  # noqa: S105  # of the test
 
@@ -225,9 +225,9 @@ class House:
         with quota.open(config) as self.session, served(app, passes_on=True) as (_, self.port):
             yield self
 
-    def spent(self) -> list[Entry]:
+    def spent(self) -> list[Spent]:
         """All charges, as they count now."""
-        return list(read_entries(self.session.ledger, "main", 0, NEVER))
+        return charges_at(self.session.ledger, "main")
 
     @property
     def units(self) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 import quota
+from quota.deciding.history import entries
 from quota.jobs.emulator import Emulator
-from quota.ledger.contract import read_entries
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
 from quota.terms.limits import HOUR_MS, Calendar
 
@@ -89,9 +89,14 @@ class Site:
         """Everything in the ledger that a failure might have changed."""
         with self.session() as session:
             states = session.budget().usage()
-            entries = list(read_entries(session.ledger, "p", 0, self.now_ms))
-            notes = session.ledger.notes("p")
-            return states, entries, tuple(notes.grants), tuple(notes.exhaustions)
+            project = session.project()
+            facts = project.state.facts()
+            return (
+                states,
+                [entry for entry in entries(project) if entry.kind != "marker"],
+                tuple(facts.grants),
+                tuple(facts.exhaustions),
+            )
 
     def empty_ledger(self) -> None:
         """Empty the ledger behind everybody's back."""

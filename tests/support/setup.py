@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from quota.budget import Budget
-from quota.ledger.contract import Ledger
+from quota.budget import Budget, charge_id
+from quota.deciding.history import charges
+from quota.deciding.project import Project
+from quota.journal.journal import Journal
 from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
+from quota.ledger.log import Log
+from quota.ledger.state import State
+from quota.rules.keys import Keys
+from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
@@ -19,7 +29,7 @@ NOW_MS = 1_793_000_000_000
 class Setup:
     """A ledger under a clock that the test moves, and budgets over it."""
 
-    ledger: Ledger
+    ledger: Log
     now_ms: int = NOW_MS
     project: str = field(default_factory=lambda: f"p-{uuid.uuid4().hex[:8]}")
 
@@ -30,20 +40,58 @@ class Setup:
         setup = cls(ledger, now_ms)
         return setup
 
-    def budget(self, *limits: Limit, book: CostBook = BOOK, **more: object) -> Budget:
-        limits = limits or (limit(500),)
-        return Budget(
-            credential="main",
-            project=self.project,
-            book=book,
-            limits=limits,
-            ledger=self.ledger,
-            clock=lambda: self.now_ms,
-            **more,  # type: ignore[arg-type]
-        )
+    def opened(self, **options: Any) -> Project:
+        """The project's log, as one more process reads it."""
+        return Project(self.ledger, self.project, clock=lambda: self.now_ms, **options)
+
+    @property
+    def state(self) -> State:
+        """What changes seldom: facts, refusals."""
+        return self.opened().state
+
+    def entries(self) -> list[Spent]:
+        """All charges, with their corrections."""
+        return charges(self.opened())
+
+    def budget(self, *limits: Limit, book: CostBook = BOOK, jitter_ms: int = 0, **options: Any) -> Budget:
+        """A budget of one more process."""
+        project = self.opened(jitter_ms=jitter_ms)
+        return Budget(credential="main", book=book, limits=limits or (limit(500),), project=project, **options)
 
 
 def limit(units: int, window_ms: int = DAY_MS, *, name: str = "day", **selector: object) -> Limit:
     """A sliding limit on the units bucket."""
     view = View(Selector(**{"buckets": ("units",), **selector}), Sliding(window_ms))  # type: ignore[arg-type]
     return Limit(name, units, view, units, 0)
+
+
+def budget_of(
+    ledger: Log,
+    *limits: Limit,
+    project: str = "p",
+    credential: str = "main",
+    book: CostBook = BOOK,
+    clock: Callable[[], int] | None = None,
+    folder: Path | None = None,
+    **options: Any,
+) -> Budget:
+    """A budget over a project's log, as one more process has it. With a `folder`, the machine's state lies there."""
+    keys = Keys(folder=folder)
+    journal = None if folder is None else Journal(folder, Identity("test", project), keep_ms=DAY_MS)
+    opened = Project(ledger, project, journal=journal, keys=keys, clock=clock)
+    return Budget(credential=credential, book=book, limits=limits, project=opened, **options)
+
+
+def charges_at(ledger: Log, project: str = "p") -> list[Spent]:
+    """All charges of a project, with their corrections."""
+    return charges(Project(ledger, project))
+
+
+def ids_of(entries: Iterable[Spent]) -> list[str]:
+    """The ids of calls with one charge each."""
+    return [charge_id(charge.id[0], charge.key, 0) for charge in entries]
+
+
+def state_at(ledger: Log, project: str = "p") -> State:
+    """The facts, claims and refusals of a project."""
+    return Project(ledger, project).state

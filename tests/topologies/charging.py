@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.budget import Budget
-from quota.common.clock import NEVER
-from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_ledger
-from quota.recovery.high_water_mark import HighWaterMark
-from support.books import BOOK
 from support.patience import be_patient
-from support.setup import limit
+from support.setup import budget_of as budget_over
+from support.setup import charges_at, limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +43,7 @@ class Told:
 
 def budget_of(url: str, folder: Path, name: str, units: int) -> Budget:
     """Of the machine of that name."""
-    ledger = open_ledger(url)
-    mark = HighWaterMark(str(folder / name / "high-water-marks" / PROJECT / "1"), PROJECT, label=ledger.label)
-    return Budget(
-        credential="main", project=PROJECT, book=BOOK, limits=(limit(units),), ledger=ledger, high_water_mark=mark
-    )
+    return budget_over(open_ledger(url), limit(units), project=PROJECT, folder=folder / name)
 
 
 def work(url: str, folder: Path, name: str, units: int) -> None:
@@ -137,7 +130,7 @@ def read(url: str, folder: Path, name: str, units: int) -> None:
     be_patient()
     budget = budget_of(url, folder, name, units)
     used_units = budget.usage()[0].used_units
-    print(json.dumps(([str(entry.id) for entry in read_entries(budget.ledger, PROJECT, 0, NEVER)], used_units)))
+    print(json.dumps(([str(entry.id) for entry in charges_at(budget.ledger, PROJECT)], used_units)))
 
 
 if __name__ == "__main__":

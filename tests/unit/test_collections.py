@@ -11,12 +11,12 @@ from quota.budget import Budget
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
 from quota.clients.requests import requests_adapter
-from quota.common.clock import NEVER
+from quota.deciding.project import Project
 from quota.errors import ConfigError, UsageError
 from quota.jobs.fetches import channels
 from quota.jobs.plan.plan import make_plan
 from quota.jobs.runner import run_job
-from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
 from quota.terms.costs import Pool
@@ -24,6 +24,7 @@ from quota.terms.hosts import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,14 +52,14 @@ FIVE_HUNDRED = Limit("day", 500, View(Selector(), DAY), 500, 0)
 
 
 @pytest.fixture
-def ledger() -> Iterator[SqliteLedger]:
-    ledger = SqliteLedger("sqlite://")
+def ledger() -> Iterator[SqliteLog]:
+    ledger = SqliteLog("sqlite://")
     yield ledger
     ledger.close()
 
 
-def make_budget(ledger: SqliteLedger, limits: Any = FIVE_HUNDRED) -> Budget:
-    return Budget(credential="main", project="p", book=BOOK, limits=limits, ledger=ledger)
+def make_budget(ledger: SqliteLog, limits: Any = FIVE_HUNDRED) -> Budget:
+    return Budget(credential="main", book=BOOK, limits=limits, project=Project(ledger, "p"))
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_limit_that_selects_one_name_selects_it_whole(field: str) -> None:
     assert not alone.counts(*piece)
 
 
-def test_a_lone_limit_is_held(ledger: SqliteLedger) -> None:
+def test_a_lone_limit_is_held(ledger: SqliteLog) -> None:
     budget = make_budget(ledger, Limit("day", 1, View(Selector(), DAY), 1, 0))
     assert [budget.charge("videos.list").admitted for _ in range(2)] == [True, False]
 
@@ -98,14 +99,14 @@ def test_a_pool_closes_the_one_method_it_names() -> None:
     assert book.closed_by("list", "units") == ("units",)
 
 
-def test_a_lone_pair_is_one_call(ledger: SqliteLedger) -> None:
+def test_a_lone_pair_is_one_call(ledger: SqliteLog) -> None:
     assert len(Meter(make_budget(ledger)).attempts(("videos.list", "GET"))) == 1
-    assert [entry.method for entry in ledger.read("p", (0, 0), NEVER, 10)] == ["videos.list"]
+    assert [entry.method for entry in charges_at(ledger, "p")] == ["videos.list"]
 
 
-def test_one_project_by_one_field_is_what_is_read(ledger: SqliteLedger) -> None:
+def test_one_project_by_one_field_is_what_is_read(ledger: SqliteLog) -> None:
     make_budget(ledger).charge("videos.list")
-    assert read_spending(ledger, "p", "method", 0).rows == ((("videos.list",), 1, 1),)
+    assert read_spending([Project(ledger, "p")], "method", 0).rows == ((("videos.list",), 1, 1),)
 
 
 def test_a_run_of_one_region_is_of_that_region(session: LocalSession) -> None:
@@ -144,37 +145,35 @@ def test_a_lone_host_is_one_host(hosts: Any) -> None:
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("hosts", [[], "", (), None, 80, [80], b"localhost", [b"localhost"], ["http://x"], "[::1"])
-def test_hosts_that_would_meter_nothing_are_an_error(
-    ledger: SqliteLedger, gate: Callable[..., Any], hosts: Any
-) -> None:
+def test_hosts_that_would_meter_nothing_are_an_error(ledger: SqliteLog, gate: Callable[..., Any], hosts: Any) -> None:
     with pytest.raises(UsageError, match="host") as refused:
         gate(make_budget(ledger), "videos.list", hosts=hosts)
     assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_a_method_of_a_client_is_a_name_or_a_function(ledger: SqliteLedger, gate: Callable[..., Any]) -> None:
+def test_a_method_of_a_client_is_a_name_or_a_function(ledger: SqliteLog, gate: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="method"):
         gate(make_budget(ledger), ["videos.list"], hosts="localhost")
 
 
 @pytest.mark.parametrize("gate", [requests_adapter, httpx_transport])
-def test_a_client_that_is_not_awaited_takes_no_budget_that_is(ledger: SqliteLedger, gate: Callable[..., Any]) -> None:
+def test_a_client_that_is_not_awaited_takes_no_budget_that_is(ledger: SqliteLog, gate: Callable[..., Any]) -> None:
     budget = AsyncBudget(make_budget(ledger), Awaiter(ledger))
     with pytest.raises(UsageError, match=r"needs a budget of quota\.open\(\)"):
         gate(budget, "videos.list", hosts="localhost")
 
 
 @pytest.mark.parametrize("names", [None, 5, [5], [None], [""], "", [b"x"]])
-def test_names_that_are_none_are_an_error(ledger: SqliteLedger, names: Any) -> None:
+def test_names_that_are_none_are_an_error(ledger: SqliteLog, names: Any) -> None:
     for take in (
         lambda: Selector(buckets=names),
         lambda: Selector(methods=names),
         lambda: Selector(jobs=names),
         lambda: Pool("search", names, ()),
         lambda: Pool("search", (), names),
-        lambda: read_spending(ledger, names, "method", 0),
-        lambda: read_spending(ledger, "p", names, 0),
+        lambda: read_spending(names, "method", 0),
+        lambda: read_spending([], names, 0),
     ):
         with pytest.raises(UsageError) as refused:
             take()

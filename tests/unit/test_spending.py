@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.budget import Budget
-from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
-from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
-from support.books import BOOK
+from support.setup import budget_of, charges_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def budget() -> Iterator[Budget]:
-    ledger = SqliteLedger("sqlite://")
+    ledger = open_ledger("sqlite://")
     limit = Limit("day", 2, View(Selector(), Sliding(DAY_MS)), 2, 0)
-    yield Budget(credential="main", project="p", book=BOOK, limits=[limit], ledger=ledger)
+    yield budget_of(ledger, limit)
     ledger.close()
 
 
 def charges(budget: Budget) -> int:
-    return len(budget.ledger.read("p", (0, 0), NEVER, 10))
+    return len(charges_at(budget.ledger))
 
 
 async def coroutine(*args: Any) -> int:

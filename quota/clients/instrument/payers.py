@@ -14,8 +14,7 @@ from quota.clients.metering import Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.text import listed
-from quota.deciding.account import SessionClosedError
-from quota.errors import Refused, UsageError
+from quota.errors import Refused, SessionClosedError, UsageError
 from quota.terms.costs import CostBook
 from quota.terms.hosts import Hosts
 from quota.web.problem import Problem, seconds

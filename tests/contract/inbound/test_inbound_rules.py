@@ -12,7 +12,7 @@ import redis
 from quota.inbound import contract, names
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
-from quota.ledger.redis_scripts import script
+from quota.ledger.redis_log import script
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:

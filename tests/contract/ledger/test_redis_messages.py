@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.crc import key_slot
 
-from quota.budget import Budget
 from quota.errors import StorageAway
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import open_ledger
-from support.books import BOOK
 from support.clusters import Nodes
 from support.resp import RespServer
 from support.sentinels import SERVICE, Sentinels
 from support.servers import RedisServer, executables
-from support.setup import limit
+from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ PASSWORD, OF_SENTINELS = "s3cret", "0f-sentinels"
 def told(url: str) -> str:
     """What a charge is refused with; "" if it was admitted."""
     with closing(open_ledger(url)) as ledger:
-        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+        budget = budget_of(ledger, limit(500))
         return _safe(budget.charge("search.list").detail)
 
 

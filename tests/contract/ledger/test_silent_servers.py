@@ -21,12 +21,11 @@ from quota.ledger import redis_rights
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Cluster
 from quota.ledger.redis_url import target_of
-from support.books import BOOK
 from support.clusters import Nodes
 from support.inbound import policy
 from support.sentinels import Sentinels
 from support.servers import black_hole, until
-from support.setup import limit
+from support.setup import budget_of, limit
 from support.topologies import PATIENT_MS
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def url_of(scheme: str, *ports: int) -> str:
 @contextmanager
 def opened(url: str) -> Iterator[Budget]:
     with closing(open_ledger(url)) as ledger:
-        yield Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+        yield budget_of(ledger, limit(500))
 
 
 def charged(budget: Budget) -> Decision:

@@ -21,9 +21,10 @@ import pytest
 from quota.cli.commands import _usage as usage
 from quota.cli.commands import cli
 from quota.errors import LedgerError
-from quota.ledger.contract import Exhaustion
-from quota.ledger.sqlite_ledger import SCHEMA_VERSION, SqliteLedger
+from quota.ledger.sqlite_log import SCHEMA_VERSION, SqliteLog
+from quota.rules.facts import Exhaustion
 from support.commands import QUOTA, Quota, one_line
+from support.setup import state_at
 from support.users import not_root
 
 SMALL = """
@@ -418,9 +419,9 @@ def test_reopening_what_is_open_is_exit_1(quota: Quota) -> None:
 
 def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_open(quota: Quota) -> None:
     quota.configure(SMALL + '[jobs.t]\nfetch = "trending"\nschedule = "every 12h"\n')
-    ledger = SqliteLedger(f"sqlite:///{quota.folder}/state/ledger.db")
+    ledger = SqliteLog(f"sqlite:///{quota.folder}/state/ledger.db")
     now_ms = ledger.now_ms()
-    ledger.exhaust("p", Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
+    state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
     ledger.close()
     assert quota("charge", "videos.list").returncode == 75
     assert quota("plan", "--days", "1").returncode == 1
@@ -726,7 +727,7 @@ def test_a_ledger_file_that_may_not_be_written() -> None:
         if child == 0:
             try:
                 with not_root():
-                    SqliteLedger(f"sqlite:///{path}").reopen("p", "units")
+                    state_at(SqliteLog(f"sqlite:///{path}")).reopen("units")
             except LedgerError as error:
                 os.write(say, str(error).encode())
             finally:

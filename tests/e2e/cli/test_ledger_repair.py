@@ -131,21 +131,3 @@ def test_a_clock_that_disagrees_repairs_nothing(command: Quota, monkeypatch: pyt
     with pytest.raises(SystemExit, match="1"):
         main()
     assert command.json("ledger", "repair")["projects"][0]["charges"] == 1
-
-
-def test_the_allowance_of_this_machine_is_mended_with_it(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead(command, monkeypatch, 0)
-    text = (command.folder / "quota.toml").read_text()
-    away = command.configure(text.replace('url = "', 'url = "redis://127.0.0.1:1/0" # '))
-    with quota.open(away, clock=lambda: time.time_ns() // 1_000_000 + YEAR_MS) as session:
-        assert [session.budget().charge("videos.list").source for _ in range(4)] == ["allowance"] * 3 + [None]
-    command.configure(text)
-    assert command("ledger", "repair", "--yes").returncode == 0
-    with quota.open(away) as session:
-        session.budget()
-        allowance = session._open_allowance()
-        assert allowance is not None
-        drawn = allowance._file.transact(
-            lambda db: db.execute("SELECT MAX(drawn_ms) FROM draws").fetchone(), write=False
-        )
-    assert drawn[0] <= time.time_ns() // 1_000_000

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from quota.ledger.redis_scripts import script, script_names
+from quota.ledger.redis_log import script, script_names
 
 if TYPE_CHECKING:
     from pathlib import Path

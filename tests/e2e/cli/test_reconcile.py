@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.jobs.emulator import Emulator
-from quota.ledger.contract import Exhaustion
-from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.ledger.unlogged import UnloggedUsage
+from quota.ledger.sqlite_log import SqliteLog
+from quota.rules.facts import Exhaustion
 from support.commands import Quota, one_line
 from support.servers import free_port
+from support.setup import budget_of, state_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,17 +185,16 @@ def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Qu
 
 def test_it_is_not_named_where_the_book_has_no_count_of_upstream(quota: Quota) -> None:
     quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "github"\n')
-    with contextlib.closing(SqliteLedger(f"sqlite:///{quota.folder}/l.db")) as ledger:
+    with contextlib.closing(SqliteLog(f"sqlite:///{quota.folder}/l.db")) as ledger:
         now_ms = ledger.now_ms()
         until_ms = now_ms + 3_600_000
-        ledger.exhaust("main", Exhaustion("core", now_ms, until_ms, "no more", "host:1"))
+        state_at(ledger, "main").exhaust(Exhaustion("core", now_ms, until_ms, "no more", "host:1"))
         quota("charge", "read")
         for command in ("status", "explain"):
             said = " ".join(quota(command).stdout.split())
             assert "its quota is smaller; the provider's own console may tell which" in said
             assert "reconcile" not in said
-        usage = UnloggedUsage("core|*|*|1h", "@upstream/core/1/*", ((7, until_ms),), (now_ms, 0))
-        ledger.add_unlogged("main", "lost", [usage])
+        budget_of(ledger, project="main").add_others("core", 7, now_ms - 1, until_ms, "upstream")
     assert quota("spend").stdout.endswith("not listed: 7 units used by others, as upstream said\n")
 
 

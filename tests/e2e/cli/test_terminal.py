@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -12,9 +11,13 @@ import pytest
 import redis
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import Exhaustion
+from quota.deciding.corrections import add
+from quota.deciding.project import Project
 from quota.ledger.factory import open_ledger
+from quota.rules.entry import START, Entry
+from quota.rules.facts import Exhaustion
 from support.commands import QUOTA, Quota
+from support.setup import state_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,19 +62,13 @@ def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
     quota("charge", "videos.list")
     with closing(open_ledger(url)) as ledger:
         now_ms = ledger.now_ms()
-        ledger.exhaust("main", Exhaustion(f"other{ODD}", now_ms, now_ms + 3_600_000, f"no{ODD}", ODD))
-        ledger.exhaust("main", Exhaustion("search", now_ms, NEVER, f"no{ODD}", ODD))
-        ledger.exhaust("main", Exhaustion(f"third{ODD}", now_ms, NEVER, f"no{ODD}", ODD))
-        assert ledger.reopen("main", f"third{ODD}", f"it{ODD}")
-    if request.param == "sqlite":
-        with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
-            row = ("main", now_ms, 9, 5, 5, f"b{ODD}", f"m{ODD}", f"j{ODD}", f"r{ODD}", ODD)
-            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)", row)
-    else:
-        with redis.Redis(port=server.port) as client:
-            fields = {"u": f"b{ODD}=5", "m": f"m{ODD}", "j": f"j{ODD}", "g": f"r{ODD}", "k": ODD}
-            client.xadd("quota:{main}:log", fields, id=f"{now_ms}-9")  # type: ignore[arg-type]  # of its own stubs
-    quota.env["THE_ID"] = f"{now_ms}-9"
+        state_at(ledger, "main").exhaust(Exhaustion("other", now_ms, now_ms + 3_600_000, f"no{ODD}", ODD))
+        state_at(ledger, "main").exhaust(Exhaustion("search", now_ms, NEVER, f"no{ODD}", ODD))
+        state_at(ledger, "main").exhaust(Exhaustion("third", now_ms, NEVER, f"no{ODD}", ODD))
+        assert state_at(ledger, "main").reopen("third", f"it{ODD}")
+        odd = Entry(START, 5, f"b{ODD}", f"m{ODD}", f"j{ODD}", f"r{ODD}", f"k{ODD}")
+        ms, _ = add(Project(ledger, "main"), [odd])
+    quota.env["THE_ID"] = f"{ms}-{odd.key}"
     return quota
 
 
@@ -82,7 +79,7 @@ COMMANDS = [
     ["spend", "--by", "job,region", "--json"],
     ["settle", "ID", "3"],
     ["refund", "ID"],
-    ["reopen", f"other{ODD}", "--because", f"it{ODD}"],
+    ["reopen", "other", "--because", f"it{ODD}"],
     ["reopen", "search", "--because", f"it{ODD}"],
     ["reopen", "units", "--because", "not closed"],
     ["charge", "videos.list", "--json"],

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger.contract import Ledger
+    from quota.ledger.log import Log
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
+def ledger(tmp_path: Path) -> Iterator[Log]:
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     yield ledger
     ledger.close()

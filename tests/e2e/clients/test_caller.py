@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import quota
 from quota.clients.login import login
 from quota.clients.upstream import upstream_of
-from quota.common.clock import NEVER
-from quota.ledger.contract import read_entries
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +125,7 @@ def client_of(session: quota.Session, kind: str) -> Any:
 
 
 def spent(session: quota.Session) -> list[tuple[str, int]]:
-    return [(entry.method, entry.units) for entry in read_entries(session.ledger, "main", 0, NEVER)]
+    return [(entry.method, entry.units) for entry in charges_at(session.ledger, "main")]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,13 +21,13 @@ from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
-from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
-from quota.ledger.contract import Ledger
-from quota.ledger.entry import Entry
+from quota.ledger.log import Log
+from quota.rules.spent import Spent
 from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
+from support.setup import budget_of, charges_at
 
 RESETS_IN_S = 1_800
 
@@ -62,7 +62,7 @@ def server() -> Iterator[PlainServer]:
         yield server
 
 
-def make_budget(ledger: Ledger, host: str) -> Budget:
+def make_budget(ledger: Log, host: str) -> Budget:
     book = parse_book(
         f"""
         api = "github"
@@ -100,11 +100,11 @@ def make_budget(ledger: Ledger, host: str) -> Budget:
         "github",
     )
     limit = Limit("hour", 4_750, View(Selector(), Sliding(HOUR_MS)), 5_000, 250)
-    return Budget(credential="main", project="p", book=book, limits=[limit], ledger=ledger)
+    return budget_of(ledger, *[limit], book=book)
 
 
-def entries(ledger: Ledger) -> list[Entry]:
-    return list(ledger.read("p", (0, 0), NEVER, 1_000))
+def entries(ledger: Log) -> list[Spent]:
+    return charges_at(ledger, "p")
 
 
 Get = Callable[[Budget, str], tuple[int, bytes]]
@@ -150,7 +150,7 @@ def get(request: pytest.FixtureRequest) -> Get:
     return made
 
 
-def test_of_five_requests_that_are_refused_one_leaves(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_of_five_requests_that_are_refused_one_leaves(get: Get, server: PlainServer, ledger: Log) -> None:
     """The first 403 says that nothing remains, until when; the other four are refused with that time."""
     budget, url = make_budget(ledger, server.host), f"{server.address}/repos/spent"
     before_ms = ledger.now_ms()
@@ -166,7 +166,7 @@ def test_of_five_requests_that_are_refused_one_leaves(get: Get, server: PlainSer
     assert [entry.units for entry in entries(ledger)] == [1]
 
 
-def test_the_routes_say_what_a_request_costs(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_the_routes_say_what_a_request_costs(get: Get, server: PlainServer, ledger: Log) -> None:
     budget = make_budget(ledger, server.host)
     for path in ("/repos/a/b?page=2", "/graphql/x", "/users/17", "/users/18"):
         assert get(budget, server.address + path)[0] == 200
@@ -175,7 +175,7 @@ def test_the_routes_say_what_a_request_costs(get: Get, server: PlainServer, ledg
     assert charged == [("read", 1, "core"), ("graphql", 2, "points"), unknown, unknown]
 
 
-def test_another_rule_closes_another_bucket(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_another_rule_closes_another_bucket(get: Get, server: PlainServer, ledger: Log) -> None:
     """A secondary limit closes its own bucket, for no longer than its period, whatever Retry-After says."""
     budget = make_budget(ledger, server.host)
     assert get(budget, f"{server.address}/repos/secondary")[0] == 403
@@ -189,7 +189,7 @@ def test_another_rule_closes_another_bucket(get: Get, server: PlainServer, ledge
     assert decision.retry_at_ms <= before_ms + 60_000
 
 
-def test_what_upstream_does_not_count_is_given_back(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_what_upstream_does_not_count_is_given_back(get: Get, server: PlainServer, ledger: Log) -> None:
     budget = make_budget(ledger, server.host)
     assert get(budget, f"{server.address}/repos/same")[0] == 304
     assert get(budget, f"{server.address}/repos/a")[0] == 200
@@ -198,31 +198,31 @@ def test_what_upstream_does_not_count_is_given_back(get: Get, server: PlainServe
     assert [entry.units for entry in entries(ledger)] == [0, 1, 0, 0, 1, 5], "in both buckets"
 
 
-def test_an_error_inside_a_good_answer_closes(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_an_error_inside_a_good_answer_closes(get: Get, server: PlainServer, ledger: Log) -> None:
     budget, url = make_budget(ledger, server.host), f"{server.address}/graphql"
     assert get(budget, url) == (200, b'{"errors": [{"extensions": {"code": "THROTTLED"}}]}')
     with pytest.raises(Refused):
         get(budget, url)
 
 
-def test_an_answer_that_is_too_long_to_look_into_arrives_whole(get: Get, server: PlainServer, ledger: Ledger) -> None:
+def test_an_answer_that_is_too_long_to_look_into_arrives_whole(get: Get, server: PlainServer, ledger: Log) -> None:
     budget, url = make_budget(ledger, server.host), f"{server.address}/graphql/long"
     for _ in range(2):
         status, body = get(budget, url)
         assert (status, len(body)) == (200, 3 * MAX_PEEK_BYTES + 51)
 
 
-def test_what_the_book_lacks_must_be_given(server: PlainServer, ledger: Ledger) -> None:
+def test_what_the_book_lacks_must_be_given(server: PlainServer, ledger: Log) -> None:
     budget = make_budget(ledger, server.host)
     plain: Any = budget.book._replace(hosts=(), routes=())
-    budget = Budget(credential="main", project="p", book=plain, limits=budget.limits, ledger=ledger)
+    budget = budget_of(ledger, *budget.limits, book=plain)
     with pytest.raises(UsageError, match="cost book 'github' has no routes that name the method of a request; give it"):
         requests_adapter(budget)
     with pytest.raises(UsageError, match="no host is given, so nothing would be charged; give the API's host"):
         httpx_transport(budget, "read")
 
 
-def test_hosts_and_a_method_that_are_given_count_before_the_books(server: PlainServer, ledger: Ledger) -> None:
+def test_hosts_and_a_method_that_are_given_count_before_the_books(server: PlainServer, ledger: Log) -> None:
     with requests.Session() as session:
         session.trust_env = False
         session.mount("http://", requests_adapter(make_budget(ledger, "api.github.com"), "graphql", hosts=server.host))

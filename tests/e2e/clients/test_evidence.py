@@ -23,8 +23,8 @@ from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.errors import Refused
-from quota.ledger.contract import Ledger
 from quota.ledger.factory import open_ledger
+from quota.ledger.log import Log
 from quota.settings.books import parse_book
 from quota.settings.limits import default_limits
 from support.certificates import Pair
@@ -33,6 +33,7 @@ from support.counting_upstream import Counting, second_program
 from support.plain_http import PlainServer
 from support.proxy import Proxy
 from support.servers import RedisServer
+from support.setup import budget_of
 
 BOOK = """
 api = "example"
@@ -68,11 +69,11 @@ def server(upstream: Counting) -> Iterator[PlainServer]:
         yield server
 
 
-def opened(ledger: Ledger, host: str, project: str = "p", clock: Callable[[], int] | None = None) -> Budget:
+def opened(ledger: Log, host: str, project: str = "p", clock: Callable[[], int] | None = None) -> Budget:
     """A budget, as each run of a program has one."""
     book = parse_book(BOOK.format(host=host), "example")
     limits = default_limits(book)
-    return Budget(credential="main", project=project, book=book, limits=limits, ledger=ledger, clock=clock)
+    return budget_of(ledger, *limits, project=project, book=book, clock=clock)
 
 
 def used(budget: Budget) -> int:
@@ -99,7 +100,7 @@ def follows(
 # -- real packages, as they are ----------------------------------------------------------------------------------------
 
 
-def test_pygithub(upstream: Counting, server: PlainServer, ledger: Ledger) -> None:
+def test_pygithub(upstream: Counting, server: PlainServer, ledger: Log) -> None:
     upstream.said["/repos/octo/cat"] = json.dumps({"id": 1, "name": "cat", "full_name": "octo/cat"}).encode()
 
     def call(budget: Budget) -> None:
@@ -119,7 +120,7 @@ def test_pygithub(upstream: Counting, server: PlainServer, ledger: Ledger) -> No
     follows(upstream, server.address, lambda: opened(ledger, server.host), call)
 
 
-def test_gspread(upstream: Counting, server: PlainServer, ledger: Ledger, tmp_path: Path) -> None:
+def test_gspread(upstream: Counting, server: PlainServer, ledger: Log, tmp_path: Path) -> None:
     """Google's own answers do not say what remains; those of a gateway before it may."""
     certificate, key, authority = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
     signer = trustme.CA()
@@ -175,7 +176,7 @@ def of_aiohttp(budget: Budget, url: str) -> None:
 
 @pytest.mark.parametrize("get", [of_requests, of_httpx, of_httpx_on_a_loop, of_aiohttp])
 def test_every_client_follows_and_closes_what_is_used_up(
-    upstream: Counting, server: PlainServer, ledger: Ledger, get: Callable[[Budget, str], None]
+    upstream: Counting, server: PlainServer, ledger: Log, get: Callable[[Budget, str], None]
 ) -> None:
     budget = opened(ledger, server.host)
     upstream.used = 1_000
@@ -233,6 +234,6 @@ def test_a_decision_costs_what_it_cost(redis_server: RedisServer, upstream: Coun
         upstream.used += 500
         assert trips(budget, 5) == 5, "told within this second"
         now_ms += 1_000
-        assert trips(budget, 5) == 5 + 3, "a look, and a change of the state: one trip reads, one writes"
+        assert trips(budget, 5) == 5 + 2, "a look, and an entry"
         assert used(budget) == upstream.used
         ledger.close()

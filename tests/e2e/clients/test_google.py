@@ -33,15 +33,15 @@ from quota.budget import Budget
 from quota.clients.google import MeteredHttp, service
 from quota.clients.metering import Meter
 from quota.clients.routes import methods_of
-from quota.common.clock import NEVER
 from quota.errors import ConfigError, Refused, UsageError
 from quota.jobs.emulator import Emulator
-from quota.ledger.contract import Ledger
-from quota.ledger.entry import Entry
-from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.ledger.log import Log
+from quota.ledger.sqlite_log import SqliteLog
+from quota.rules.spent import Spent
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
+from support.setup import budget_of, charges_at, state_at
 
 KEY = "AIza-the-secret-of-these-tests"
 Connect = Callable[..., Any]
@@ -54,17 +54,17 @@ def upstream() -> Iterator[Emulator]:
 
 
 def make_budget(
-    ledger: Ledger, units: int = 50_000, book: str = "youtube-v3", credential: str = "main", project: str = "p"
+    ledger: Log, units: int = 50_000, book: str = "youtube-v3", credential: str = "main", project: str = "p"
 ) -> Budget:
     costs = load_book(book)
     limits = [
         Limit(bucket, units, View(Selector(buckets=(bucket,)), Sliding(DAY_MS)), units, 0) for bucket in costs.buckets
     ]
-    return Budget(credential=credential, project=project, book=costs, limits=limits, ledger=ledger)
+    return budget_of(ledger, *limits, credential=credential, project=project, book=costs)
 
 
 @pytest.fixture
-def connect(ledger: Ledger) -> Iterator[Connect]:
+def connect(ledger: Log) -> Iterator[Connect]:
     """Makes services over the test's ledger, and closes them."""
     made: list[Any] = []
 
@@ -78,16 +78,16 @@ def connect(ledger: Ledger) -> Iterator[Connect]:
         youtube.close()
 
 
-def entries(ledger: Ledger) -> list[Entry]:
-    return list(ledger.read("p", (0, 0), NEVER, 1_000))
+def entries(ledger: Log) -> list[Spent]:
+    return charges_at(ledger, "p")
 
 
-def charged(ledger: Ledger) -> dict[str, int]:
+def charged(ledger: Log) -> dict[str, int]:
     """How many attempts of each method the ledger holds, without those given back."""
     return dict(Counter(entry.method for entry in entries(ledger) if entry.units))
 
 
-def spent(ledger: Ledger) -> int:
+def spent(ledger: Log) -> int:
     return sum(entry.units for entry in entries(ledger))
 
 
@@ -103,7 +103,7 @@ def await_hang_up(youtube: Any) -> None:
     assert select.select([connection.sock], [], [], 5)[0]
 
 
-def test_an_error_that_the_client_cannot_read_keeps_its_status(ledger: Ledger, connect: Connect) -> None:
+def test_an_error_that_the_client_cannot_read_keeps_its_status(ledger: Log, connect: Connect) -> None:
     """The client's own error fails over a message that is no text, and over one nested too deep."""
     for body in (b'{"error": {"message": []}}', b"[" * 3_000):
         with PlainServer(lambda request, body=body: Answer(503, body)) as server, pytest.raises(HttpError) as error:  # type: ignore[misc]
@@ -134,7 +134,7 @@ def test_no_client_sends_a_secret_to_another_machine_in_plain_text(connect: Conn
             session.google(endpoint="http://another.invalid")
 
 
-def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """Whatever happens on the way, what was charged is what arrived: by method, by number and by units."""
     youtube = connect(upstream.address)
     hasty = connect(upstream.address, timeout_s=0.2)
@@ -189,7 +189,7 @@ def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Ledger, connect:
 
 
 def test_each_page_each_retry_and_each_hidden_resend_is_one_charge(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     youtube = connect(upstream.address)
     request = popular(youtube)
@@ -205,7 +205,7 @@ def test_each_page_each_retry_and_each_hidden_resend_is_one_charge(
 
 
 def test_a_connection_that_died_while_idle_is_replaced_before_anything_is_charged(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     """httplib2 alone would write to it, read nothing, and send again: two charges for one arrival."""
     youtube = connect(upstream.address)
@@ -216,14 +216,14 @@ def test_a_connection_that_died_while_idle_is_replaced_before_anything_is_charge
     assert charged(ledger) == {"videos.list": 3} == upstream.usage()["by_method"]
 
 
-def test_a_redirect_is_charged_hop_by_hop(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_redirect_is_charged_hop_by_hop(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     upstream.fault("redirect", times=2)
     popular(youtube).execute()
     assert charged(ledger) == {"videos.list": 3} == upstream.usage()["by_method"]
 
 
-def test_a_redirect_to_another_path_is_still_the_same_method(ledger: Ledger, connect: Connect) -> None:
+def test_a_redirect_to_another_path_is_still_the_same_method(ledger: Log, connect: Connect) -> None:
     def answer(request: Arrived) -> Answer:
         moved = request.target.startswith("/youtube/v3/videos")
         return Answer(302, headers={"Location": "/youtube/v3/channels"}) if moved else Answer()
@@ -236,7 +236,7 @@ def test_a_redirect_to_another_path_is_still_the_same_method(ledger: Ledger, con
     assert charged(ledger) == {"videos.list": 2}
 
 
-def test_a_timeout_stays_charged(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_timeout_stays_charged(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address, timeout_s=0.1)
     upstream.fault("hang", ms=400)
     with pytest.raises(TimeoutError):
@@ -244,7 +244,7 @@ def test_a_timeout_stays_charged(upstream: Emulator, ledger: Ledger, connect: Co
     assert charged(ledger) == {"videos.list": 1}
 
 
-def test_what_cannot_connect_is_not_charged(ledger: Ledger, connect: Connect) -> None:
+def test_what_cannot_connect_is_not_charged(ledger: Log, connect: Connect) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         youtube = connect(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -255,7 +255,7 @@ def test_what_cannot_connect_is_not_charged(ledger: Ledger, connect: Connect) ->
     assert entries(ledger) == []
 
 
-def test_what_fails_before_its_first_byte_is_given_back(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_what_fails_before_its_first_byte_is_given_back(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """And the connection that held half of it is not used again."""
     youtube = connect(upstream.address)
     with pytest.raises(UnicodeEncodeError):
@@ -267,9 +267,7 @@ def test_what_fails_before_its_first_byte_is_given_back(upstream: Emulator, ledg
     assert charged(ledger) == {"videos.list": 1} == upstream.usage()["by_method"]
 
 
-def test_what_breaks_off_after_its_first_byte_stays_charged(
-    upstream: Emulator, ledger: Ledger, connect: Connect
-) -> None:
+def test_what_breaks_off_after_its_first_byte_stays_charged(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     def body() -> Iterator[bytes]:
         yield b"{"
         raise RuntimeError("the file is gone")
@@ -281,7 +279,7 @@ def test_what_breaks_off_after_its_first_byte_stays_charged(
     popular(youtube).execute()
 
 
-def test_an_upload_is_charged_when_it_is_opened(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_an_upload_is_charged_when_it_is_opened(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """Opening it again is charged again. Its chunks are free, and so is asking how far it came after a failure."""
     youtube = connect(upstream.address)
     media = MediaInMemoryUpload(b"x" * 600_000, mimetype="video/mp4", chunksize=262_144, resumable=True)
@@ -297,7 +295,7 @@ def test_an_upload_is_charged_when_it_is_opened(upstream: Emulator, ledger: Ledg
     assert upstream.usage()["free"]["upload_chunks"] == 5
 
 
-def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Ledger, connect: Connect) -> None:
+def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: Connect) -> None:
     """captions.update opens with the verb that chunks have."""
 
     def answer(request: Arrived) -> Answer:
@@ -313,7 +311,7 @@ def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Ledger, connect
 
 
 def test_a_get_too_long_for_a_url_is_charged_as_the_method_it_is(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     youtube = connect(upstream.address)
     youtube.videos().list(part="snippet", id="x" * 3_000).execute()
@@ -324,7 +322,7 @@ def test_a_get_too_long_for_a_url_is_charged_as_the_method_it_is(
 
 
 def test_the_http_object_alone_is_charged_by_what_is_on_the_wire(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     youtube = connect(upstream.address)
     local = upstream.address.replace("127.0.0.1", "localhost")
@@ -354,7 +352,7 @@ def test_the_http_object_alone_is_charged_by_what_is_on_the_wire(
 
 
 @pytest.mark.parametrize("api", ["youtube v3", "gmail v1", "admin reports_v1", "adsense v2", "logging v2", "pubsub v1"])
-def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) -> None:
+def test_the_path_of_each_method_says_which_one_it_is(ledger: Log, api: str) -> None:
     """Also of those that fit another's path: `/x/{id}:cancel` and `/x/{id}`. A batch and a download have only this."""
     name, version = api.split()
     document = json.loads(get_static_doc(name, version))
@@ -367,7 +365,7 @@ def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) 
 
 
 def test_a_method_that_nobody_described_costs_the_books_default(
-    upstream: Emulator, ledger: Ledger, connect: Connect, caplog: pytest.LogCaptureFixture
+    upstream: Emulator, ledger: Log, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     youtube = connect(upstream.address)
     youtube._http.request(f"{upstream.address}/youtube/v3/brandNew?part=id")
@@ -379,7 +377,7 @@ def test_a_method_that_nobody_described_costs_the_books_default(
     assert 'default_price book=youtube-v3 method="GET /youtube/v3/brandNew" units=1:' in caplog.text
 
 
-def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     download = MediaIoBaseDownload(io.BytesIO(), youtube.captions().download(id="a-caption"))
     with pytest.raises(HttpError):
@@ -402,19 +400,19 @@ def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Ledger
     ],
 )
 def test_what_is_nearly_a_methods_path_is_charged_as_that_method(
-    ledger: Ledger, verb: str, path: str, method: str | None
+    ledger: Log, verb: str, path: str, method: str | None
 ) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
     assert MeteredHttp(Meter(make_budget(ledger)), document).gate._routes.method(verb, path) == method
 
 
 @pytest.mark.parametrize("path", ["//batch/youtube/v3", "/Batch/youtube/v3/", "/batch", "/%62atch"])
-def test_a_batch_is_one_however_its_path_is_written(ledger: Ledger, path: str) -> None:
+def test_a_batch_is_one_however_its_path_is_written(ledger: Log, path: str) -> None:
     routes = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("youtube", "v3"))).gate._routes
     assert (routes.is_batch("POST", path), routes.is_batch("POST", "/batches")) == (True, False)
 
 
-def test_a_chunk_is_known_by_its_path_also_where_that_names_a_file(ledger: Ledger) -> None:
+def test_a_chunk_is_known_by_its_path_also_where_that_names_a_file(ledger: Log) -> None:
     document = json.loads(get_static_doc("drive", "v3"))
     gate = MeteredHttp(Meter(make_budget(ledger)), document).gate
     path = "/upload/drive/v3/files/a-file"
@@ -443,7 +441,7 @@ def test_a_key_of_the_callers_own_is_in_no_error(upstream: Emulator, connect: Co
         assert "key=[redacted]" in error.uri
 
 
-def test_a_batch_costs_what_its_calls_cost(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_batch_costs_what_its_calls_cost(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     answers: dict[str, Any] = {}
     batch = youtube.new_batch_http_request(lambda name, answer, error: answers.update({name: error or answer}))
@@ -457,7 +455,7 @@ def test_a_batch_costs_what_its_calls_cost(upstream: Emulator, ledger: Ledger, c
     assert answers["c"]["snippet"]["title"] == "ü"
 
 
-def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address, units=205)
     youtube.videos().list(part="snippet", id="x", maxResults=1).execute()
     batch = youtube.new_batch_http_request()
@@ -467,7 +465,7 @@ def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Ledger, 
     batch.add(youtube.search().list(part="snippet", q="y"))
     with pytest.raises(Refused, match="these 7 calls need 205 together"):
         batch.execute()
-    assert [entry.units for entry in ledger.read("p", (0, 0), NEVER, 10)] == [1], "nothing to be given back"
+    assert [entry.units for entry in charges_at(ledger, "p")] == [1], "nothing to be given back"
     assert upstream.usage()["requests"] == 1
     youtube.search().list(part="snippet", q="x").execute()
     assert spent(ledger) == 101
@@ -476,7 +474,7 @@ def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Ledger, 
 @pytest.mark.parametrize("project", ["p", "other"])
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_batch_is_of_one_credential(
-    upstream: Emulator, ledger: Ledger, connect: Connect, project: str, saved: bool
+    upstream: Emulator, ledger: Log, connect: Connect, project: str, saved: bool
 ) -> None:
     """Each call carries its own key, so that upstream would charge the other one for what this one's budget admits."""
     youtube, again = connect(upstream.address), connect(upstream.address)
@@ -494,7 +492,7 @@ def test_a_batch_is_of_one_credential(
     assert charged(ledger) == {"videos.list": 2} == upstream.usage()["by_method"]
 
 
-def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Connect) -> None:
+def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Log, connect: Connect) -> None:
     with Emulator(allocation="buckets") as upstream:
         youtube = connect(upstream.address)
         upstream.fault("exhaust", method="search.list")
@@ -502,13 +500,13 @@ def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Conn
         batch.add(youtube.videos().list(part="snippet", id="x"))
         batch.add(youtube.search().list(part="snippet", q="x"))
         batch.execute()
-        assert [closed.bucket for closed in ledger.notes("p").exhaustions] == ["search"]
+        assert [closed.bucket for closed in state_at(ledger).facts().exhaustions] == ["search"]
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_leaves_the_client_at_once(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_refusal_leaves_the_client_at_once(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """Unretried, whatever num_retries says, and nothing of it reaches the wire."""
     youtube = connect(upstream.address, units=2)
     popular(youtube).execute()
@@ -523,7 +521,7 @@ def test_a_refusal_leaves_the_client_at_once(upstream: Emulator, ledger: Ledger,
 
 def test_a_ledger_that_cannot_answer_lets_nothing_out(upstream: Emulator, tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database, whatever its name may say" * 100)
-    broken = SqliteLedger(f"sqlite:///{tmp_path / 'broken.db'}")
+    broken = SqliteLog(f"sqlite:///{tmp_path / 'broken.db'}")
     with service(make_budget(broken), endpoint=upstream.address, key=KEY) as youtube, pytest.raises(Refused) as refusal:
         popular(youtube).execute(num_retries=3)
     assert refusal.value.decision.reason == "ledger-unavailable"
@@ -609,7 +607,7 @@ WAYS_AROUND: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS_AROUND)
 def test_another_http_object_would_pass_the_budget_by(
-    upstream: Emulator, ledger: Ledger, connect: Connect, way: str
+    upstream: Emulator, ledger: Log, connect: Connect, way: str
 ) -> None:
     youtube = connect(upstream.address)
     for other in (httplib2.Http(), plain_http(youtube), AuthorizedHttp(youtube._http.credentials)):
@@ -620,7 +618,7 @@ def test_another_http_object_would_pass_the_budget_by(
 
 
 @pytest.mark.parametrize("way", WAYS_AROUND)
-def test_a_metered_http_object_may_be_named(upstream: Emulator, ledger: Ledger, connect: Connect, way: str) -> None:
+def test_a_metered_http_object_may_be_named(upstream: Emulator, ledger: Log, connect: Connect, way: str) -> None:
     """The service's own, or one that wraps it: what left was charged."""
     youtube = connect(upstream.address)
     for other in (youtube._http, AuthorizedHttp(youtube._http.credentials, http=youtube._http.http)):
@@ -652,7 +650,7 @@ def test_requests_of_other_apis_keep_their_own_http(upstream: Emulator, connect:
     assert upstream.usage()["requests"] == 2
 
 
-def test_a_request_saved_and_read_again_is_charged(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_request_saved_and_read_again_is_charged(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     saved = popular(youtube).to_json()
     for kind in (HttpRequest, type(popular(youtube))):
@@ -664,7 +662,7 @@ def test_a_request_saved_and_read_again_is_charged(upstream: Emulator, ledger: L
 # -- what upstream says about quota ------------------------------------------------------------------------------------
 
 
-def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Ledger, connect: Connect) -> None:
+def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Log, connect: Connect) -> None:
     """The retry that the client makes of every 429 is refused before it leaves."""
     with Emulator(allocation="buckets") as upstream:
         youtube = connect(upstream.address)
@@ -676,14 +674,14 @@ def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Ledger, conne
         assert (refusal.value.decision.reason, refusal.value.decision.refused_by) == ("exhausted", "search")
         popular(youtube).execute()
         assert upstream.usage()["by_method"] == {"search.list": 1, "videos.list": 1}
-    (closed,) = ledger.notes("p").exhaustions
+    (closed,) = state_at(ledger).facts().exhaustions
     (search, _) = entries(ledger)
-    assert closed.since_ms == search.ms
+    assert closed.since_ms == search.id[0]
     assert "Search Queries per day" in closed.evidence
     assert KEY not in repr(closed)
 
 
-def test_a_limit_of_zero_has_no_time_to_come_back(ledger: Ledger, connect: Connect) -> None:
+def test_a_limit_of_zero_has_no_time_to_come_back(ledger: Log, connect: Connect) -> None:
     with Emulator(allocation="buckets") as upstream:
         youtube = connect(upstream.address)
         upstream.fault("limit-zero", method="search.list")
@@ -694,17 +692,17 @@ def test_a_limit_of_zero_has_no_time_to_come_back(ledger: Ledger, connect: Conne
     assert (refusal.value.decision.reason, refusal.value.decision.retry_at) == ("closed", None)
 
 
-def test_a_passing_burst_closes_nothing(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+def test_a_passing_burst_closes_nothing(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     upstream.fault("status", status=429, method="videos.list")
     popular(youtube).execute(num_retries=1)
-    assert not ledger.notes("p").exhaustions
+    assert not state_at(ledger).facts().exhaustions
 
 
 # -- hosts and secrets -------------------------------------------------------------------------------------------------
 
 
-def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Ledger, connect: Connect) -> None:
+def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Log, connect: Connect) -> None:
     """A redirect to another host is not charged, is not shown the key, and cannot close a bucket."""
     spent_body = json.dumps({"error": {"code": 403, "errors": [{"reason": "quotaExceeded"}]}}).encode()
     with PlainServer(lambda request: Answer(403, spent_body)) as stranger:
@@ -718,11 +716,11 @@ def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Ledger, connec
             assert KEY not in api.arrived[0].target
         assert [request.headers.get("x-goog-api-key") for request in stranger.arrived] == [None]
     assert charged(ledger) == {"videos.list": 1}
-    assert not ledger.notes("p").exhaustions
+    assert not state_at(ledger).facts().exhaustions
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307])
-def test_a_token_goes_nowhere_else_either(ledger: Ledger, connect: Connect, status: int) -> None:
+def test_a_token_goes_nowhere_else_either(ledger: Log, connect: Connect, status: int) -> None:
     """Another port of this machine, which is another server."""
     token = Credentials("a-token-of-the-tests")  # type: ignore[no-untyped-call]
     with PlainServer(lambda request: Answer(200)) as stranger:
@@ -753,13 +751,13 @@ def test_a_token_goes_nowhere_else_either(ledger: Ledger, connect: Connect, stat
         "ftp://youtube.googleapis.com/",
     ],
 )
-def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Ledger, elsewhere: str) -> None:
+def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Log, elsewhere: str) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
     assert not MeteredHttp(Meter(make_budget(ledger)), document).gate.keeps_key(elsewhere)
 
 
 def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     """The token endpoint has the API's host and another port."""
     token = json.dumps({"access_token": "fresh", "expires_in": 3600, "token_type": "Bearer"}).encode()
@@ -773,7 +771,7 @@ def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
     assert charged(ledger) == {"videos.list": 2} == upstream.usage()["by_method"]
 
 
-def test_a_key_is_not_sent_again_after_a_401(ledger: Ledger, connect: Connect) -> None:
+def test_a_key_is_not_sent_again_after_a_401(ledger: Log, connect: Connect) -> None:
     with PlainServer(lambda request: Answer(401)) as server:
         youtube = connect(server.address)
         with pytest.raises(HttpError):
@@ -828,7 +826,7 @@ def test_no_secret_is_printed(
     ],
 )
 def test_without_an_endpoint_googles_own_hosts_are_metered(
-    ledger: Ledger, host: str, target: str, metered: bool, keeps_key: bool
+    ledger: Log, host: str, target: str, metered: bool, keeps_key: bool
 ) -> None:
     document = json.loads(get_static_doc("youtube", "v3"))
     gate = MeteredHttp(Meter(make_budget(ledger)), document).gate
@@ -840,7 +838,7 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
 
 
 @pytest.mark.parametrize("path", ["/oauth2/v4/token", "/oauth2/v3/token", "/o/oauth2/token", "/oauth2/token"])
-def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Ledger, path: str) -> None:
+def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Log, path: str) -> None:
     gate = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("calendar", "v3"))).gate
     assert not gate.charge(("www.googleapis.com", 443), "POST", path, {}, None)
     for metered in ("/calendar/v3/colors", "/oauth2/v4/tokeninfo", f"/calendar{path}"):
@@ -851,17 +849,17 @@ def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Ledger, pa
     "endpoint",
     ["127.0.0.1:80", "ftp://host", "http://", "http://host:port", "http://h/?key=1", "http://h?", "http://[::1"],
 )
-def test_an_endpoint_is_the_root_of_an_api(endpoint: str, ledger: Ledger) -> None:
+def test_an_endpoint_is_the_root_of_an_api(endpoint: str, ledger: Log) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         service(make_budget(ledger), endpoint=endpoint)
 
 
-def test_an_api_that_the_client_does_not_describe_is_a_configuration_error(ledger: Ledger) -> None:
+def test_an_api_that_the_client_does_not_describe_is_a_configuration_error(ledger: Log) -> None:
     with pytest.raises(ConfigError, match="no description of 'youtube' 'v99'"):
         service(make_budget(ledger), "youtube", "v99")
 
 
-def test_an_endpoint_may_have_a_path(ledger: Ledger, connect: Connect) -> None:
+def test_an_endpoint_may_have_a_path(ledger: Log, connect: Connect) -> None:
     """Calls, batches and uploads all go below it, and are recognized there."""
     with PlainServer(lambda request: Answer(200)) as server:
         youtube = connect(f"{server.address}/proxy/")
@@ -882,7 +880,7 @@ def test_an_endpoint_may_have_a_path(ledger: Ledger, connect: Connect) -> None:
 
 
 def test_threads_share_a_service_and_each_reads_its_own_answer(
-    upstream: Emulator, ledger: Ledger, connect: Connect
+    upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
     youtube = connect(upstream.address)
     start = threading.Barrier(8)
@@ -920,11 +918,12 @@ def test_connections_are_closed_with_their_thread_or_with_the_service(upstream: 
 FORKED = """
 import os, sys
 from quota.budget import Budget
-from quota.settings.books import load_book
 from quota.clients.google import service
+from quota.deciding.project import Project
 from quota.ledger.factory import open_ledger
-ledger = open_ledger(sys.argv[2])
-budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)
+from quota.settings.books import load_book
+project = Project(open_ledger(sys.argv[2]), "p")
+budget = Budget(credential="main", book=load_book("youtube-v3"), limits=[], project=project)
 with service(budget, endpoint=sys.argv[1], key="some-key-or-other") as youtube:
     def ask(category):
         for _ in range(30):
@@ -939,7 +938,7 @@ with service(budget, endpoint=sys.argv[1], key="some-key-or-other") as youtube:
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this platform has no fork")
-def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, ledger: Log, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORKED, upstream.address, url],

@@ -46,13 +46,13 @@ from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
-from quota.common.clock import NEVER
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
 from support.h2_server import H2Server
 from support.interrupts import at_every_place, interrupt
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port, until
+from support.setup import charges_at, ids_of
 
 BOOK = """\
 api = "things"
@@ -107,7 +107,7 @@ def config(state_dir: Path) -> Iterator[Callable[..., None]]:
 
 def charged(job: str | None = None) -> list[tuple[str, int]]:
     with quota.open() as session:
-        entries = session.ledger.read("main", (0, 0), NEVER, 1_000)
+        entries = charges_at(session.ledger, "main")
         return [(one.method, one.units) for one in entries if one.units and job in (None, one.job)]
 
 
@@ -566,9 +566,9 @@ def pays(url: str, named: str | None = None) -> str:
     quota.uninstrument()
     with quota.open() as session:
         for name in session.settings.credentials:
-            for entry in session.ledger.read(name, (0, 0), NEVER, 10):
+            for entry in charges_at(session.ledger, name):
                 if entry.units:
-                    session.budget(name).refund(entry.id)
+                    session.budget(name).refund(ids_of([entry])[0])
                     return name
     return ""
 

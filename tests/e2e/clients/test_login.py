@@ -11,10 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tenacity import wait_none
 
 import quota
-from quota.common.clock import NEVER
 from quota.jobs.runner import run_job
-from quota.ledger.contract import read_entries
 from support.plain_http import Answer, Arrived, PlainServer
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +76,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def spent(session: quota.Session) -> int:
-    return sum(entry.units for entry in read_entries(session.ledger, "main", 0, NEVER))
+    return sum(entry.units for entry in charges_at(session.ledger, "main"))
 
 
 def listed(session: quota.Session) -> Any:

@@ -17,18 +17,18 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
-from quota.common.clock import NEVER
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
 from support.model import Model
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent
     from support.servers import RedisServer
 
 BOOK = """
@@ -93,8 +93,8 @@ class World:
     def budget(self) -> Budget:
         return self.session.budget()
 
-    def tokens(self) -> list[Entry]:
-        log = self.session.ledger.read("model", (0, 0), NEVER, 1_000)
+    def tokens(self) -> list[Spent]:
+        log = charges_at(self.session.ledger, "model")
         assert [entry.units for entry in log if entry.bucket == "requests"] == [1] * (len(log) // 2)
         return [entry for entry in log if entry.bucket == "tokens"]
 

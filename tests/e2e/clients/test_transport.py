@@ -30,15 +30,15 @@ from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES, HostGate
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
-from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
-from quota.ledger.contract import Ledger
-from quota.ledger.entry import Entry
 from quota.ledger.factory import open_ledger
+from quota.ledger.log import Log
+from quota.rules.spent import Spent
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer, until
+from support.setup import budget_of, charges_at, state_at
 
 SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()
 
@@ -77,16 +77,16 @@ def server() -> Iterator[PlainServer]:
         yield server
 
 
-def make_budget(ledger: Ledger, units: int = 1_000) -> Budget:
+def make_budget(ledger: Log, units: int = 1_000) -> Budget:
     limit = Limit("day", units, View(Selector(), Sliding(DAY_MS)), units, 0)
-    return Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[limit], ledger=ledger)
+    return budget_of(ledger, *[limit], book=load_book("youtube-v3"))
 
 
-def entries(ledger: Ledger) -> list[Entry]:
-    return list(ledger.read("p", (0, 0), NEVER, 1_000))
+def entries(ledger: Log) -> list[Spent]:
+    return charges_at(ledger, "p")
 
 
-def charged(ledger: Ledger) -> dict[str, int]:
+def charged(ledger: Log) -> dict[str, int]:
     return dict(Counter(entry.method for entry in entries(ledger) if entry.units))
 
 
@@ -241,7 +241,7 @@ Connect = Callable[..., Any]
 
 
 @pytest.fixture(params=[Requests, Httpx, AsyncHttpx, Aiohttp])
-def connect(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Connect]:
+def connect(request: pytest.FixtureRequest, ledger: Log) -> Iterator[Connect]:
     """Makes clients of one kind over the test's ledger, and closes them."""
     made: list[Any] = []
 
@@ -256,7 +256,7 @@ def connect(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Connect]
 
 
 def test_every_attempt_is_charged_under_the_name_it_is_given(
-    connect: Connect, server: PlainServer, ledger: Ledger
+    connect: Connect, server: PlainServer, ledger: Log
 ) -> None:
     client = connect(server, method=name_of)
     client.get(f"{server.address}/videos")
@@ -266,13 +266,13 @@ def test_every_attempt_is_charged_under_the_name_it_is_given(
     assert len(server.arrived) == 3
 
 
-def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer, ledger: Log) -> None:
     assert connect(server).get(f"{server.address}/moved")[0] == 200
     assert charged(ledger) == {"videos.list": 2}
     assert len(server.arrived) == 2
 
 
-def test_a_request_that_gets_no_name_does_not_leave(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+def test_a_request_that_gets_no_name_does_not_leave(connect: Connect, server: PlainServer, ledger: Log) -> None:
     """It would be free."""
     with pytest.raises(UsageError, match="method None"):
         connect(server, method=lambda verb, url: None).get(f"{server.address}/ok")
@@ -280,14 +280,14 @@ def test_a_request_that_gets_no_name_does_not_leave(connect: Connect, server: Pl
     assert not entries(ledger)
 
 
-def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Log) -> None:
     client = connect("api.example.com")
     assert client.get(f"{server.address}/spent")[0] == 403
     assert not entries(ledger)
-    assert not ledger.notes("p").exhaustions
+    assert not state_at(ledger).facts().exhaustions
 
 
-def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means(ledger: Ledger) -> None:
+def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means(ledger: Log) -> None:
     gate = HostGate(make_budget(ledger), "videos.list", ["bücher.example:443"])
     for scheme in ("https", "wss", "HTTPS"):
         assert gate.charge("GET", f"{scheme}://xn--bcher-kva.example/") is not None
@@ -296,7 +296,7 @@ def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means(ledger: L
 
 
 def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
-    connect: Connect, server: PlainServer, ledger: Ledger
+    connect: Connect, server: PlainServer, ledger: Log
 ) -> None:
     client = connect(server, units=1)
     client.get(f"{server.address}/ok")
@@ -305,7 +305,7 @@ def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
     assert len(server.arrived) == 1
 
 
-def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> None:
+def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Log) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         host = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -316,7 +316,7 @@ def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> 
     assert [entry.units for entry in entries(ledger)] == [0, 0]
 
 
-def test_what_urllib3_refuses_to_send_is_given_back(server: PlainServer, ledger: Ledger) -> None:
+def test_what_urllib3_refuses_to_send_is_given_back(server: PlainServer, ledger: Log) -> None:
     client = Requests(make_budget(ledger), [server.host])
     with client.session, pytest.raises(ValueError, match="Method cannot contain non-token characters"):
         client.session.request("GE\nT", f"{server.address}/ok", timeout=100)
@@ -325,7 +325,7 @@ def test_what_urllib3_refuses_to_send_is_given_back(server: PlainServer, ledger:
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is not there"])
 @pytest.mark.parametrize("kind", ["requests", "httpx", "httpx, awaited", "aiohttp"])
-def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Ledger, kind: str, refuses: bool) -> None:
+def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Log, kind: str, refuses: bool) -> None:
     budget, url, hosts = make_budget(ledger), "https://api.example.com/", "api.example.com"
     with PlainServer(lambda request: Answer(407)) as server:
         proxy = server.address if refuses else "http://127.0.0.1:9"
@@ -363,7 +363,7 @@ def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Ledger, kind: s
     assert [entry.units for entry in entries(ledger)] == [0]
 
 
-def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Ledger) -> None:
+def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Log) -> None:
     """urllib3 calls this a proxy's error, like a proxy that cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
@@ -382,7 +382,7 @@ def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Ledger) -> None:
     assert charged(ledger) == {"videos.list": 1}
 
 
-def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, ledger: Ledger) -> None:
+def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, ledger: Log) -> None:
     session = Requests(make_budget(ledger), [server.host]).session
     ways: list[Callable[[Any], object]] = [
         lambda raw: b"".join([*iter(lambda: raw.read1(1_000), b"")]),
@@ -398,10 +398,10 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
             assert response.raw.geturl() == "/spent"
             assert response.raw.version_string == "HTTP/1.1"
             assert response.raw.retries is not None
-        ledger.reopen("p", "units")
+        state_at(ledger).reopen("units", "a test")
 
 
-def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Log) -> None:
     with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, TimeoutError)):
         connect(server).get(f"{server.address}/silent", timeout_s=1)
     assert charged(ledger) == {"videos.list": 1}
@@ -409,7 +409,7 @@ def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: 
 
 @pytest.mark.parametrize("path", ["/spent", "/spent-zipped", "/spent-chunked"])
 def test_an_error_is_understood_and_still_there_to_read(
-    connect: Connect, server: PlainServer, ledger: Ledger, path: str
+    connect: Connect, server: PlainServer, ledger: Log, path: str
 ) -> None:
     """However the client reads it: at once, decoded piece by piece, or as it came."""
     client = connect(server)
@@ -419,8 +419,8 @@ def test_an_error_is_understood_and_still_there_to_read(
     ]
     for read in reads:
         assert read() == SPENT
-        assert [closed.bucket for closed in ledger.notes("p").exhaustions] == ["units"]
-        ledger.reopen("p", "units")
+        assert [closed.bucket for closed in state_at(ledger).facts().exhaustions] == ["units"]
+        state_at(ledger).reopen("units", "a test")
     raw = client.raw(server.address + path)
     assert (raw if path == "/spent" else gzip.decompress(raw)) == SPENT
 
@@ -432,7 +432,7 @@ def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer)
 
 
 def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
-    connect: Connect, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, ledger: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was waited for to the end, or to 64 kB."""
 
@@ -462,7 +462,7 @@ def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
 
 @pytest.mark.parametrize(("path", "event"), [("/spent", "bucket_closed"), ("/ok", "attempt_answered")])
 def test_an_answer_is_closed_where_a_signal_handler_raises_while_it_is_understood(
-    server: PlainServer, ledger: Ledger, caplog: pytest.LogCaptureFixture, path: str, event: str
+    server: PlainServer, ledger: Log, caplog: pytest.LogCaptureFixture, path: str, event: str
 ) -> None:
     """Also one whose body says nothing."""
 
@@ -517,17 +517,17 @@ def test_a_middleware_that_is_gone_leaves_no_connection(redis_server: RedisServe
     ],
 )
 def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_us(
-    connect: Connect, server: PlainServer, ledger: Ledger, path: str, failure: tuple[type[Exception], ...]
+    connect: Connect, server: PlainServer, ledger: Log, path: str, failure: tuple[type[Exception], ...]
 ) -> None:
     """It stays charged, and is judged by its status alone."""
     with pytest.raises(failure):
         connect(server).get(server.address + path, timeout_s=1 if path == "/stalls" else 100)
     gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
-    assert not ledger.notes("p").exhaustions
+    assert not state_at(ledger).facts().exhaustions
 
 
-def test_a_connection_is_used_again_after_an_error(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+def test_a_connection_is_used_again_after_an_error(connect: Connect, server: PlainServer, ledger: Log) -> None:
     client = connect(server)
     for _ in range(3):
         client.get(f"{server.address}/cookie")
@@ -535,7 +535,7 @@ def test_a_connection_is_used_again_after_an_error(connect: Connect, server: Pla
     assert [request.headers.get("cookie") for request in server.arrived] == [None, "a=b", "a=b"]
 
 
-def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: Ledger) -> None:
+def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: Log) -> None:
     """A part of it has arrived. What fails before a connection is asked for is given back."""
     host = urlsplit(server.address).netloc
     session = Requests(make_budget(ledger), [host]).session
@@ -552,7 +552,7 @@ def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: L
     assert charged(ledger) == {"videos.list": 1}
 
 
-def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
+def test_threads_share_a_session(server: PlainServer, ledger: Log) -> None:
     client = Requests(make_budget(ledger), [server.host])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: client.get(f"{server.address}/ok"), range(80)))
@@ -561,7 +561,7 @@ def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
 
 
 def test_a_budget_that_is_not_awaited_serves_a_client_of_an_event_loop_until_that_is_closed(
-    server: PlainServer, ledger: Ledger
+    server: PlainServer, ledger: Log
 ) -> None:
     transport = httpx_async_transport(make_budget(ledger, 3), "videos.list", hosts=[server.host])
 

@@ -18,7 +18,8 @@ import redis
 
 from quota.errors import LedgerError
 from quota.jobs.runner import run_job
-from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.log import Changed
+from quota.ledger.redis_log import RedisLog
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
@@ -26,7 +27,6 @@ from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger.claims import Claim, Ending
     from support.servers import RedisServer
 
 RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "4"))
@@ -58,15 +58,15 @@ class KilledError(BaseException):
     """The machine is off: nothing of the run goes on, and nobody hears that it ended."""
 
 
-class MachinesLedger(RedisLedger):
+class MachinesLog(RedisLog):
     """The ledger as one machine sees it: a machine that is off says nothing."""
 
     is_off = False
 
-    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+    def change(self, *args: Any, **options: Any) -> Changed:
         if self.is_off:
             raise LedgerError("the machine is off")
-        super().end_claim(project, claim, ending)
+        return super().change(*args, **options)
 
 
 class Machine:
@@ -79,7 +79,7 @@ class Machine:
         path = folder / "quota.toml"
         text = CONFIG.format(url=world.url, project=world.project, pages=PAGES, folder=folder, more=world.more)
         path.write_text(text)
-        self.ledger = MachinesLedger(world.url, clock=lambda: world.now_ms)
+        self.ledger = MachinesLog(world.url, clock=lambda: world.now_ms)
         self.session = PagedSession(load_settings(path), clock=lambda: world.now_ms)
         self.session._ledger = self.ledger
         self.session.machine = self

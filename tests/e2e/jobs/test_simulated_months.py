@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.common.clock import NEVER
+from quota.deciding.history import charges as charges_of
 from quota.jobs.emulator import Emulator
 from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.schedule.ticks import ticks
-from quota.ledger.contract import read_entries
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, Calendar
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger.entry import Entry
+    from quota.rules.spent import Spent
     from support.servers import RedisServer
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))
@@ -109,7 +108,7 @@ class Months:
 
     start_ms: int
     until_ms: int
-    charges: list[Entry]
+    charges: list[Spent]
     refusals: list[Refusal]
     passes: dict[str, dict[str, int]]
 
@@ -117,12 +116,12 @@ class Months:
         """The units of each whole Pacific day."""
         edge_ms, days = PACIFIC.edges(self.start_ms)[1], []
         while (end_ms := PACIFIC.edges(edge_ms)[1]) <= self.until_ms:
-            days.append(sum(charge.units for charge in self.charges if edge_ms <= charge.ms < end_ms))
+            days.append(sum(charge.units for charge in self.charges if edge_ms <= charge.id[0] < end_ms))
             edge_ms = end_ms
         return days
 
     def most_in_24_hours(self) -> int:
-        times, sums, most = [charge.ms for charge in self.charges], [0], 0
+        times, sums, most = [charge.id[0] for charge in self.charges], [0], 0
         for charge in self.charges:
             sums.append(sums[-1] + charge.units)
         for index, at_ms in enumerate(times):
@@ -135,7 +134,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
     """Run every tick through `run_job`, as the scheduler would, at its time. Ledger and store are left as they end."""
     now_ms = start_ms
     refusals: list[Refusal] = []
-    charges: list[Entry] = []
+    charges: list[Spent] = []
     settings = load_settings(config)
     passes = {job.name: dict.fromkeys(job.regions, 0) for job in settings.jobs.values()}
 
@@ -155,9 +154,9 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
             if report.refused:
                 refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left), report.attempts > 0))
             if now_ms - read_ms >= DAY_MS:  # the log forgets after two days
-                charges += read_entries(session.ledger, "main", read_ms, now_ms - 1)
+                charges += charges_of(session.project(), read_ms, now_ms - 1)
                 read_ms = now_ms
-        charges += read_entries(session.ledger, "main", read_ms, NEVER)
+        charges += charges_of(session.project(), read_ms)
     return Months(start_ms, until_ms, charges, refusals, passes)
 
 

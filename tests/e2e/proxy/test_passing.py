@@ -12,6 +12,7 @@ import pytest
 
 from support.proxying import BOOK, SECRET, House, Reached, answer
 from support.servers import free_port
+from support.setup import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_an_answer_comes_back_as_it_was(house: House) -> None:
         ("set-cookie", "a=1"),
         ("set-cookie", "b=2"),
         ("content-encoding", "gzip"),
-        ("quota-charge", f"{charge.id}; units=10"),
+        ("quota-charge", f"{charge.id[0]}-{charge.key}; units=10"),
     ]
 
 
@@ -180,7 +181,7 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
     house.upstream.answer = lambda _: [answer(said)]
     with house.open():
         got = house.ask("/chat", "POST", b'{"max_tokens": 300}')
-        assert (got.body, got.field("quota-charge"), house.units) == (said, f"{house.spent()[0].id}; units=300", 7)
+        assert (got.body, got.field("quota-charge"), house.units) == (said, f"{ids_of(house.spent())[0]}; units=300", 7)
         house.ask("/chat", "POST", b'{"max_tokens": 300, "rest": "' + b"x" * 200_000 + b'"}')
         assert house.units == 14
         house.upstream.answer = lambda _: [answer(b"{}")]

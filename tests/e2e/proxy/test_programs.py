@@ -11,11 +11,10 @@ import github
 import pytest
 from googleapiclient.discovery import build
 
-from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
-from quota.ledger.contract import read_entries
 from support.proxy import Proxy
 from support.proxying import House, Reached, answer
+from support.setup import charges_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +93,7 @@ def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(ho
                 youtube.search().list(part="snippet", q="x" * 3_000).execute()  # it leaves as a POST
             got = house.ask("/batch/youtube/v3", "POST", b"x", credential="yt")
             assert (got.status, "batch" in got.problem["detail"]) == (501, True)
-            spent = [(one.method, one.units) for one in read_entries(house.session.ledger, "yt", 0, NEVER)]
+            spent = [(one.method, one.units) for one in charges_at(house.session.ledger, "yt")]
         assert spent == [("videos.list", 1), ("search.list", 100), ("search.list", 100)]
         assert upstream.usage()["requests"] == 3
 
@@ -115,6 +114,6 @@ def test_pygithub_pages_through_the_proxy(house: House) -> None:
         assert user.login == "octocat"
         assert [one.name for one in user.get_repos()] == ["one"]
         client.close()
-        spent = [one.method for one in read_entries(house.session.ledger, "github", 0, NEVER)]
+        spent = [one.method for one in charges_at(house.session.ledger, "github")]
     assert len(house.upstream.reached) == 2
     assert spent.count("read") >= 2

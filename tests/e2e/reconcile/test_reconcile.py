@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import random
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from rich.console import Console
 
 from quota.cli.reconciled import notices_of, render_reconciled
 from quota.common.resources import read_text
 from quota.jobs.emulator import Emulator
-from quota.ledger.compared import Compared
-from quota.ledger.contract import Exhaustion
-from quota.ledger.grants import Grant
-from quota.reports.metrics import of_status
 from quota.reports.status import read_status
+from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
 from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.servers import RedisServer
+    pass
 
 PACIFIC = Calendar("day", "America/Los_Angeles")
 
@@ -41,24 +33,6 @@ def test_what_was_charged_here_and_arrived_there_agrees(site: Site) -> None:
     (count,) = result.buckets
     assert (count.upstream_units, count.our_units, count.unknown_units, count.drift_units) == (320, 320, 0, 0)
     assert site.used() == {"day": 320, "pacific-day": 320}
-
-
-def test_what_somebody_else_spends_counts_until_it_would_have_expired(site: Site) -> None:
-    site.configure()
-    site.call("videos.list", 20)
-    site.call("search.list", 12, charged=False, key="another-key")
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
-    assert [(row.limit, row.units) for row in result.counted] == [("day", 1_200), ("pacific-day", 1_200)]
-    assert result.buckets[0].methods[0].method == "search.list"
-    assert site.used() == {"day": 1_220, "pacific-day": 1_220}
-    used_ms = site.now_ms - HOUR_MS
-    site.now_ms = PACIFIC.edges(site.now_ms)[1]
-    assert site.used() == {"day": 1_220, "pacific-day": 0}
-    site.now_ms = used_ms + DAY_MS
-    assert site.used()["day"] == 1_200
-    site.now_ms += HOUR_MS
-    assert site.used()["day"] == 0
 
 
 def test_repeating_changes_nothing_and_learning_more_adds_only_that(site: Site) -> None:
@@ -106,25 +80,6 @@ def test_a_lag_hides_nothing_and_is_no_drift(site: Site) -> None:
     site.now_ms += HOUR_MS
     assert site.reconcile().buckets[0].unknown_units == 5
     assert site.used()["day"] == 805
-
-
-def test_the_day_before_still_counts_in_the_last_24_hours(site: Site) -> None:
-    """A run shortly after upstream's midnight sees an empty day there. The limit over 24 hours does not."""
-    site.configure()
-    site.call("search.list", 3, charged=False)
-    site.now_ms = PACIFIC.edges(site.now_ms)[1] + 5 * MINUTE_MS
-    site.call("videos.list", 1)
-    site.now_ms += 30 * MINUTE_MS
-    result = site.reconcile()
-    assert [count.unknown_units for count in result.buckets] == [0, 300]
-    assert site.used() == {"day": 301, "pacific-day": 1}
-    site.call("videos.list", 7, charged=False)
-    site.now_ms += 30 * MINUTE_MS
-    site.reconcile()
-    assert site.used() == {"day": 308, "pacific-day": 8}
-    site.now_ms += 10 * DAY_MS
-    assert not site.reconcile().differs
-    assert site.used() == {"day": 0, "pacific-day": 0}
 
 
 def test_a_price_that_is_too_high_is_named_and_nothing_is_freed(site: Site) -> None:
@@ -253,7 +208,7 @@ def test_an_exhaustion_that_our_count_does_not_explain_is_said(site: Site) -> No
     site.call("videos.list", 11)
     with site.session() as session:
         said = Exhaustion("units", site.now_ms, PACIFIC.edges(site.now_ms)[1], "quotaExceeded", "here")
-        session.ledger.exhaust("p", said)
+        session.project().state.exhaust(said)
         (row,) = read_status(session).credentials
         assert [(early.bucket, early.used_units, early.quota_units) for early in row.early] == [("units", 11, 10_000)]
         assert read_status(session).as_json()["credentials"][0]["exhausted"][0]["early"] is True  # type: ignore[index]
@@ -265,34 +220,11 @@ def test_an_exhaustion_that_our_count_does_not_explain_is_said(site: Site) -> No
         assert row.early == ()
 
 
-def test_a_log_that_lacks_charges_is_not_compared(tmp_path: Path, state_dir: Path, redis_server: RedisServer) -> None:
-    """The server has evicted it. The limits still count what it held, so the same units must not count as unknown."""
-    site = Site(tmp_path, redis_server.url)
-    site.empty_ledger()
-    site.configure()
-    site.call("search.list", 5)
-    site.now_ms += HOUR_MS
-    with redis.Redis.from_url(site.url) as client:
-        client.delete("quota:{p}:log")
-    site.call("videos.list", 1)
-    site.now_ms += HOUR_MS
-    before = site.used()
-    result = site.reconcile()
-    assert (result.buckets, result.changed, result.log_after_ms) == ((), False, site.now_ms - 2 * HOUR_MS)
-    assert site.used() == before == {"day": 501, "pacific-day": 501}
-    site.now_ms = PACIFIC.edges(site.now_ms)[1] + HOUR_MS
-    site.call("videos.list", 1)
-    site.now_ms += HOUR_MS
-    result = site.reconcile()
-    assert ([count.our_units for count in result.buckets], result.log_after_ms) == ([1], 0)
-    site.close()
-
-
 def test_what_upstream_said_of_a_quota_stands_where_it_says_nothing(site: Site) -> None:
     """Its newest sample may be missing for a while. A grant that is too old is not believed any more."""
     site.configure()
     with site.session() as session:
-        session.ledger.grant("p", [Grant("units", 700, site.now_ms, site.now_ms + DAY_MS)])
+        session.project().state.grant([Grant("units", 700, site.now_ms, site.now_ms + DAY_MS)])
     with PlainServer(lambda _: Answer(200, b"{}")) as silent:
         site.configure(silent.address)
         result = site.reconcile()
@@ -349,7 +281,7 @@ def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) ->
 
     def compared() -> list[Compared]:
         with site.session() as session:
-            return list(session.ledger.notes("p").compared)
+            return list(session.project().state.facts().compared)
 
     assert compared() == [], "a dry run leaves nothing"
     result = site.reconcile()
@@ -373,24 +305,3 @@ def test_a_difference_of_a_few_calls_is_told_to_nobody(site: Site) -> None:
     site.now_ms += HOUR_MS
     result = site.reconcile()
     assert (result.buckets[0].drift_units, list(notices_of(result))) == (5, [])
-
-
-def test_a_damaged_comparison_stops_nobody(site: Site) -> None:
-    site.configure()
-    site.call("videos.list", 2)
-    site.now_ms += HOUR_MS
-    site.reconcile()
-    damaged = "units=1:2;\n=%s;search=" + "9" * 400
-    if site.url.startswith("sqlite"):
-        with closing(sqlite3.connect(site.folder / "ledger.db")) as db, db:
-            db.execute("UPDATE state SET value = ? WHERE name = 'compared'", (damaged,))
-    else:
-        with redis.Redis.from_url(site.url) as client:
-            client.hset("quota:{p}:state", "compared", damaged)
-    with site.session() as session:
-        status = read_status(session)
-        assert status.credentials[0].compared == ()
-        assert not [sample for sample in of_status(status, "p") if "upstream" in sample.family]
-    site.reconcile()
-    with site.session() as session:
-        assert [one.upstream_units for one in session.ledger.notes("p").compared] == [2]

@@ -9,7 +9,7 @@ from datetime import date
 import pytest
 from rich.console import Console, RenderableType
 
-from quota.budget import Budget
+from quota.budget import project_of
 from quota.cli.render import render_spending, render_status
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.ledger.factory import open_ledger
@@ -17,6 +17,7 @@ from quota.reports.spending import read_spending
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
+from support.setup import budget_of
 
 NOW_MS = 1_795_255_200_000
 WIDTHS = [40, 50, 60, 72, 80, 120]
@@ -72,16 +73,9 @@ def test_a_status_keeps_its_numbers_whole(session: Session, width: int, full: bo
 def test_a_spending_keeps_its_names_whole(width: int) -> None:
     ledger = open_ledger("sqlite://", clock=lambda: NOW_MS)
     settings = load_settings().credentials["demo"]
-    budget = Budget(
-        credential="m",
-        project="m",
-        book=settings.book,
-        limits=settings.limits,
-        ledger=ledger,
-        clock=lambda: NOW_MS,
-    )
+    budget = budget_of(ledger, *settings.limits, credential="m", project="m", book=settings.book, clock=lambda: NOW_MS)
     assert budget.charge("search.list", units=2_700, job="backfill-of-channels", region="DE").admitted
-    spending = read_spending(ledger, ["m"], ["method", "job", "region", "run", "hour"], 0)
+    spending = read_spending([project_of(budget)], ["method", "job", "region", "run", "hour"], 0)
     lines = shown(width, render_spending(spending))
     text = "\n".join(lines)
     assert spending.rows[0][0][-1] == "2026-11-21T10:00:00.000Z", "for programs as it was"

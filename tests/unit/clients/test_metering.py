@@ -13,16 +13,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from quota.budget import Budget
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
-from quota.errors import CostExceedsLimit, LedgerError, Refused, UsageError
-from quota.ledger.contract import Exhaustion, Ledger
-from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.errors import CostExceedsLimit, Refused, UsageError
+from quota.ledger.log import Log
+from quota.ledger.sqlite_log import SqliteLog
 from quota.settings.books import load_book, parse_book
 from quota.terms.attribution import labels
 from quota.terms.hosts import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from support.setup import budget_of, charges_at, state_at
 
 
 def pacific(text: str) -> int:
@@ -52,23 +52,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ledger(clock: Clock) -> Iterator[Ledger]:
-    ledger = SqliteLedger("sqlite://", clock=clock)
+def ledger(clock: Clock) -> Iterator[Log]:
+    ledger = SqliteLog("sqlite://", clock=clock)
     yield ledger
     ledger.close()
 
 
-def make_meter(ledger: Ledger, clock: Clock, *, units: int = 1_000, book: Any = None) -> Meter:
+def make_meter(ledger: Log, clock: Clock, *, units: int = 1_000, book: Any = None) -> Meter:
     limit = Limit("day", units, View(Selector(), Sliding(DAY_MS)), units, 0)
     costs = book or load_book("youtube-v3")
-    return Meter(Budget(credential="main", project="p", book=costs, limits=[limit], ledger=ledger, clock=clock))
+    return Meter(budget_of(ledger, *[limit], book=costs, clock=clock))
 
 
-def units(ledger: Ledger) -> list[int]:
-    return [entry.units for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
+def units(ledger: Log) -> list[int]:
+    return [entry.units for entry in charges_at(ledger, "p")]
 
 
-def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(ledger: Ledger, clock: Clock) -> None:
+def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock, units=150)
     assert meter.attempt("youtube.search.list", "GET").decision.cost_units == 100
     with pytest.raises(Refused):
@@ -76,21 +76,21 @@ def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(led
     assert units(ledger) == [100]
 
 
-def test_what_never_left_is_given_back_once(ledger: Ledger, clock: Clock) -> None:
+def test_what_never_left_is_given_back_once(ledger: Log, clock: Clock) -> None:
     attempt = make_meter(ledger, clock).attempt("search.list", "GET")
     attempt.never_left()
     attempt.never_left()
     assert units(ledger) == [0]
 
 
-def test_what_was_answered_is_not_given_back(ledger: Ledger, clock: Clock) -> None:
+def test_what_was_answered_is_not_given_back(ledger: Log, clock: Clock) -> None:
     attempt = make_meter(ledger, clock).attempt("search.list", "GET")
     assert attempt.answered(200, b"{}") is None
     attempt.never_left()
     assert units(ledger) == [100]
 
 
-def test_several_attempts_are_charged_together_or_not_at_all(ledger: Ledger, clock: Clock) -> None:
+def test_several_attempts_are_charged_together_or_not_at_all(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock, units=250)
     meter.attempt("search.list", "GET")
     with pytest.raises(Refused, match="these 3 calls need 201 together"):
@@ -100,16 +100,14 @@ def test_several_attempts_are_charged_together_or_not_at_all(ledger: Ledger, clo
     assert units(ledger) == [100, 1, 100]
 
 
-def test_several_attempts_that_can_never_fit_together_are_an_error(ledger: Ledger, clock: Clock) -> None:
+def test_several_attempts_that_can_never_fit_together_are_an_error(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock, units=150)
     with pytest.raises(CostExceedsLimit):
         meter.attempts([("search.list", "GET"), ("search.list", "GET")])
     assert units(ledger) == []
 
 
-def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(
-    ledger: Ledger, clock: Clock
-) -> None:
+def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock, units=150)
     assert [one.decision.cost_units for one in meter.attempts([("videos.list", "GET")] * 120)] == [1] * 120
     with pytest.raises(Refused):
@@ -120,7 +118,7 @@ def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refu
     assert units(ledger) == [1] * 120 + [0] * 100
 
 
-def test_a_name_that_no_charge_can_carry_is_cut(ledger: Ledger, clock: Clock) -> None:
+def test_a_name_that_no_charge_can_carry_is_cut(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock)
     assert meter.attempt("GET /" + "x" * 70 + "\n", "GET").decision.method == "x" * 63 + "?"
 
@@ -143,7 +141,7 @@ def test_a_name_that_no_charge_can_carry_is_cut(ledger: Ledger, clock: Clock) ->
     ],
 )
 def test_an_exhaustion_is_dated_by_its_charge(
-    ledger: Ledger, clock: Clock, charged: str, answered: str, until: str | None
+    ledger: Log, clock: Clock, charged: str, answered: str, until: str | None
 ) -> None:
     meter = make_meter(ledger, clock)
     clock.now_ms = pacific(charged)
@@ -153,33 +151,31 @@ def test_an_exhaustion_is_dated_by_its_charge(
     assert error is not None
     assert error.kind == "daily_exhausted"
     expected = [] if until is None else [("units", pacific(charged), pacific(until))]
-    assert [(e.bucket, e.since_ms, e.until_ms) for e in ledger.notes("p").exhaustions] == expected
+    assert [(e.bucket, e.since_ms, e.until_ms) for e in state_at(ledger).facts().exhaustions] == expected
 
 
-def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(ledger: Ledger, clock: Clock) -> None:
+def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(ledger: Log, clock: Clock) -> None:
     with labels(job="trending", region="DE"):
         attempt = make_meter(ledger, clock).attempt("videos.list", "GET")
     attempt.answered(403, SPENT)
-    (closed,) = ledger.notes("p").exhaustions
+    (closed,) = state_at(ledger).facts().exhaustions
     assert closed.evidence == "You are out of quota."
     host_and_pid, job = closed.reported_by.split(" ")
     assert job == "trending"
     assert host_and_pid.endswith(f":{os.getpid()}")
 
 
-def test_a_repeat_extends_nothing(ledger: Ledger, clock: Clock) -> None:
+def test_a_repeat_extends_nothing(ledger: Log, clock: Clock) -> None:
     meter = make_meter(ledger, clock)
     first, second = meter.attempts([("videos.list", "GET"), ("videos.list", "GET")])
     first.answered(403, SPENT)
-    before = ledger.notes("p").exhaustions
+    before = state_at(ledger).facts().exhaustions
     clock.now_ms += 60_000
     second.answered(403, SPENT)
-    assert ledger.notes("p").exhaustions == before
+    assert state_at(ledger).facts().exhaustions == before
 
 
-def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(
-    ledger: Ledger, clock: Clock
-) -> None:
+def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(ledger: Log, clock: Clock) -> None:
     """It has no calendar of its own in such a book, and resets with the main bucket."""
     meter = make_meter(ledger, clock)
     meter.attempt("search.list", "GET").answered(429, search_limit("100"))
@@ -191,13 +187,13 @@ def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_anot
     meter.attempt("videos.list", "GET")
 
 
-def test_a_limit_of_zero_closes_for_good(ledger: Ledger, clock: Clock) -> None:
+def test_a_limit_of_zero_closes_for_good(ledger: Log, clock: Clock) -> None:
     make_meter(ledger, clock).attempt("search.list", "GET").answered(429, search_limit("0"))
-    (closed,) = ledger.notes("p").exhaustions
+    (closed,) = state_at(ledger).facts().exhaustions
     assert (closed.bucket, closed.until_ms) == ("search", NEVER)
 
 
-def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledger: Ledger, clock: Clock) -> None:
+def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledger: Log, clock: Clock) -> None:
     book = parse_book(
         """
         api = "x"
@@ -211,30 +207,7 @@ def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledg
     )
     charged_ms = clock.now_ms
     make_meter(ledger, clock, book=book).attempt("a.list", "GET").answered(403, SPENT)
-    assert [closed.until_ms for closed in ledger.notes("p").exhaustions] == [charged_ms + 3_600_000]
-
-
-class Locked(SqliteLedger):
-    """A ledger that takes charges, and then no more."""
-
-    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
-        raise LedgerError("the ledger is locked")
-
-    def settle(self, *args: Any) -> Any:
-        raise LedgerError("the ledger is locked")
-
-
-def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    ledger = Locked("sqlite://", clock=clock)
-    first, second = make_meter(ledger, clock).attempts([("videos.list", "GET"), ("videos.list", "GET")])
-    error = first.answered(403, SPENT)
-    assert error is not None
-    assert error.kind == "daily_exhausted"
-    second.never_left()
-    assert [record.message.split()[0] for record in caplog.records] == ["exhaustion_not_recorded", "refund_failed"]
-    ledger.close()
+    assert [closed.until_ms for closed in state_at(ledger).facts().exhaustions] == [charged_ms + 3_600_000]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +220,7 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
     ],
 )
 def test_what_an_operator_must_know_is_logged_by_name(
-    ledger: Ledger, clock: Clock, caplog: pytest.LogCaptureFixture, status: int, body: bytes, event: str | None
+    ledger: Log, clock: Clock, caplog: pytest.LogCaptureFixture, status: int, body: bytes, event: str | None
 ) -> None:
     caplog.set_level(logging.INFO)
     make_meter(ledger, clock).attempt("videos.list", "GET").answered(status, body)

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from quota.budget import Budget
 from quota.clients.metering import Meter
 from quota.clients.upstream import Closing, Described, Google, Reading, upstream_of
 from quota.clients.upstream_errors import bucket_of, classify
-from quota.common.clock import NEVER
-from quota.ledger.parts import notes_in
-from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.deciding.project import Project
+from quota.ledger.sqlite_log import SqliteLog
 from quota.settings.books import load_book, parse_book
 from quota.terms.costs import CostBook, Part
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from support.setup import budget_of, charges_at
 
 NOW_MS = 1_795_000_000_000
 """A whole second. What the headers say of a time is in seconds."""
@@ -456,16 +455,16 @@ def test_hostile_answers_free_no_unit_in_the_ledger() -> None:
     """Whatever they close is reopened, so that each answer meets a charge of its own."""
     draw = random.Random(23)
     book = a_book(ANY.replace("FORM", "seconds"))
-    ledger = SqliteLedger("sqlite://", clock=lambda: NOW_MS)
+    ledger = SqliteLog("sqlite://", clock=lambda: NOW_MS)
     limit = Limit("hour", 10**6, View(Selector(), Sliding(HOUR_MS)), 10**6, 0)
-    budget = Budget(credential="main", project="p", book=book, limits=[limit], ledger=ledger, clock=lambda: NOW_MS)
+    budget = budget_of(ledger, *[limit], book=book, clock=lambda: NOW_MS)
     for _ in range(500):
         headers = [(draw.choice(NAMES), draw.choice(HOSTILE)) for _ in range(draw.randrange(8))]
         status, body = draw.choice((200, 304, 403, 429, 500)), draw.choice(BODIES)
         Meter(budget).attempt("repos.get", "GET").answered(status, body, headers)
         for bucket in book.buckets:
-            notes_in(ledger).reopen("p", bucket)
-    assert [entry.units for entry in ledger.read("p", (0, 0), NEVER, 1_000)] == [1] * 500
+            Project(ledger, "p").state.reopen(bucket, "a test")
+    assert [entry.units for entry in charges_at(ledger, "p")] == [1] * 500
     ledger.close()
 
 

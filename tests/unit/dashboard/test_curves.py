@@ -39,8 +39,8 @@ def test_each_moment_has_what_the_window_held_then(window: Window, reset_ms: int
     past += [Event(NOW_MS - n * 10 * MINUTE_MS, 3, "a") for n in range(300)]  # at the very moments that are shown
     past.sort(key=lambda one: one.ms)
     coming = events(rng, NOW_MS + 1, NOW_MS + DAY_MS, 100)
-    lost = [(70, NOW_MS + HOUR_MS), (5, NOW_MS - 1), (9, NOW_MS)]
-    made = curve(window, NOW_MS, reset_ms, past, coming, lost)
+    others = [(70, NOW_MS + HOUR_MS), (5, NOW_MS - 1), (9, NOW_MS)]
+    made = curve(window, NOW_MS, reset_ms, past, coming, others)
 
     def held(at_ms: int, job: str | None = None) -> int:
         counted = [one for one in (*past, *coming) if cutoff(window, at_ms) < one.ms <= at_ms]
@@ -53,7 +53,7 @@ def test_each_moment_has_what_the_window_held_then(window: Window, reset_ms: int
     assert made.ahead[0][0] == NOW_MS
     assert made.ahead[-1][0] == made.end_ms - 1
     for at_ms, units in made.ahead:
-        assert units == held(at_ms) + sum(one for one, until_ms in lost if at_ms < until_ms)
+        assert units == held(at_ms) + sum(one for one, until_ms in others if at_ms < until_ms)
 
 
 def test_what_is_shown_ends_with_the_reset_and_never_far_away() -> None:

@@ -10,7 +10,6 @@ from quota.common.clock import rfc3339
 from quota.dashboard.app import Dashboard
 from quota.dashboard.reading import read_now
 from quota.dashboard.words import verdict
-from quota.ledger.contract import Exhaustion
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS
@@ -85,12 +84,21 @@ def test_where_a_search_is_too_dear_for_ever_it_says_that(room: Room) -> None:
 def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
     budget = room.session.budget("main")
     budget.charge("videos.list", units=9_500)
-    room.session.ledger.exhaust("main", Exhaustion("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1"))
+    budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
     found = room.verdict()
     assert found.headline == "Closed by upstream, then full until"
     assert found.until is not None
     assert found.until.exact == rfc3339(TEN_MS + DAY_MS)
     assert found.lead.endswith("before the reset at 13:00, nor then: limit 'day' has 9,500 of 9,500 units used.")
+
+
+def test_what_only_upstream_counted_is_in_the_key_and_in_what_is_ahead(room: Room) -> None:
+    room.session.budget("main").add_others("units", 70, TEN_MS, TEN_MS + HOUR_MS, "reconciled")
+    dashboard = Dashboard(room.session)
+    dashboard.now.get(60)
+    ahead = (dashboard.curves.get(60).value or {})["main", "day"].ahead
+    assert (ahead[0][1], ahead[-1][1]) == (70, 0)
+    assert 'others, as upstream said <span class="number">70</span>' in dashboard.site.overview(dashboard.state())
 
 
 def test_one_unit_is_no_units(room: Room) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.common.clock import host_clock
 from quota.errors import CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
@@ -18,8 +17,7 @@ from quota.jobs.plan.suggestions import first_that_fits, slower
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint
-from quota.ledger.unlogged import UnloggedUsage
-from quota.session import Session
+from quota.rules.entry import Entry
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS, HOUR_MS
@@ -348,9 +346,10 @@ def test_what_a_limit_counts_without_a_charge_is_not_left(folder: Path) -> None:
     """Upstream counted 9,500 that nobody charged here, in both limits, for the first 30 hours."""
     planned = settings(folder, LIMITS + KEYWORDS.replace("every 45m", "0 20 * * *"))
     start_ms = int(datetime(2026, 11, 23, 8, tzinfo=UTC).timestamp() * 1000)
-    views = [limit.view.name for limit in planned.credentials["main"].limits]
-    others = [UnloggedUsage(view, "@upstream/units/1/*", ((9_500, start_ms + 30 * HOUR_MS),), (1, 0)) for view in views]
-    plan = make_plan(planned, 0, first_day=MONDAY, days=2, state=State(unlogged={"main": [*others, *others]}))
+    period_ms = start_ms, start_ms + 30 * HOUR_MS
+    heard = "units", "", "", "", "k", "others", "upstream", period_ms
+    others = [Entry((start_ms, seq), 9_500, *heard) for seq in range(2)]
+    plan = make_plan(planned, 0, first_day=MONDAY, days=2, state=State(entries={"main": others}))
     for row in plan.limits:
         assert [day.left_units for day in row.days] == [0, 9_800], "two of the seven were left over"
 
@@ -533,17 +532,6 @@ def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
     assert not (folder / "ledger.db").exists(), "a plan from empty touches no ledger"
     quota.configure(LIMITS + KEYWORDS.replace("45m", "3h"))
     assert quota("plan", "--from-empty").returncode == 0
-
-
-def test_a_charge_dated_ahead_is_warned_of_once(folder: Path) -> None:
-    """Not by each simulation of a smaller change, too."""
-    quota = Quota(folder)
-    path = quota.configure(LIMITS + KEYWORDS)
-    with Session(load_settings(path), clock=lambda: host_clock() + 2 * DAY_MS) as session:
-        session.budget().charge("videos.list")
-    done = quota("plan")
-    assert done.returncode == 1
-    assert [line.split()[1] for line in done.stderr.splitlines()] == ["ledger_ahead"]
 
 
 def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:

@@ -16,10 +16,8 @@ from quota.errors import UsageError
 from quota.jobs.plan.simulation import State, simulate
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.checkpoints import Checkpoint
-from quota.ledger.contract import Exhaustion
-from quota.ledger.entry import Entry
-from quota.ledger.grants import Grant
-from quota.ledger.unlogged import UnloggedUsage
+from quota.rules.entry import Entry
+from quota.rules.facts import Exhaustion, Facts, Grant
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.plain_plan import PlainSimulation
@@ -117,37 +115,35 @@ def configuration(rng: random.Random) -> str:
 
 def live_state(rng: random.Random, settings: Settings, start_ms: int) -> State:
     """What a ledger and a store may have when a plan is made."""
-    state = State({}, {}, {}, {}, {})
+    state = State({}, {}, {})
     for credential in settings.credentials.values():
         latest_ms = start_ms + rng.choice((-1, 0, 0, HOUR_MS, DAY_MS))
         times = sorted(rng.randrange(start_ms - 3 * DAY_MS, latest_ms) for _ in range(rng.choice((0, 5, 200))))
         entries = [
             Entry(
-                ms, seq, units := rng.choice((0, 1, 1, 50, 100)), units, rng.choice(("units", "search")),
+                (ms, seq), rng.choice((0, 1, 1, 50, 100)), rng.choice(("units", "search")),
                 rng.choice(("videos.list", "search.list")), rng.choice(("j0", "j1", "other")), "US", f"k{seq}",
             )
             for seq, ms in enumerate(times)
         ]  # fmt: skip
-        state.entries[credential.project] = entries  # type: ignore[index]
-        views = [limit.view.name for limit in credential.limits if rng.random() < 0.3]
-        state.unlogged[credential.project] = [  # type: ignore[index]
-            UnloggedUsage(
-                view,
-                f"{epoch}{rng.choice(('', '/*'))}",
-                tuple((rng.randint(1, 60), start_ms + hours * HOUR_MS) for hours in (1, 5, 30)[: rng.randint(1, 3)]),
-                (start_ms, 0),
+        last_ms = max([start_ms, *times])
+        entries += [
+            Entry(
+                (last_ms, 1_000 + number), rng.randint(1, 150), rng.choice(("units", "search")), "", "", "",
+                f"o{number}", "others", rng.choice(("one", "another")), (start_ms - 1, start_ms + ends_ms),
             )
-            for view in views
-            for epoch in ("a", "b")[: rng.randint(1, 2)]
-        ]
-        state.exhaustions[credential.project] = [  # type: ignore[index]
+            for number, ends_ms in enumerate((HOUR_MS, 5 * HOUR_MS, 30 * HOUR_MS))
+            if rng.random() < 0.3
+        ]  # fmt: skip
+        state.entries[credential.project] = entries  # type: ignore[index]
+        exhaustions = [
             Exhaustion(
                 bucket, start_ms - HOUR_MS, rng.choice((NEVER, start_ms + 5 * HOUR_MS, start_ms - 1)), "no", "us"
             )
             for bucket in ("units", "search", "uploads")
             if rng.random() < 0.15
         ]
-        state.grants[credential.project] = [  # type: ignore[index]
+        grants = [
             Grant(
                 bucket, rng.choice((100, 120, 5_000)), start_ms + ahead, start_ms + ahead + rng.choice((1, 7)) * DAY_MS
             )
@@ -155,6 +151,8 @@ def live_state(rng: random.Random, settings: Settings, start_ms: int) -> State:
             for ahead in (rng.choice((-DAY_MS // 2, -3 * DAY_MS, DAY_MS // 2, 2 * DAY_MS)),)
             if rng.random() < 0.2
         ]
+        facts = Facts(tuple(exhaustions), tuple(grants), start_ms)
+        state.facts[credential.project] = facts  # type: ignore[index]
     for job in settings.jobs.values():
         state.checkpoints[job.name] = [  # type: ignore[index]
             Checkpoint(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from quota.ledger.unlogged import UnloggedUsage
-from quota.reconcile.comparison import TOLERANCE_MS, Counted, Period, compare, lost_in, unlogged
+from quota.reconcile.comparison import Counted, Period, compare
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 
@@ -88,81 +85,3 @@ def test_a_method_whose_price_is_wrong_says_what_a_call_costs_upstream() -> None
 def test_a_refunded_charge_is_no_call() -> None:
     count = compare("units", TODAY, NOON, [at(60, 2)], [at(58, 0), at(59, 1), at(59, 1)], BOOK, NOON)
     assert [(row.our_calls, row.upstream_price) for row in count.methods] == [(2, None)]
-
-
-def test_unknown_units_count_as_long_as_charges_of_that_time() -> None:
-    count = compare("units", TODAY, NOON, [at(61, 5), at(62, 1), at(200, 3)], [], BOOK, NOON)
-    sliding, calendar = unlogged(count, SLIDING, 0, NOON), unlogged(count, CALENDAR, 0, NOON)
-    assert sliding is not None
-    assert calendar is not None
-    assert sliding.expiries == ((6, START + 2 * HOUR_MS + DAY_MS), (3, START + 4 * HOUR_MS + DAY_MS))
-    assert calendar.expiries == ((9, TODAY.until_ms),)
-    assert (sliding.view, sliding.epoch) == ("units|*|*|24h", f"@upstream/units/{START}/*")
-
-
-def test_what_the_ledger_lost_and_still_counts_is_known() -> None:
-    """The 6 units were in our log once. The view counts them as a loss, and must not count them twice."""
-    count = compare("units", TODAY, NOON, [at(61, 5), at(62, 1), at(200, 3)], [], BOOK, NOON)
-    report = unlogged(count, SLIDING, 7, NOON)
-    assert report is not None
-    assert report.expiries == ((2, START + 4 * HOUR_MS + DAY_MS),)
-    assert unlogged(count, SLIDING, 9, NOON) is None
-
-
-def test_only_losses_of_that_period_are_known() -> None:
-    def lost(window: Sliding | Calendar, *parts: tuple[int, int], epoch: str = "e1") -> int:
-        return lost_in(TODAY, window, [UnloggedUsage("v", epoch, parts, (1, 0))])
-
-    today, yesterday = START + 3 * HOUR_MS, START - 3 * HOUR_MS
-    assert lost(Sliding(DAY_MS), (4, yesterday + DAY_MS), (5, today + DAY_MS)) == 5
-    assert lost(PACIFIC, (5, TODAY.until_ms)) == 5
-    assert lost(PACIFIC, (5, TODAY.since_ms)) == 0
-    assert lost(Sliding(DAY_MS), (5, today + DAY_MS), epoch="@upstream/units/1") == 0
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_no_charge_of_ours_is_ever_taken_for_somebody_elses(seed: int) -> None:
-    """Random days: our calls, somebody else's, an upstream that counts a call some minutes after we charged it, or
-    before it by a clock of its own, and publishes late. Reports as upstream learns more, each of them twice. On half of
-    the days all calls are somebody else's."""
-    pick = random.Random(seed)
-    skew_ms, delay_ms = pick.randint(-TOLERANCE_MS // 2, 0), pick.randint(0, TOLERANCE_MS // 2)
-    ours, calls = [], []
-    for _ in range(pick.choice([0, pick.randint(0, 60)])):
-        charged = Counted(pick.randint(START, TODAY.until_ms - HOUR_MS), pick.choice([1, 50, 100]), "videos.list")
-        ours.append(charged)
-        calls.append((charged.at_ms + skew_ms + pick.randint(0, delay_ms), charged.units, True))
-    for _ in range(pick.randint(0, 30)):
-        calls.append((pick.randint(START + 1, TODAY.until_ms), pick.choice([1, 50, 100]), False))
-    ours.sort()
-    minute = [(-(-max(ms, START + 1) // MINUTE_MS) * MINUTE_MS, units, mine) for ms, units, mine in calls]
-    standing: dict[str, UnloggedUsage] = {}
-    newest_ms = START
-    while newest_ms < TODAY.until_ms:
-        newest_ms = min(newest_ms + pick.randint(MINUTE_MS, 6 * HOUR_MS), TODAY.until_ms)
-        now_ms = newest_ms - skew_ms + pick.randint(0, TOLERANCE_MS)
-        seen = sorted((Counted(ms, units, "videos.list"), mine) for ms, units, mine in minute if ms <= newest_ms)
-        charged_by_now = [one for one in ours if one.at_ms <= now_ms]
-        count = compare("units", TODAY, newest_ms, [one for one, _ in seen], charged_by_now, BOOK, now_ms)
-        foreign = [(one.at_ms, one.units) for one, mine in seen if not mine]
-        for by_ms in {by_ms for _, by_ms in count.unknown}:
-            said = sum(units for units, known_ms in count.unknown if known_ms <= by_ms)
-            assert said <= sum(units for ms, units in foreign if ms <= by_ms)
-        if not ours:
-            assert count.unknown_units == sum(units for _, units in foreign)
-        for limit in (SLIDING, CALENDAR):
-            report = unlogged(count, limit, 0, now_ms)
-            if report is None:
-                continue
-            before = standing.get(limit.name, report)
-            after = before.with_report(report, now_ms)
-            assert after.with_report(report, now_ms) == after
-            assert after.units_at(now_ms) >= max(before.units_at(now_ms), report.units_at(now_ms))
-            standing[limit.name] = after
-            if not ours:  # all is known, and none of it is let go too soon
-                for later_ms in range(now_ms, now_ms + 2 * DAY_MS, 3 * HOUR_MS):
-                    if limit is SLIDING:
-                        used = sum(units for ms, units in foreign if ms > later_ms - DAY_MS)
-                    else:
-                        used = sum(units for _, units in foreign) if later_ms < TODAY.until_ms else 0
-                    assert after.units_at(later_ms) >= used

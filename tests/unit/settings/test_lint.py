@@ -19,7 +19,7 @@ import quota
 from quota.cli.check import ask_ledger
 from quota.common.storage import file_system
 from quota.jobs.store.store import Store
-from quota.ledger.sqlite_ledger import APPLICATION_ID
+from quota.ledger.sqlite_log import APPLICATION_ID
 from quota.settings.books import book_names
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import quota
-from quota.common.clock import NEVER
 from quota.errors import ConfigError, UsageError
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
@@ -21,6 +20,7 @@ from quota.settings.model import Unavailable
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT
 from quota.settings.toml import parse_toml
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from support.setup import charges_at
 from support.users import not_root
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
@@ -360,7 +360,10 @@ def test_a_path_that_is_none(state_dir: Path) -> None:
 WHOLE = f"is not a whole number from 1 to {10**15}"
 NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
-SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
+SCHEMES = (
+    "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, "
+    "rediss+cluster://, memory://"
+)
 
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
 AUTHS = 'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"'
@@ -949,7 +952,7 @@ def test_charges_of_one_session_carry_its_run(state_dir: Path) -> None:
     with quota.open() as session:
         session.budget().charge("videos.list")
         session.budget().charge("videos.list")
-        tokens = [entry.idempotency_key for entry in session.ledger.read("demo", (0, 0), NEVER, 10)]
+        tokens = [entry.key for entry in charges_at(session.ledger, "demo")]
     assert [token[:8] for token in tokens] == [session.run] * 2
     assert len(set(tokens)) == 2
 

@@ -1,0 +1,169 @@
+-- append.lua: add entries to the log of a project, unless something that their author has not read might change what it
+-- decided.
+--
+-- Guarantee: one atomic step. An author decides by what it has read of the log. It says how far that is, and how many units
+-- others may have taken meanwhile without changing its decision. Where they took more, or changed anything else, nothing is
+-- written, and the author gets what it has not read, and decides again. `word_of` in quota/ledger/log.py says the same. What a
+-- user has no right to run fails before anything is written.
+--
+-- KEYS  1 log        stream: entries in order, each with one field `e`: its line (quota/rules/entry.py). An id is the time in ms,
+--                    and a number that begins in each millisecond where the author says
+--       2 state      hash:
+--                    epoch      of this log; ~TOKEN:END_MS while nobody may append; !URL once it has moved
+--                    holds      how many of the keys log and corrected there must be: 1, or 2 once something was corrected; 0 of an
+--                               empty union. Where one is missing the server has evicted it, and the log is put together anew
+--                    trimmed    the newest entry that has left for the past
+--                    keep_ms    the longest window that anybody ever named
+--                    until_ms   when the keys would expire: they live on before half of that time is over
+--                    view:NAME  what was computed of the log: EPOCH TOTAL GONE HEAD ... (quota/rules/total.py)
+--                    any other  facts, claims, places and refusals (quota/ledger/state.py)
+--       3 corrected  hash: key of a charge -> UNITS ID: what it counts since its newest correction, which has this id
+--       All carry the project as hash tag: quota:{PROJECT}:ledger:log, :state, :corrected; and :past, a stream like the log, of what
+--       has left it. What is built beside lies at KEY:building:TOKEN, and lives for a minute.
+--
+-- ARGV  1 epoch      of the log that the author has read; '' = an empty one
+--       2 seen       the newest entry that it has read; 0-0 = none
+--       3 now_ms     by which it decided
+--       4 latest_ms  the latest clock that it accepts
+--       5 room       units that others may have taken; 2^53 = whatever they took
+--       6 seq        where the numbers of a new millisecond begin
+--       7 keep_ms    how long the author's longest window is
+--       8 clock_ms   0 = the server's clock; anything else is for tests and simulation
+--       9 must       an entry that this log must have, too; '' = none
+--      10 new_epoch  that an empty log gets
+--      11 rooms      instead of `room`, those of several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...], the
+--                    last three lists of names, [] = all; '' = there is one room for everything
+--      then the line of each entry; without any the script only reads
+--
+-- Reply {word, clock_ms, epoch, id, whole, ID, LINE, ID, LINE, ...}: `id` of the first entry that was appended, or '', and what
+--       lies behind `seen`, at most 500 entries; `whole` is 1 if that is all. The line of what is no entry is ''.
+--       APPENDED   the entries are in the log; or, from an earlier try, they were among the unseen ones
+--       READ       there were none to append
+--       AGAIN      others have changed what the author decided by
+--       CLOCK      the clock is before now_ms, or later than latest_ms
+--       BEHIND     another log, or one that lacks `seen` or `must`, or nobody may append; then nothing is read
+
+local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
+local call, match, byte, args = redis.call, string.match, string.byte, ARGV
+local epoch, seen, now_ms, latest_ms, room = args[1], args[2], args[3] + 0, args[4] + 0, args[5] + 0
+local seq, keep_ms, must, new_epoch, rooms = args[6], args[7] + 0, args[9], args[10], args[11]
+
+local FIRST_LINE = 12
+local MAX_UNSEEN, ANY = 500, 9007199254740992
+local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
+
+-- A part that few calls need stands where they do: to make its functions takes time.
+-- @include parts/int.lua
+-- @include parts/clock.lua
+
+local clock_ms, ms = clock(args[8] + 0)
+local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'until_ms')
+local stored, holds = fields[1] or '', tonumber(fields[2] or 0) or 0
+-- From the end: so it takes as long as there are unseen entries. The newest comes first, unless there are too many.
+local entries = call('XREVRANGE', log, '+', seen, 'COUNT', MAX_UNSEEN + 2)
+local size = #entries
+local newest, oldest = entries[1], entries[size]
+if size == MAX_UNSEEN + 2 then
+  entries = call('XRANGE', log, seen, '+', 'COUNT', MAX_UNSEEN + 2)
+  oldest = entries[1]
+else
+  for at = 1, math.floor(size / 2) do
+    entries[at], entries[size + 1 - at] = entries[size + 1 - at], entries[at]
+  end
+end
+
+-- Mostly the keys that must be there are known to be: the log has entries, and nothing was ever corrected.
+if stored ~= epoch or size == 0 or holds ~= 1 or byte(stored) == FENCE or byte(stored) == SEAL then
+-- @include parts/log_standing.lua
+  local is_closed
+  stored, is_closed = standing(stored, holds)
+  if is_closed or (stored ~= epoch and epoch ~= '') then return { 'BEHIND', clock_ms, stored } end
+end
+local has_seen = size > 0 and oldest[1] == seen
+if not has_seen or must ~= '' then
+-- @include parts/ids.lua
+  local trimmed = call('HGET', state, 'trimmed') or '0-0'
+  local function lacks(id) -- what has left by itself is not lacking
+    return before(trimmed, id) and #call('XRANGE', log, id, id) == 0
+  end
+  if (not has_seen and seen ~= trimmed) or (must ~= '' and lacks(must)) then return { 'BEHIND', clock_ms, stored } end
+end
+
+local first = has_seen and 2 or 1
+local whole = size - first < MAX_UNSEEN
+local reply = { 'READ', clock_ms, stored, '', whole and 1 or 0 }
+local earlier, is_changed = nil, not whole
+if size >= first or room < 0 or rooms ~= '' then
+-- @include parts/log_lines.lua
+-- @include parts/log_weight.lua
+  local own_key = args[FIRST_LINE] and match(args[FIRST_LINE], '^[^\t]*\t([^\t]*)')
+  local corrects, limits, taken = {}, rooms ~= '' and cjson.decode(rooms) or { false }, {}
+  for at = FIRST_LINE, #args do
+    local _, of = correction_in(args[at])
+    if of then corrects[of] = true end
+  end
+  is_changed = is_changed or (epoch ~= stored and size >= first) -- somebody else has begun the log
+  for at = first, math.min(size, first + MAX_UNSEEN - 1) do
+    local id, line = entries[at][1], line_of(entries[at])
+    reply[#reply + 1] = id
+    reply[#reply + 1] = line or ''
+    local entry = entry_in(line)
+    if entry then
+      if entry.key == own_key then earlier = earlier or id end
+      if corrects[entry.of] then is_changed = true end
+      for n, limit in ipairs(limits) do taken[n] = (taken[n] or 0) + weight(entry, limit) end
+    elseif room < ANY then
+      is_changed = true
+    end
+  end
+  for n, limit in ipairs(limits) do
+    if room < ANY and (taken[n] or 0) > (limit and limit[1] or room) then is_changed = true end
+  end
+end
+if not args[FIRST_LINE] then return reply end
+if earlier then
+  reply[1], reply[4] = 'APPENDED', earlier
+elseif clock_ms < now_ms or clock_ms > latest_ms then
+  reply[1] = 'CLOCK'
+elseif is_changed then
+  reply[1] = 'AGAIN'
+end
+if reply[1] ~= 'READ' then return reply end
+
+-- The entries stand behind the newest one, whatever the clock says; in a log that all have left, behind these.
+local last = size > 0 and newest[1] or holds > 0 and call('HGET', state, 'trimmed') or '0-0'
+local last_ms, last_seq = match(last, '^(%d+)-(%d+)$')
+if last_ms + 0 >= clock_ms then ms, seq = last_ms, last_seq + 1 end
+local ids, notes = {}, { 'HSET', corrected }
+for at = FIRST_LINE, #args do
+  local id = ms .. '-' .. int(seq + at - FIRST_LINE)
+  ids[at] = id
+  if byte(args[at]) == CORRECTION then
+-- @include parts/log_lines.lua
+    local units, of = correction_in(args[at])
+    if of then
+      notes[#notes + 1] = of
+      notes[#notes + 1] = units .. ' ' .. id
+    end
+  end
+end
+-- @include parts/log_lifetime.lua
+local is_noted = #notes > 2
+local must_hold = is_noted and 2 or math.max(holds, 1)
+local longest_ms, until_ms = tonumber(fields[3] or 0) or 0, tonumber(fields[4] or 0) or 0
+local lives_on = must_hold ~= holds or keep_ms > longest_ms or until_ms - clock_ms < lifetime_ms(longest_ms) / 2
+if lives_on or is_noted then
+-- @include parts/log_rights.lua
+  try_rights()
+end
+if is_noted then call(unpack(notes)) end
+if lives_on then
+  if stored == '' then stored = new_epoch end
+  longest_ms = math.max(keep_ms, longest_ms)
+  call('HSET', state, 'epoch', stored, 'holds', must_hold, 'keep_ms', int(longest_ms),
+    'until_ms', int(clock_ms + lifetime_ms(longest_ms)))
+end
+for at = FIRST_LINE, #args do call('XADD', log, ids[at], 'e', args[at]) end
+if lives_on then live_on(longest_ms) end
+reply[1], reply[3], reply[4] = 'APPENDED', stored, ids[FIRST_LINE]
+return reply

@@ -1,0 +1,73 @@
+-- change.lua: change fields of a project's state where nobody was quicker, with a marker in the log.
+--
+-- Guarantee: one atomic step. The fields change if those that are expected are so, else nothing does; nor while somebody keeps
+-- others from appending, unless that very epoch is expected. The marker tells every author of a decision that what it knows of the
+-- state is old.
+--
+-- KEYS  1 log  2 state  3 corrected, as in append.lua
+-- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
+--       2 seq        where the numbers of a new millisecond begin
+--       3 marker     the line of an entry, or ''
+--       4 new_epoch  that an empty log gets with the marker
+--       5 expected   how many fields are; then NAME TEXT of each, then NAME TEXT of each that becomes so. A text follows a `=`;
+--                    `-` stands for a field that there is not
+-- Reply {done, clock_ms, epoch, NAME, TEXT, NAME, TEXT, ...}: 1 if it was done, and those of all these fields that there are now
+
+local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
+local call, args = redis.call, ARGV
+local seq, marker, new_epoch, expected = args[2], args[3], args[4], tonumber(args[5])
+local FIRST = 6
+local FIRST_BECOMES = FIRST + 2 * expected
+
+-- @include parts/int.lua
+-- @include parts/clock.lua
+-- @include parts/log_standing.lua
+-- @include parts/log_lifetime.lua
+-- @include parts/log_rights.lua
+
+local clock_ms, ms = clock(args[1] + 0)
+local names = { 'HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed' }
+local FIRST_TEXT = #names - 1
+for at = FIRST, #args, 2 do names[#names + 1] = args[at] end
+local fields = call(unpack(names))
+local holds, keep_ms = tonumber(fields[2] or 0) or 0, tonumber(fields[3] or 0) or 0
+local epoch, is_closed = standing(fields[1] or '', holds)
+local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+
+local done, texts = FIRST_BECOMES <= #args, {}
+for at = FIRST, #args, 2 do
+  if at < FIRST_BECOMES and args[at] == 'epoch' and args[at + 1] == '=' .. epoch then is_closed = false end
+  local text = fields[FIRST_TEXT + (at - FIRST) / 2]
+  texts[args[at]] = text
+  if at < FIRST_BECOMES and args[at + 1] ~= (text and '=' .. text or '-') then done = false end
+end
+done = done and not is_closed
+if done then
+  try_rights()
+  if marker ~= '' then
+    if epoch == '' then epoch = new_epoch end
+    holds = math.max(holds, 1)
+  end
+  call('HSET', state, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
+  if epoch ~= '' then call('HSET', state, 'epoch', epoch) end
+  for at = FIRST_BECOMES, #args, 2 do
+    local name, text = args[at], args[at + 1] ~= '-' and string.sub(args[at + 1], 2)
+    texts[name] = text
+    if text then call('HSET', state, name, text) else call('HDEL', state, name) end
+    if name == 'epoch' then epoch = text or '' end
+  end
+  if marker ~= '' then
+    local last_ms, last_seq = string.match(newest and newest[1] or fields[4] or '0-0', '^(%d+)-(%d+)$')
+    if last_ms + 0 >= clock_ms then ms, seq = last_ms, int(last_seq + 1) end
+    call('XADD', log, ms .. '-' .. seq, 'e', marker)
+  end
+  live_on(keep_ms)
+end
+local reply = { done and 1 or 0, clock_ms, epoch }
+for name, text in pairs(texts) do
+  if text then
+    reply[#reply + 1] = name
+    reply[#reply + 1] = text
+  end
+end
+return reply

@@ -1,0 +1,18 @@
+-- Adds an entry to the past. False where it would have to stand before the newest one, and is not there yet.
+local newest_past = redis.call('XREVRANGE', past, '+', '-', 'COUNT', 1)[1]
+newest_past = newest_past and newest_past[1] or '0-0'
+local function add_to_past(id, line)
+  if before(newest_past, id) then
+    redis.call('XADD', past, id, 'e', line)
+    newest_past = id
+    return true
+  end
+  return #redis.call('XRANGE', past, id, id) > 0
+end
+-- The past is kept for 35 days, and not more of it than this.
+local MAX_PAST = '500000'
+local function keep_past(clock_ms)
+  redis.call('XTRIM', past, 'MINID', '~', int(math.max(0, clock_ms - PAST_MS)))
+  redis.call('XTRIM', past, 'MAXLEN', '~', MAX_PAST)
+  redis.call('PEXPIRE', past, int(PAST_MS))
+end

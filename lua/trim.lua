@@ -1,0 +1,59 @@
+-- trim.lua: move what has left every window from a project's log to its past, a piece at a time.
+--
+-- Guarantee: one atomic step. An entry of the past has the units that it counted last, and no correction of it stays behind.
+-- What nobody can read is no more.
+-- Nothing moves while nobody may append, or where a key was evicted.
+--
+-- KEYS  1 log  2 state  3 corrected  4 past, as in append.lua
+-- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
+--       2 before_ms  entries dated before this move
+--       3 count      at most so many, up to 250
+-- Reply {moved, ID, LINE, ID, LINE, ...}: how many have left the log, and those of them that stand before the newest of the past
+
+local log, state, corrected, past = unpack(KEYS)
+local before_ms, count = ARGV[2], math.min(tonumber(ARGV[3]), 250)
+
+-- @include parts/int.lua
+-- @include parts/clock.lua
+-- @include parts/ids.lua
+-- @include parts/log_lines.lua
+-- @include parts/log_standing.lua
+-- @include parts/log_lifetime.lua
+-- @include parts/log_rights.lua
+-- @include parts/log_past.lua
+
+local clock_ms = clock(tonumber(ARGV[1]))
+local fields = redis.call('HMGET', state, 'epoch', 'holds')
+local holds = tonumber(fields[2] or 0) or 0
+local _, is_closed = standing(fields[1] or '', holds)
+if is_closed then return { 0 } end
+local entries = redis.call('XRANGE', log, '-', '(' .. before_ms .. '-0', 'COUNT', count + 1)
+local moved = math.min(#entries, count)
+if moved == 0 then return { 0 } end
+-- What is noted of each: a charge by its key, and a correction by that of its charge, which may have left before it.
+local lines, charges, noted = {}, {}, { 'HMGET', corrected }
+for at = 1, moved do
+  lines[at] = line_of(entries[at]) or ''
+  charges[at] = string.match(lines[at], '^%d+\t([^\t]*)')
+  local _, of = correction_in(lines[at])
+  noted[at + 2] = charges[at] or of or ''
+end
+local notes = redis.call(unpack(noted))
+
+try_rights()
+redis.call('HSET', state, 'trimmed', entries[moved][1])
+local reply = { moved }
+for at = 1, moved do
+  local id = entries[at][1]
+  local units, of_id = string.match(notes[at] or '', '^(%d+) (%S+)$')
+  if units and charges[at] then lines[at] = string.gsub(lines[at], '^%d+', units, 1) end
+  if units and (charges[at] or of_id == id) then redis.call('HDEL', corrected, noted[at + 2]) end
+  if is_readable(lines[at]) and not add_to_past(id, lines[at]) then
+    reply[#reply + 1] = id
+    reply[#reply + 1] = lines[at]
+  end
+end
+redis.call('XTRIM', log, 'MINID', #entries > moved and entries[moved + 1][1] or before_ms)
+if holds == 2 and redis.call('EXISTS', corrected) == 0 then redis.call('HSET', state, 'holds', 1) end
+keep_past(clock_ms)
+return reply

@@ -1,0 +1,129 @@
+"""What upstream's answers say remains, where that is less than we believe: others have used the difference.
+
+    news      what of an answer is worth a question to the ledger. Known from the decision about the call, so nobody
+              waits for it
+    observe   counts what others used, and remembers a limit that is smaller than the configuration says
+
+A level is compared with all that is charged when the ledger is asked, and not with what was charged when the call
+left: upstream may have counted any call that left until then, and what we charged is never taken for others'. So calls
+under way hide as many units of others, until the next answer. What others used in one period of upstream is an entry of
+the kind `others` under one name, of which the largest counts: two processes that hear the same count it once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from quota.common.clock import rfc3339
+from quota.common.log import line
+from quota.deciding.outlook import counted
+from quota.decision import Decision
+from quota.rules.calls import granted_units, lowers, wanted_grants
+from quota.rules.entry import CALLS
+from quota.terms.evidence import Heard, Level, heard, no_longer
+from quota.terms.limits import DAY_MS, SECOND_MS
+
+if TYPE_CHECKING:
+    from quota.budget import Budget
+    from quota.deciding.project import Project
+
+_log = logging.getLogger("quota")
+
+WORTH_PERCENT = 1
+"""The share of a limit that a level must change to be told to the ledger."""
+
+AGAIN_MS = SECOND_MS
+"""A process tells a ledger of one bucket at most so often, and that it is empty at most so often."""
+
+BELIEVED_MS = DAY_MS
+"""How long a smaller limit of an answer is believed. The answers after that say it anew."""
+
+
+def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
+    """Of what the answer to an admitted call says, that which is worth a question to the ledger: it changes a limit by
+    more than WORTH_PERCENT, or empties a bucket. At most one in a second for each bucket. `now_ms` is when the answer
+    came, by the ledger's clock as far as it is known."""
+    used = {state.name: state.used_units for state in decision.limits}
+    worth = []
+    for level in levels:
+        news = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
+        if news is None or not (level.remaining_units == 0 or _changes(news, used) or _granted_anew(budget, (level,))):
+            continue
+        topic = level.bucket, level.remaining_units == 0
+        if not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
+            budget.heard_ms[topic] = now_ms
+            worth.append(news)
+    return tuple(worth)
+
+
+def observe(budget: Budget, project: Project, decision: Decision, levels: Sequence[Level]) -> None:
+    """Count what others used by these levels. Raises LedgerError."""
+    limits = tuple([limit for limit in budget.limits if not limit.narrow])
+    outcome = counted(project, budget.answers.question(budget.checklists.of("", (), limits, (0,) * len(limits), "")))
+    now_ms = outcome.now_ms
+    used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
+    for level in levels:
+        news = heard(level, budget.book, limits, charged_ms(decision), now_ms)
+        if news is None or not _changes(news, used):
+            continue
+        name = others_name(level.bucket, news.since_ms)
+        counts = {limit.name: project.others_units(limit.view, name) for limit in news.alone}
+        units = max(news.used_units(limit) - used[limit.name] + counts[limit.name] for limit in news.alone)
+        if units > max(counts.values()):
+            _count(budget, news, name, units)
+    if granted := _granted_anew(budget, levels):
+        standing = project.state.facts().grants
+        project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
+
+
+def _count(budget: Budget, news: Heard, name: str, units: int) -> None:
+    """Append what others used. It counts in the limits that have such a window."""
+    bucket = news.level.bucket
+    longest_ms = max(limit.view.window.longest_ms for limit in news.limits)
+    calls = CALLS if any(limit.view.selector.count == "calls" for limit in news.limits) else ""
+    budget.add_others(bucket, units, news.since_ms, news.until_ms, name, window_ms=longest_ms, noun=calls)
+    _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(news.until_ms)))
+
+
+def others_name(bucket: str, since_ms: int) -> str:
+    """The name of what others used of a bucket in the period that began then. Whoever hears of it gives it that."""
+    return f"{bucket}@{since_ms}"
+
+
+def _granted(budget: Budget, level: Level) -> int | None:
+    """What upstream grants of a bucket, by the limit that an answer names. None where nothing follows: the bucket has
+    several windows, a limit counts it for longer, or nothing would be left but what the limit leaves unspent, which is
+    no plan but a mistake: nothing would be admitted that could hear otherwise."""
+    bucket, units = budget.book.buckets.get(level.bucket), level.limit_units
+    if bucket is None or units is None or len(bucket.quotas) > 1:
+        return None
+    for limit in budget.limits:
+        most = granted_units(limit, {bucket.name: units})
+        if most == 0 or (most is not None and not no_longer(limit.view.window, bucket.window)):
+            return None
+    return units
+
+
+def _granted_anew(budget: Budget, levels: Sequence[Level]) -> dict[str, int]:
+    """What upstream grants by these levels, by bucket; empty where all of it is believed already."""
+    granted = {level.bucket: units for level in levels if (units := _granted(budget, level)) is not None}
+    wanted = {bucket: units if lowers(budget.limits, bucket, units) else None for bucket, units in granted.items()}
+    believed = budget.answers.believed_now().units
+    return granted if any(believed.get(bucket) != units for bucket, units in wanted.items()) else {}
+
+
+def charged_ms(decision: Decision) -> int:
+    """The time of the charge, read from its id `MS-KEY`; for any other id, the time of the decision."""
+    ms = (decision.id or "").partition("-")[0]
+    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
+
+
+def _changes(news: Heard, used: Mapping[str, int]) -> bool:
+    """Whether upstream has counted so much more than we that it is worth telling."""
+    return any(
+        100 * (news.used_units(limit) - used[limit.name]) > WORTH_PERCENT * limit.limit_units
+        for limit in news.alone
+        if limit.name in used
+    )

@@ -1,0 +1,199 @@
+"""The decision that follows from an outcome: what the caller of a budget is told.
+
+    Answers    what each limit may hold at a time, each limit as a decision saw it, who refuses, and until when
+
+Nearly every answer follows from the outcome alone. When a refused call fits again may have to be read from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from quota.common.clock import NEVER, rfc3339
+from quota.common.text import many
+from quota.deciding.project import Project
+from quota.deciding.question import Outcome, Question
+from quota.decision import COUNTING, Decision, LimitState, Reason, enforced
+from quota.errors import LedgerError
+from quota.rules.calls import NO_CAP, NO_GRANTS, Believed, Checklist, Checklists, believed, cap
+from quota.rules.entry import Entry
+from quota.rules.facts import Facts
+from quota.rules.retry import Full, retry_at
+from quota.terms.limits import Calendar, Limit
+
+COUNT_AGAIN_MS = 1_000
+"""After which time a call that was refused with "counting" is worth another try."""
+
+
+Refusal = tuple["str | None", Reason, "int | None", str]
+"""The limit or bucket that refused a call, the reason, when to come back, and details."""
+
+
+@dataclass
+class Answers:
+    """Makes the decisions of one budget."""
+
+    credential: str
+    project: Project
+    checklists: Checklists
+    _believed: tuple[Facts, Believed] = field(default=(Facts(), NO_GRANTS), init=False)
+
+    def question(self, checklist: Checklist, charges: Sequence[Entry] = ()) -> Question:
+        """What a decision about calls goes by; without charges, a look."""
+        views = tuple([limit.view for limit in checklist.limits])
+        return Question(views, checklist.costs, partial(self.caps, checklist), checklist.closed_by, charges)
+
+    def caps(self, checklist: Checklist, facts: Facts, now_ms: int) -> tuple[int, ...]:
+        """What each limit may hold at a time. A shadow limit holds whatever comes."""
+        grants = self.believed_at(facts, now_ms)
+        if checklist.grants is not grants:
+            checklist = self.checklists.with_grants(checklist, grants)
+        caps = checklist.caps_at(now_ms) if checklist.paced else checklist.caps
+        if not checklist.shadow:
+            return caps
+        return tuple([NO_CAP if x.shadow else units for x, units in zip(checklist.limits, caps, strict=True)])
+
+    def believed_now(self) -> Believed:
+        """The grants that are believed now, as far as this process has read the facts."""
+        return self.believed_at(self.project.reading.facts, self.project.now_ms())
+
+    def believed_at(self, facts: Facts, now_ms: int) -> Believed:
+        if not facts.grants:
+            return NO_GRANTS
+        of_facts, grants = self._believed
+        if of_facts is not facts or not grants.since_ms <= now_ms < grants.until_ms:
+            grants = believed(facts, now_ms)
+            self._believed = facts, grants
+        return grants
+
+    def decision(self, checklist: Checklist, outcome: Outcome, *, commit: bool) -> Decision:
+        admitted = outcome.reason == "ok"
+        states = self.states(checklist, outcome, charged=admitted and commit)
+        refusal: Refusal = (None, "ok", None, "") if admitted else self._refusal(checklist, outcome)
+        refused_by, reason, retry_at_ms, detail = refusal
+        refusing = enforced(states) if checklist.shadow else states
+        tightest = refusing[0] if len(refusing) == 1 else min(refusing, key=_further_calls, default=None)
+        return Decision(
+            admitted,
+            None,
+            "ledger" if admitted and commit else None,
+            self.credential,
+            self.project.name,
+            checklist.method,
+            checklist.units,
+            reason,
+            refused_by,
+            tightest.remaining_units if tightest else 0,
+            outcome.now_ms,
+            retry_at_ms,
+            states,
+            detail,
+        )
+
+    def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
+        """Each limit as a decision saw it."""
+        caps = outcome.caps
+        if checklist.shadow and outcome.facts is not None:
+            grants = self.believed_at(outcome.facts, outcome.now_ms)
+            caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
+        states = []
+        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, strict=False)
+        for limit, cost_units, used_units, cap_units in each:
+            shadow = limit.shadow
+            would_refuse = shadow and cost_units > 0 and used_units + (0 if charged else cost_units) > cap_units
+            left_units = cap_units - used_units if cap_units > used_units else 0
+            noun = limit.view.selector.noun
+            states.append(
+                LimitState(limit.name, cost_units, used_units, cap_units, left_units, would_refuse, noun, shadow)
+            )
+        return tuple(states)
+
+    def _refusal(self, checklist: Checklist, outcome: Outcome) -> Refusal:
+        if outcome.reason == "clock":
+            clocks = (
+                f"this machine's clock reads {rfc3339(self.project.wall())}, the ledger's {rfc3339(outcome.clock_ms)}"
+            )
+            return None, "clock", None, clocks
+        if outcome.reason == "counting":
+            return None, "counting", outcome.now_ms + COUNT_AGAIN_MS, COUNTING
+        closed = outcome.closing
+        if closed is None:
+            return self.full(checklist, outcome)
+        if closed.until_ms == NEVER:
+            return closed.bucket, "closed", None, closed.evidence
+        opens_ms = closed.until_ms + self.project.jitter_ms
+        return closed.bucket, "exhausted", self._room_from(opens_ms, checklist, outcome), closed.evidence
+
+    def _room_from(self, opens_ms: int, checklist: Checklist, outcome: Outcome) -> int:
+        """When a call fits whose bucket upstream closed until `opens_ms`: limits of ours may be full for longer."""
+        full = self.full_limits(checklist, outcome, opens_ms)
+        if not any(limit.refuses or limit.limit.paced for limit in full):
+            return opens_ms
+        try:
+            at_ms, _ = retry_at(full, self.project, opens_ms)
+        except LedgerError:
+            return opens_ms
+        return at_ms if at_ms != NEVER else opens_ms
+
+    def full(self, checklist: Checklist, outcome: Outcome) -> Refusal:
+        """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""
+        every = self.full_limits(checklist, outcome, 0)
+        full = every if checklist.paced else [state for state in every if state.refuses]
+        for state in full:
+            if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:
+                return state.limit.name, "closed", None, self._too_little(state.limit, outcome)
+        at_ms: int | None
+        try:
+            at_ms, longest = retry_at(full, self.project, outcome.now_ms)
+            held = full[longest]
+        except LedgerError:
+            at_ms, held = None, next(state for state in full if state.refuses)
+        n = every.index(held)
+        limit, leave_units, cap_units = held.limit, checklist.leaves[n], outcome.caps[n]
+        details = [f"of {held.cap_units:,} by the end of the {_period(limit)}"] if cap_units < held.cap_units else []
+        details += [f"this job leaves {leave_units:,} to others"] if leave_units else []
+        if checklist.each:
+            details.append(f"and these {many(len(checklist.each), 'call')} need {held.cost_units:,} together")
+        reason: Reason = "limit"
+        if leave_units and outcome.facts is not None:
+            grants = self.believed_at(outcome.facts, outcome.now_ms)
+            alone = cap(limit, 0, held.cost_units, outcome.now_ms, grants.units)
+            reason = "limit" if held.used_units + held.cost_units > alone else "leave"
+        return limit.name, reason, at_ms, ", ".join(details)
+
+    def full_limits(self, checklist: Checklist, outcome: Outcome, opens_ms: int) -> list[Full]:
+        """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
+        facts = outcome.facts or Facts()
+        grants = self.believed_at(facts, outcome.now_ms)
+        caps = self.checklists.with_grants(checklist, grants).caps if grants is not checklist.grants else checklist.caps
+        full = []
+        each = zip(checklist.limits, caps, checklist.costs, outcome.caps, outcome.used_units, strict=True)
+        for n, (limit, most_units, cost_units, cap_units, used_units) in enumerate(each):
+            if limit.shadow:
+                full.append(Full(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
+                continue
+            refuses = cost_units > 0 and used_units + cost_units > cap_units
+            state = Full(limit, most_units, cost_units, used_units, refuses)
+            ungranted = cap(limit, checklist.leaves[n], cost_units, None)
+            if most_units < ungranted:
+                lapses_ms = grants.until_ms_of(limit.view.selector.buckets[0])
+                # Nobody waits until a grant ends that is less than the call, unless its bucket is closed for longer.
+                if cost_units <= most_units or lapses_ms <= opens_ms:
+                    state = state._replace(lapses_ms=lapses_ms, lapsed_units=ungranted)
+            full.append(state)
+        return full
+
+    def _too_little(self, limit: Limit, outcome: Outcome) -> str:
+        """What upstream grants, where a call that the configuration admits does not fit."""
+        granted = self.believed_at(outcome.facts or Facts(), outcome.now_ms).units[limit.view.selector.buckets[0]]
+        return f"{granted}, of which {limit.headroom_units} stay unspent" if limit.headroom_units else f"{granted}"
+
+
+def _further_calls(state: LimitState) -> int:
+    return state.remaining_units // max(state.cost_units, 1)
+
+
+def _period(limit: Limit) -> str:
+    return limit.view.window.period if isinstance(limit.view.window, Calendar) else limit.view.window.name

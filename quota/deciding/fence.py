@@ -1,0 +1,151 @@
+"""Keeps everybody from appending to a log for as long as an owner puts another in its place: a move, or a repair.
+
+A fence is a lease. Its owner renews it, and gives back what stood before should anything come between. If the owner is
+killed, the lease ends by itself.
+
+    Fence            the fence around one log
+    given_back       gives the log back if the work fails
+    FenceLostError   somebody else was quicker
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, RLock, Thread
+
+from quota.common.clock import elapsed_s
+from quota.common.text import show
+from quota.errors import LedgerError, MoveRefused
+from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, SEAL, Beginning, Log, fence_is_over, is_fence, is_seal
+from quota.rules.entry import Entry, Id
+
+WAIT_S = 5.0
+"""How long an owner waits for the fence of somebody else."""
+
+LOOK_AGAIN_S = 0.02
+
+RENEW_S = LEASE_MS / 4_000
+"""How often a fence is renewed."""
+
+
+class FenceLostError(LedgerError):
+    """Somebody else has changed the log meanwhile. Nothing was lost."""
+
+
+def of(log: Log, project: str) -> str:
+    return f"project {show(project)} of ledger {log.label}"
+
+
+class Fence:
+    """The fence of a move or a repair around one log.
+
+    `stood` is the epoch that the log had before, and `epoch` the fence as it stands; "" where there is none of ours.
+    `lifts` is the seal that may be lifted: the log moves back to where it came from.
+    """
+
+    def __init__(self, log: Log, project: str, token: str, lifts: str = "") -> None:
+        self.log, self.project, self.token, self.lifts = log, project, token, lifts
+        self.stood = self.epoch = ""
+        self._lock = RLock()
+
+    def take(self) -> None:
+        """Fence the log. Waits for the fence of somebody else."""
+        ends_s = elapsed_s() + WAIT_S
+        while True:
+            beginning = self.log.begin(self.project)
+            epoch = beginning.epoch
+            if is_fence(epoch) and self.token in epoch:
+                raise MoveRefused(f"{of(self.log, self.project)} is that of the other url, too: nothing was changed")
+            if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
+                if self._take(beginning):
+                    return
+            elif elapsed_s() > ends_s:
+                raise self._overtaken()
+            time.sleep(LOOK_AGAIN_S)
+
+    def _take(self, beginning: Beginning) -> bool:
+        epoch = beginning.epoch
+        if not is_seal(epoch):
+            done, fence = self.log.fence(self.project, epoch, self.token)
+        elif epoch == self.lifts:
+            fence = self._fence(beginning.clock_ms)
+            done = self.log.change(self.project, {EPOCH: epoch}, {EPOCH: fence}).done
+        else:
+            raise self._overtaken()
+        if done:
+            self.stood, self.epoch = epoch, fence
+        return done
+
+    def _fence(self, clock_ms: int) -> str:
+        return f"{FENCE}{self.token}:{clock_ms + LEASE_MS}"
+
+    def change(self, becomes: dict[str, str | None]) -> None:
+        """Change fields of the state behind the fence."""
+        with self._lock:
+            changed = self.log.change(self.project, {EPOCH: self.epoch}, becomes)
+            if not changed.done:
+                raise self._overtaken()
+            self.epoch = becomes.get(EPOCH) or self.epoch
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the fence while something long is done. Nobody else has had the log, as long as that goes on."""
+        ended = Event()
+
+        def renew() -> None:
+            with suppress(LedgerError):  # the next change says so
+                while not ended.wait(RENEW_S):
+                    self.change({EPOCH: self._fence(self.log.now_ms())})
+
+        thread = Thread(target=renew, name="quota-fence", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def replace(self, entries: Sequence[Entry], trimmed: Id) -> None:
+        """Put these entries in the place of the log, which stays behind the fence."""
+        tip = self.log.begin(self.project).tip
+        if not self.log.replace(self.project, self.epoch, tip, entries, self.epoch, trimmed=trimmed):
+            raise self._overtaken()
+        self.stood = BROKEN  # what stood before is no more
+
+    def seal(self, url: str) -> None:
+        if not self.log.seal(self.project, self.epoch, url):
+            raise self._overtaken()
+        self.epoch = ""
+
+    def open(self) -> None:
+        """Let everybody append to what was put in place."""
+        self.change({EPOCH: os.urandom(8).hex()})
+        self.epoch = ""
+
+    def give_back(self) -> None:
+        """Take the fence away, where one of ours stands before what it stood before at first. Else its lease ends."""
+        if is_seal(self.stood) and self.epoch:
+            self.log.seal(self.project, self.epoch, self.stood.removeprefix(SEAL))
+        elif self.epoch and not is_fence(self.stood):
+            self.log.change(self.project, {EPOCH: self.epoch}, {EPOCH: self.stood or None})
+
+    def _overtaken(self) -> FenceLostError:
+        return FenceLostError(
+            f"another `quota ledger move`, or a repair, is at work on {of(self.log, self.project)}; run this again "
+            "when that has ended"
+        )
+
+
+@contextmanager
+def given_back(*fences: Fence) -> Iterator[None]:
+    """Give back what was fenced, should anything come between."""
+    try:
+        yield
+    except BaseException:
+        for fence in fences:
+            with suppress(LedgerError):
+                fence.give_back()
+        raise

@@ -1,0 +1,238 @@
+"""What a ledger has lost, and this machine has seen, is put back: with its own times, under its own keys.
+
+A log lost something if it was emptied, if an old copy was put in its place, or if a replica that lagged took over. Who
+notices keeps everybody from appending (a fence), takes the union of the log and of what this machine's processes saw
+(`quota.rules.union`), and puts it in place under a new epoch. So every other machine notices, compares in its turn, and
+adds what it alone has. While that is done others wait WAIT_S at most; then they are refused with "counting".
+
+    put_back              compares the log with this machine's journal, and puts back what the log lacks
+    StillCountingError    somebody else is at it, or a total has far to read
+    losses                what was put back lately: a field of the state, for people
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.clock import LATEST_MS, elapsed_s
+from quota.common.log import warn
+from quota.common.text import one_line
+from quota.errors import LedgerError, UsageError
+from quota.ledger.log import LEASE_MS, MAX_READ, SLACK_MS, Beginning, fence_is_over, is_fence, is_seal
+from quota.ledger.state import Change, change, moved
+from quota.rules import facts as facts_rules
+from quota.rules.entry import END, START, Entry, Id
+from quota.rules.facts import FACTS, Facts
+from quota.rules.union import missing, union
+from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.attribution import machine_name
+
+if TYPE_CHECKING:
+    from quota.deciding.project import Project
+    from quota.journal.journal import Journal
+
+WAIT_S = 0.3
+"""How long a caller waits while somebody else puts a log together."""
+
+LOOK_AGAIN_S = 0.005
+
+WRITE_AT_ONCE = 1_000
+"""How many entries that others made are noted in the journal at once."""
+
+
+LOSSES = "losses"
+"""The field of the state that has the last MAX_KEPT losses."""
+
+MAX_KEPT = 10
+
+
+class Loss(NamedTuple):
+    """Charges that a ledger had lost and that a machine put back, and what they count."""
+
+    at_ms: int
+    machine: str
+    charges: int
+    units: int
+
+
+class StillCountingError(Exception):
+    """The log is being put together from what machines have seen of it, or a total has far to read."""
+
+
+def put_back(project: Project) -> None:
+    """Compare the log with what this machine has seen, and put back what it lacks. The project then reads the log that
+    came of it. Raises StillCountingError while somebody else is at it, and LedgerError."""
+    ends_s, journal = elapsed_s() + WAIT_S, project.journal
+    if journal is None:
+        _unfenced(project, ends_s)
+        _begin_anew(project)
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(journal.locked())
+        except LedgerError:  # another process of this machine is at it
+            raise StillCountingError from None
+        while not _put_back_here(project, journal, ends_s):
+            if elapsed_s() > ends_s + LEASE_MS / 1_000:
+                raise StillCountingError
+
+
+def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
+    """One try of `put_back`, while no other process of this machine is at it; False where the log was changed
+    meanwhile."""
+    beginning = _unfenced(project, ends_s)
+    if _must_compare(project, journal, beginning):
+        return _compare(project, journal, beginning)
+    _begin_anew(project)
+    return True
+
+
+def _unfenced(project: Project, ends_s: float) -> Beginning:
+    """The log's beginning, once no fence of somebody else stands."""
+    while True:
+        beginning = project.log.begin(project.name, (), (FACTS,))
+        if is_seal(beginning.epoch):
+            raise moved(project.log.label, beginning.epoch)
+        if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
+            return beginning
+        if elapsed_s() > ends_s:
+            raise StillCountingError
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _must_compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
+    """Whether the log may lack what this machine has seen: nobody here has compared them since."""
+    epoch = beginning.epoch
+    if is_fence(epoch) or project.reading.pending or journal.uncompared(epoch):
+        return True
+    newest = journal.newest(epoch)
+    return newest > beginning.tip and not is_there(project, newest)
+
+
+def is_there(project: Project, entry_id: Id) -> bool:
+    """Whether the log has an entry with this id."""
+    ms, seq = entry_id
+    before = (ms, seq - 1) if seq else (ms - 1, END[1])
+    return bool(project.log.read(project.name, before, entry_id, 1))
+
+
+def _begin_anew(project: Project) -> None:
+    """Let the project read the log from its beginning, as a process that starts does."""
+
+    def forget() -> None:
+        project.reading.began = False
+
+    project.in_turn(forget)
+
+
+def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
+    """Compare, and put back what is missing; False where somebody else changed the log meanwhile."""
+    log, name = project.log, project.name
+    fence = beginning.epoch if is_fence(beginning.epoch) else ""
+    have = _read(project, beginning.trimmed, beginning.tip)
+    oldest_ms = beginning.clock_ms - project.longest_ms - SLACK_MS
+    position = journal.position()
+    seen = [entry for _, entry in journal.records()]
+    lost = missing(have, seen, beginning.trimmed, oldest_ms)
+    facts = facts_rules.union(Facts.read(beginning.state.get(FACTS, "")), Facts.read(journal.facts()))
+    epoch, tip = beginning.epoch, beginning.tip
+    if lost or fence:
+        done, fence = log.fence(name, beginning.epoch, project.keys.next())
+        if not done:
+            return False
+        newer = _read(project, tip, END)
+        have += newer
+        tip = newer[-1].id if newer else tip
+        lost = missing(have, seen, beginning.trimmed, oldest_ms)
+        have = union(have, lost, beginning.clock_ms, beginning.trimmed)
+        epoch = project.keys.next()
+        if not log.replace(name, fence, tip, have, epoch):
+            return False
+        if lost:
+            units = [entry.units for entry in lost if entry.kind == "charge"]
+            say = "charges that this machine saw were lost by the ledger, and are put back"
+            warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
+            if units:
+                _tell(project, Loss(beginning.clock_ms, one_line(machine_name())[:64], len(units), sum(units)))
+    if facts != Facts.read(beginning.state.get(FACTS, "")):
+        facts = project.state.unite(facts)
+    _note(journal, epoch, have, {entry.key for entry in seen})
+    journal.compared(epoch, position)
+
+    def begin() -> None:
+        reading = project.reading
+        views = [*reading.totals]
+        reading.begin(epoch, have[-1].id if have else START, beginning.trimmed, facts)
+        now_ms = project.now_ms()
+        for view in views:
+            reading.open(view, None, now_ms, START, None)
+            total = reading.totals[view]
+            for entry in have:
+                if entry.id > total.head:
+                    total.take(entry)
+            total.skip_to(reading.seen)
+        for entry in have:
+            if entry.key in reading.pending:
+                reading.pending[entry.key] = entry.id
+
+    project.in_turn(begin)
+    project.keep()
+    return True
+
+
+def _read(project: Project, after: Id, through: Id) -> list[Entry]:
+    entries: list[Entry] = []
+    while True:
+        piece = project.log.read(project.name, after, through, MAX_READ)
+        entries += piece
+        if len(piece) < MAX_READ:
+            return entries
+        after = piece[-1].id
+
+
+def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:
+    """Note in the journal what was read of others, and which entry is the newest of this log."""
+    news = [entry for entry in have if entry.key not in seen]
+    for at in range(0, len(news), WRITE_AT_ONCE):
+        journal.write(epoch, news[at : at + WRITE_AT_ONCE])
+    if have and not news:
+        journal.write(epoch, have[-1:])
+
+
+# -- what is told of it ------------------------------------------------------------------------------------------------
+
+
+def losses(project: Project) -> Sequence[Loss]:
+    """What was put back lately, the oldest first. Raises LedgerError."""
+    return change(project.log, project.name, (LOSSES,), lambda _, fields: Change(_read_losses(fields)))
+
+
+def _tell(project: Project, loss: Loss) -> None:
+    """Note a loss. It may fail without harm."""
+
+    def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
+        before = _read_losses(fields)
+        return Change(None, {} if loss in before else {LOSSES: json.dumps([*before, loss][-MAX_KEPT:])})
+
+    with suppress(LedgerError):
+        change(project.log, project.name, (LOSSES,), rule)
+
+
+def _read_losses(fields: Mapping[str, str]) -> list[Loss]:
+    """Never raises: what nobody can read is begun anew."""
+    try:
+        return [
+            Loss(
+                at_ms=whole(at_ms, "ms: a time", 0, LATEST_MS - 1),
+                machine=text(machine, "machine"),
+                charges=whole(charges, "charges", 0, MAX_NUMBER),
+                units=whole(units, "units", 0, MAX_NUMBER),
+            )
+            for at_ms, machine, charges, units in json.loads(fields.get(LOSSES, "[]"))
+        ]
+    except (ValueError, TypeError, RecursionError, UsageError):
+        return []

@@ -1,0 +1,306 @@
+"""The allowance: what a machine may spend while the ledger does not answer. Bounded, durable, and handed over later.
+
+    draw         calls are admitted while what was drawn in the longest window stays within the allowance
+    owed         what the ledger does not have yet, or counts otherwise than it stands here
+    handed_over  the ledger has it now. That does not renew the allowance
+    settle       what a call cost after all, before or after it was handed over
+
+For example with an allowance of 50 and a longest window of 24 h:
+
+    10:00   the ledger stops. 30 calls of 1 unit are drawn; 20 units remain
+    10:30   the ledger answers, and is handed the 30, which it dates 10:30
+    16:00   the ledger stops again. 20 calls are drawn, and the next one is refused
+    10:00   on the next day the first draw has left the window
+
+One file is for all processes of the machine and all identities of one upstream project, so that two configurations do
+not draw the allowance twice. A draw is on the disk before its call leaves; where that cannot be, nothing is drawn. Who
+puts an old copy of the file back may hand over again what the ledger has: it knows it by its key.
+
+A line of the file is one of these, with length and checksum:
+
+    d  IDENTITY  EPOCH  SEEN  MS-SEQ  ENTRY...    a draw. When it was first asked for, this was read of that log
+    s  KEY  UNITS                                 it counts so many units
+    h  KEY  EPOCH  ID  UNITS                      the log of this epoch has it there, and counts so many
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NamedTuple
+
+from quota.common.folders import open_alone
+from quota.common.log import warn
+from quota.common.text import one_line
+from quota.errors import LedgerError
+from quota.journal.lock import FileLock
+from quota.journal.record import SPELLING, framed, unframed
+from quota.ledger.identity import Identity
+from quota.ledger.log import SLACK_MS
+from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
+
+WAIT_S = 2.0
+"""How long a draw waits for the others: each of them waits for the disk."""
+
+LOOK_AGAIN_S = 0.1
+"""How long a process takes it that nothing is owed: others may have drawn."""
+
+MAX_BYTES = 2**26
+"""More than any allowance takes."""
+
+SPARE_LINES = 200
+"""So many lines more than it needs a file may have before it is written anew."""
+
+
+class Draw(NamedTuple):
+    """A draw as it stands. The time in the id of its `entry` is when it was drawn, and its `units` are what it counts
+    now.
+
+    `epoch` and `seen` are what its call's first try had read: from there on a log is searched for its key. What was
+    handed over is in the log of `handed_epoch` with the `handed_id`, and counts `handed_units` there.
+    """
+
+    identity: str
+    entry: Entry
+    epoch: str
+    seen: Id
+    handed_epoch: str = ""
+    handed_id: Id | None = None
+    handed_units: int = 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the ledger lacks it, or its last correction."""
+        return self.handed_id is None or self.handed_units != self.entry.units
+
+
+class Draws:
+    """What was drawn for one upstream project, as one identity sees it. `folder` is None where nothing can be drawn.
+
+    The first draw makes the file. Safe for threads, forks and signal handlers: nothing stays open.
+    """
+
+    def __init__(self, folder: str | None, identity: Identity, *, keep_ms: int) -> None:
+        self._identity, self._keep_ms = identity, keep_ms
+        self._folder = folder or ""
+        self._path = f"{folder}{os.sep}draws" if folder else ""
+        self._what = f"allowance {one_line(self._path)}" if folder else "allowance in memory"
+        self._lock = FileLock(f"{self._path}.lock", self._what)
+        self._read: tuple[tuple[int, ...], dict[str, Draw], int] = ((), {}, 0)
+        self._warned = False
+        self._nothing_until_s = 0.0
+
+    def draw(
+        self,
+        entries: Sequence[Entry],
+        epoch: str,
+        seen: Id,
+        *,
+        now_ms: int,
+        window_ms: int,
+        allowance_units: int,
+    ) -> bool:
+        """Draw all of these, or none where they do not fit; what was drawn already is not drawn again.
+
+        Raises LedgerError where it cannot be put on the disk: then nothing was drawn.
+        """
+        if not self._path:
+            raise LedgerError(f"{self._what}: there is no file to note it in, so nothing is drawn")
+        with self._alone(), self._errors():
+            draws, lines = self._draws()
+            news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
+            used_units = _units_since(draws.values(), now_ms - window_ms)
+            if used_units + sum(entry.units for entry in news) > allowance_units:
+                return False
+            self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
+            self._append([_draw_line(Draw(self._identity.hash, entry, epoch, seen)) for entry in news])
+            return True
+
+    def drawn(self, now_ms: int, window_ms: int) -> list[Draw]:
+        """What all processes and identities drew in this window, handed over or not. What is dated ahead, by a clock
+        that went back since, counts too. Raises LedgerError."""
+        with self._errors():
+            return [draw for draw in self._draws()[0].values() if draw.entry.id[0] > now_ms - window_ms]
+
+    def drawn_units(self, now_ms: int, window_ms: int) -> int:
+        """The same in units."""
+        return sum(draw.entry.units for draw in self.drawn(now_ms, window_ms))
+
+    def owed(self) -> list[Draw]:
+        """What the ledger of this identity is to be handed, or told, oldest first. None where it cannot be read: that
+        is said once, and the debt stays."""
+        now_s = time.monotonic()
+        if now_s < self._nothing_until_s:
+            return []
+        try:
+            with self._errors():
+                draws = self._draws()[0]
+        except LedgerError as error:
+            if not self._warned:
+                self._warned = True
+                warn("allowance_unreadable", error, project=self._identity.project)
+            return []
+        owed = [draw for draw in draws.values() if draw.is_owed and draw.identity == self._identity.hash]
+        if not owed:
+            self._nothing_until_s = now_s + LOOK_AGAIN_S
+        return owed
+
+    def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> None:
+        """The log of this epoch has these draws, as they are here, under these ids. One that was corrected meanwhile is
+        still `owed`: the ledger is to be told. Raises LedgerError: then they are handed over again."""
+        with self._alone(), self._errors():
+            self._append([_handed_line(draw.entry.key, epoch, at, draw.entry.units) for draw, at in handed])
+
+    def settle(self, key: str, units: int) -> Draw | None:
+        """Set what a draw counts; the draw as it was before. None: there is no such draw here, only in the ledger.
+
+        What was handed over is owed anew, as a correction. Raises LedgerError.
+        """
+        if not self._path:
+            return None
+        with self._errors():
+            if key not in self._draws()[0]:
+                return None
+        with self._alone(), self._errors():
+            draw = self._draws()[0].get(key)
+            if draw is not None and draw.entry.units != units:
+                self._append([f"s\t{key}\t{units}"])
+            return draw
+
+    def start_over(self) -> None:
+        """In a forked child: its parent's lock is not its own."""
+        self._lock.start_over()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What the system says, as a LedgerError."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                raise
+            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; check the disk") from error
+
+    def _alone(self) -> AbstractContextManager[object]:
+        with self._errors():
+            self._nothing_until_s = 0.0
+            return self._lock.taken(WAIT_S)
+
+    def _draws(self) -> tuple[dict[str, Draw], int]:
+        """All draws by their keys, oldest first, and how many lines the file has."""
+        if not self._path or not os.access(self._path, os.F_OK):  # `stat` would raise, and mostly there is none
+            return {}, 0
+        try:
+            found = os.stat(self._path)
+            state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            if state == self._read[0]:
+                return self._read[1:]
+            fd = open_alone(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return {}, 0
+        try:
+            lines = os.pread(fd, MAX_BYTES, 0).split(b"\n")
+        finally:
+            os.close(fd)
+        draws = _read_lines(lines)
+        self._read = (state, draws, len(lines))
+        return draws, len(lines)
+
+    def _append(self, lines: Sequence[str]) -> None:
+        """Put lines on the disk, all or none."""
+        if not lines:
+            return
+        try:
+            fd = open_alone(self._path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            fd = open_alone(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._sync_folders()
+        try:
+            before_bytes = os.fstat(fd).st_size
+            try:
+                _write_all(fd, lines)
+            except BaseException:
+                os.ftruncate(fd, before_bytes)
+                raise
+        finally:
+            os.close(fd)
+
+    def _forget_old(self, draws: dict[str, Draw], lines: int, now_ms: int, keep_ms: int) -> None:
+        """Write the file anew without what nobody needs any more. What is owed stays, however old it looks. What a
+        wrong clock has dated ahead would count for too long: it is dated now."""
+        kept = {}
+        for key, draw in draws.items():
+            if draw.is_owed or draw.entry.id[0] > now_ms - keep_ms - SLACK_MS:
+                at = min(draw.entry.id, (now_ms, 0))
+                kept[key] = draw._replace(entry=draw.entry._replace(id=at))
+        is_ahead = any(draw.entry.id[0] > now_ms for draw in draws.values())
+        if not is_ahead and lines <= 4 * len(kept) + SPARE_LINES:
+            return
+        fd = open_alone(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            _write_all(fd, [line for draw in kept.values() for line in _lines_of(draw)])
+        finally:
+            os.close(fd)
+        os.replace(f"{self._path}.new", self._path)
+        self._sync_folders()
+
+    def _sync_folders(self) -> None:
+        """Put the name of the file on the disk, and those of the folders on its way from the state folder."""
+        folder = self._folder
+        for _ in range(3):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            folder = os.path.dirname(folder)
+
+
+def _units_since(draws: Iterable[Draw], after_ms: int) -> int:
+    return sum(draw.entry.units for draw in draws if draw.entry.id[0] > after_ms)
+
+
+def _write_all(fd: int, lines: Sequence[str]) -> None:
+    """Each line begins with a newline, so that a torn one spoils no other."""
+    data = b"".join(b"\n" + framed(line.replace("\n", " ").encode(errors=SPELLING)) for line in lines) + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+    os.fsync(fd)
+
+
+def _lines_of(draw: Draw) -> Iterator[str]:
+    yield _draw_line(draw)
+    if draw.handed_id is not None:
+        yield _handed_line(draw.entry.key, draw.handed_epoch, draw.handed_id, draw.handed_units)
+
+
+def _draw_line(draw: Draw) -> str:
+    fields = ("d", draw.identity, draw.epoch, id_text(draw.seen), id_text(draw.entry.id), packed(draw.entry))
+    return "\t".join(fields)
+
+
+def _handed_line(key: str, epoch: str, at: Id, units: int) -> str:
+    return f"h\t{key}\t{epoch}\t{id_text(at)}\t{units}"
+
+
+def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
+    """The draws as they stand after these lines. Those that are torn or damaged are passed over."""
+    draws: dict[str, Draw] = {}
+    for body in filter(None, map(unframed, lines)):
+        with suppress(ValueError, KeyError):
+            kind, rest = body.decode(errors=SPELLING).split("\t", 1)
+            if kind == "d":
+                identity, epoch, seen, at, text = rest.split("\t", 4)
+                entry = unpacked(read_id(at), text)
+                if entry.kind == "charge":
+                    draws[entry.key] = Draw(identity, entry, epoch, read_id(seen))
+            elif kind == "s":
+                key, units = rest.split("\t")
+                draw = draws[key]
+                draws[key] = draw._replace(entry=draw.entry._replace(units=int(units)))
+            elif kind == "h":
+                key, epoch, at, units = rest.split("\t")
+                draws[key] = draws[key]._replace(handed_epoch=epoch, handed_id=read_id(at), handed_units=int(units))
+    return draws

@@ -1,0 +1,345 @@
+"""The log in memory, for simulations, tests and programs that end with their budget. The contract is
+`quota.ledger.log.Log`; this is the shortest way to read what it says.
+
+A moment of a log never changes. Who changes the log makes the moment that follows, and puts it behind the one that it
+has read, if nobody else was quicker; otherwise it begins again. That is one step of the interpreter
+(`dict.setdefault`), so no thread waits for another, a signal handler may interrupt anything, and a fork copies a whole
+log.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from quota.common.clock import host_clock
+from quota.common.fork import OfOneProcess
+from quota.ledger.log import (
+    EPOCH,
+    LEASE_MS,
+    MAX_PAST,
+    MAX_READ,
+    MAX_UNSEEN,
+    PAST_MS,
+    SEAL,
+    VIEW,
+    Append,
+    Beginning,
+    Changed,
+    Correction,
+    Reply,
+    earliest_head,
+    fenced,
+    is_closed,
+    is_fence,
+    next_id,
+    word_of,
+)
+from quota.rules.entry import START, Entry, Id, just_before
+from quota.terms.arguments import whole_clock
+
+if TYPE_CHECKING:
+    from quota.common.findings import Finding
+
+T = TypeVar("T")
+
+MAX_NEWER = 256
+"""How many entries are copied with each that is added, at most."""
+
+_LAST = 2**60
+"""In the place of units, behind every entry of an id."""
+
+
+class _Moment(NamedTuple):
+    """One moment of a log. Its entries are the `older` ones, then the `newer` ones, which are few. `corrected` are the
+    charges that older entries correct. `next` holds the moment that follows, under "", once there is one."""
+
+    next: dict[str, _Moment]
+    epoch: str = ""
+    older: tuple[Entry, ...] = ()
+    newer: tuple[Entry, ...] = ()
+    corrected: Mapping[str, Correction] = {}
+    state: Mapping[str, str] = {}
+    trimmed: Id = START
+    past: tuple[Entry, ...] = ()
+
+    @property
+    def tip(self) -> Id:
+        """The newest entry."""
+        last = self.newer[-1:] or self.older[-1:]
+        return last[0].id if last else START
+
+    def behind(self, after: Id, count: int) -> tuple[Entry, ...]:
+        """At most `count` entries behind this one."""
+        entries = _behind(self.older, after, count)
+        if len(entries) < count:
+            entries += _behind(self.newer, after, count - len(entries))
+        return entries
+
+    def has(self, entry_id: Id) -> bool:
+        """Whether an entry is there, or has left the log in its time."""
+        return entry_id <= self.trimmed or any(entry.id == entry_id for entry in self.behind(_before(entry_id), 1))
+
+    def correction(self, key: str) -> Correction | None:
+        """The newest correction of a charge."""
+        for entry in reversed(self.newer):
+            if entry.kind == "correction" and entry.of == key:
+                return Correction(entry.units, entry.id)
+        return self.corrected.get(key)
+
+    def becomes(self, **fields: object) -> _Moment:
+        """The moment that follows, with these fields."""
+        return self._replace(next={}, **fields)  # type: ignore[arg-type]  # of any type
+
+    def with_entries(self, entries: Sequence[Entry], first: Id, epoch: str) -> _Moment:
+        """The moment in which these were added."""
+        ms, seq = first
+        newer = self.newer + tuple([entry._replace(id=(ms, seq + n)) for n, entry in enumerate(entries)])
+        added = self.becomes(newer=newer, epoch=self.epoch or epoch)
+        return added if len(newer) <= MAX_NEWER else added.aged()
+
+    def aged(self) -> _Moment:
+        """The same, with older entries only."""
+        corrected = {**self.corrected, **_corrections(self.newer)}
+        return self.becomes(older=self.older + self.newer, newer=(), corrected=corrected)
+
+    def with_state(self, fields: Mapping[str, str | None]) -> _Moment:
+        """The moment in which these fields have changed; None: they have gone."""
+        state = {**self.state, EPOCH: self.epoch or None, **fields}
+        epoch = state.pop(EPOCH) or ""
+        return self.becomes(epoch=epoch, state={name: text for name, text in state.items() if text is not None})
+
+    def named(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of these fields that there are."""
+        state = {**self.state, EPOCH: self.epoch} if self.epoch else self.state
+        return {name: state[name] for name in names if name in state}
+
+
+class MemoryLog(OfOneProcess):
+    """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's, in ms
+    since 1970."""
+
+    label = "memory:"
+    shared = False
+
+    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        self._clock = host_clock if clock is None else whole_clock(clock)
+        self._moments: dict[str, _Moment] = {}
+
+    def _now(self, project: str) -> _Moment:
+        """The newest moment of a log."""
+        moment = self._moments.setdefault(project, _Moment({}))
+        while moment.next:
+            moment = moment.next[""]
+        self._moments[project] = moment
+        return moment
+
+    def _change(self, project: str, rule: Callable[[_Moment], tuple[T, _Moment | None]]) -> T:
+        """Let a rule say what follows a moment, and the answer to the caller."""
+        while True:
+            moment = self._now(project)
+            answer, becomes = rule(moment)
+            if becomes is None or moment.next.setdefault("", becomes) is becomes:
+                return answer
+
+    # -- reading and appending ---------------------------------------------------------------------------------------
+
+    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
+        moment, clock_ms = self._now(project), self._clock()
+        view_fields = [VIEW + name for name in views]
+        state = moment.named([*fields, *view_fields])
+        beginning = Beginning(clock_ms, moment.epoch, moment.tip, moment.trimmed, state)
+        head = earliest_head([state.get(name) for name in view_fields], moment.epoch)
+        if head is None:
+            return beginning
+        entries = moment.behind(head, MAX_UNSEEN + 1)
+        return beginning._replace(entries=entries[:MAX_UNSEEN], whole=len(entries) <= MAX_UNSEEN)
+
+    def append(self, project: str, request: Append) -> Reply:
+        def rule(moment: _Moment) -> tuple[Reply, _Moment | None]:
+            epoch, seen = moment.epoch, request.seen
+            clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
+            is_another = request.epoch not in ("", epoch) or is_closed(epoch)
+            if is_another or seen < moment.trimmed or not (moment.has(seen) and moment.has(request.must)):
+                return Reply("BEHIND", clock_ms, epoch), None
+            unseen = moment.behind(seen, MAX_UNSEEN + 1)
+            whole, unseen = len(unseen) <= MAX_UNSEEN, unseen[:MAX_UNSEEN]
+            word, first = word_of(request, epoch, clock_ms, unseen, whole=whole)
+            if word != "APPENDED" or first is not None:
+                return Reply(word, clock_ms, epoch, unseen, whole, first), None
+            first = next_id(max(moment.tip, moment.trimmed), clock_ms, request.seq)
+            becomes = moment.with_entries(request.entries, first, request.new_epoch or request.entries[0].key)
+            return Reply(word, clock_ms, becomes.epoch, unseen, whole, first), becomes
+
+        return self._change(project, rule)
+
+    @contextmanager
+    def exclusive(self, project: str) -> Iterator[bool]:
+        """Nobody waits here: of those who append at once, one has always done it."""
+        yield False
+
+    def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return [entry for entry in self._now(project).behind(after, count) if entry.id <= through]
+
+    def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
+        moment = self._now(project)
+        return {key: correction for key in keys if (correction := moment.correction(key)) is not None}
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
+        def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
+            if not epoch or is_closed(epoch) or moment.epoch != epoch:
+                return False, None
+            return True, moment.with_state({VIEW + name: text for name, text in views.items()})
+
+        return self._change(project, rule)
+
+    def change(
+        self,
+        project: str,
+        expected: Mapping[str, str | None],
+        becomes: Mapping[str, str | None],
+        marker: Entry | None = None,
+        clock_ms: int | None = None,
+    ) -> Changed:
+        names = [*expected, *becomes]
+
+        def rule(moment: _Moment) -> tuple[Changed, _Moment | None]:
+            now_ms = self._clock() if clock_ms is None else clock_ms
+            state = moment.named(names)
+            is_so = all(state.get(name) == text for name, text in expected.items())
+            if not becomes or not is_so or (is_closed(moment.epoch) and EPOCH not in expected):
+                return Changed(False, now_ms, moment.epoch, state), None
+            changed = moment.with_state(becomes)
+            if marker is not None:
+                first = next_id(max(moment.tip, moment.trimmed), now_ms, int.from_bytes(os.urandom(5)))
+                changed = changed.with_entries([marker], first, marker.key)
+            return Changed(True, now_ms, changed.epoch, changed.named(names)), changed
+
+        return self._change(project, rule)
+
+    def names(self, project: str) -> Sequence[str]:
+        return sorted(name for name in self._now(project).state if not name.startswith(VIEW))
+
+    # -- another log in its place ------------------------------------------------------------------------------------
+
+    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
+        def rule(moment: _Moment) -> tuple[tuple[bool, str], _Moment | None]:
+            fence = fenced(moment.epoch, epoch, token, self._clock(), lease_ms)
+            return ((False, moment.epoch), None) if fence is None else ((True, fence), moment.becomes(epoch=fence))
+
+        return self._change(project, rule)
+
+    def replace(
+        self,
+        project: str,
+        fence: str,
+        tip: Id,
+        entries: Sequence[Entry],
+        epoch: str,
+        views: Mapping[str, str] | None = None,
+        trimmed: Id | None = None,
+    ) -> bool:
+        def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
+            if not is_fence(fence) or moment.epoch != fence or moment.tip != tip:
+                return False, None
+            state = {name: text for name, text in moment.state.items() if not name.startswith(VIEW)}
+            return True, moment.becomes(
+                epoch=epoch,
+                older=tuple(entries),
+                newer=(),
+                corrected=_corrections(entries),
+                state={**state, **{VIEW + name: text for name, text in (views or {}).items()}},
+                trimmed=moment.trimmed if trimmed is None else trimmed,
+            )
+
+        return self._change(project, rule)
+
+    def seal(self, project: str, fence: str, url: str) -> bool:
+        def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
+            if not is_fence(fence) or moment.epoch != fence:
+                return False, None
+            return True, moment.becomes(epoch=SEAL + url)
+
+        return self._change(project, rule)
+
+    # -- the past ----------------------------------------------------------------------------------------------------
+
+    def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
+        def rule(moment: _Moment) -> tuple[int, _Moment | None]:
+            leaving, _ = _split(moment.behind(START, count), just_before(before_ms))
+            if not leaving or is_closed(moment.epoch):
+                return 0, None
+            moment = moment.aged()
+            corrected, past = dict(moment.corrected), []
+            for entry in leaving:
+                if entry.kind == "unreadable":
+                    continue
+                correction = corrected.pop(entry.key, None) if entry.kind == "charge" else None
+                past.append(entry if correction is None else entry._replace(units=correction.units))
+                if entry.kind == "correction" and entry.of in corrected and corrected[entry.of].id == entry.id:
+                    del corrected[entry.of]  # it came after its charge had left
+            return len(leaving), moment.becomes(
+                older=moment.older[len(leaving) :],
+                corrected=corrected,
+                trimmed=leaving[-1].id,
+                past=self._past(moment, past),
+            )
+
+        return self._change(project, rule)
+
+    def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return [entry for entry in _behind(self._now(project).past, after, count) if entry.id <= through]
+
+    def add_past(self, project: str, entries: Sequence[Entry]) -> None:
+        def rule(moment: _Moment) -> tuple[None, _Moment | None]:
+            return None, moment.becomes(past=self._past(moment, entries))
+
+        return self._change(project, rule)
+
+    def _past(self, moment: _Moment, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+        """The past of a moment, with these entries, and no more than is kept of it."""
+        if not entries:
+            return moment.past
+        older, since = _split(moment.past, _before(min(entries).id))
+        since = tuple(sorted({entry.id: entry for entry in [*entries, *since]}.values()))
+        return _split((*older, *since), just_before(self._clock() - PAST_MS))[1][-MAX_PAST:]
+
+    # -- the ledger --------------------------------------------------------------------------------------------------
+
+    def projects(self) -> Sequence[str]:
+        return sorted(project for project in [*self._moments] if self._now(project).epoch)
+
+    def examine(self, project: str) -> Sequence[Finding]:
+        from quota.common.findings import warning  # late: `quota doctor` alone asks
+
+        return [warning("ledger", "in memory: it ends with this process", "name a file in the url")]
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _split(entries: tuple[Entry, ...], after: Id) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """The entries up to this one, and those behind it."""
+    first = bisect_right(entries, (after, _LAST))
+    return entries[:first], entries[first:]
+
+
+def _behind(entries: tuple[Entry, ...], after: Id, count: int) -> tuple[Entry, ...]:
+    first = bisect_right(entries, (after, _LAST))  # an entry is a tuple, its id first
+    return entries[first : first + count]
+
+
+def _before(entry_id: Id) -> Id:
+    return entry_id[0], entry_id[1] - 1
+
+
+def _corrections(entries: Sequence[Entry]) -> dict[str, Correction]:
+    return {entry.of: Correction(entry.units, entry.id) for entry in entries if entry.kind == "correction"}

@@ -1,0 +1,436 @@
+"""The log in Redis 6.2 or newer, or Valkey, shared by every machine that reaches the server. The contract is
+`quota.ledger.log.Log`.
+
+Each method is a script of `lua/`, or a command that reads: one atomic step, one round trip. The head of
+`lua/append.lua` describes the keys. The server may evict a key although it should not. A log that lacks one
+stands behind a fence that is over (`~:0`), so whoever asks next puts it together anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from quota.common.clock import elapsed_s
+from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.resources import list_names, read_text
+from quota.errors import ConfigError, LedgerError, UnusableLedger
+from quota.ledger.log import (
+    BUILDING_MS,
+    EPOCH,
+    KEPT_MS,
+    LEASE_MS,
+    MAX_PAST,
+    MAX_READ,
+    Append,
+    Beginning,
+    Changed,
+    Correction,
+    Reply,
+    Room,
+    is_closed,
+)
+from quota.ledger.redis_connection import Cluster, Connections, client_of
+from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NotRedis, error_of, explained, is_denied
+from quota.ledger.redis_url import checked_target, label_of, user_of
+from quota.rules.entry import END, START, Entry, Id, id_text, packed, read_id, unpacked
+from quota.terms.arguments import whole_clock
+
+if TYPE_CHECKING:
+    from quota.common.findings import Finding
+
+T = TypeVar("T")
+
+TIMEOUT_S = 0.35
+"""How long one connect or one answer may take."""
+
+READ_AGAIN_WITHIN_S = 0.5
+"""What only reads, and lost its answer within this time, is asked again: a connection that was idle may have ended."""
+
+BUILD_AT_ONCE = 500
+"""The most entries of a log that is built beside that one script adds: the server answers nobody else meanwhile."""
+
+TRIM_AT_ONCE = 250
+"""The most entries that one script moves to the past, or adds to it."""
+
+ASK_AT_ONCE = 1_000
+"""The most corrections that are read at once."""
+
+MAX_MERGES = 10
+"""How often the past is put together anew because others have added to it."""
+
+VIEW = "view:"
+
+UNREADABLE = (ValueError, TypeError, LookupError)
+"""What a reply raises that no script of ours makes."""
+
+_LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index")
+"""Of the errors that the server itself reports, those that another try does not change."""
+
+_OF_A_PROJECT = re.compile("[A-Za-z0-9._:-]{1,64}")
+_LOG_KEY = re.compile(r"quota:\{(.*)\}:ledger:log")
+
+
+_INCLUDE = "-- @include "
+"""Begins a line of a script in whose place stands a file of `lua/parts/`."""
+
+
+@cache
+def script(name: str) -> tuple[str, str]:
+    """The whole text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
+    lines = read_text("quota.lua", f"{name}.lua").splitlines(keepends=True)
+    text = "".join(
+        read_text("quota.lua", line.removeprefix(_INCLUDE).rstrip()) if line.startswith(_INCLUDE) else line
+        for line in lines
+    )
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class Keys(NamedTuple):
+    """The keys of a project, in one slot of a cluster."""
+
+    log: str
+    state: str
+    corrected: str
+    past: str
+
+
+@lru_cache(maxsize=256)
+def keys_of(project: str) -> Keys:
+    if _OF_A_PROJECT.fullmatch(project) is None:
+        raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
+    return Keys(*(f"quota:{{{project}}}:ledger:{key}" for key in Keys._fields))
+
+
+class RedisLog(OfOneProcess):
+    """The logs of a server, of the primary that sentinels name, or of a cluster. Contacts nothing until it is asked.
+    `clock` stands for the server's, in tests and simulations."""
+
+    shared = True
+
+    _timeout_s = TIMEOUT_S
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        self.label = label_of(url)
+        self._url = url
+        self._target = checked_target(url, self.label, self._timeout_s)
+        self._clock = None if clock is None else whole_clock(clock)
+        self._client: Connections | Cluster | None = None
+        self.start_over_in_child()
+        start_over_in_child(self)
+
+    # -- reading and appending ---------------------------------------------------------------------------------------
+
+    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
+        names = [*(f"{VIEW}{name}" for name in views), *fields]
+
+        def read(reply: Any) -> Beginning:
+            clock_ms, epoch, tip, trimmed, whole, *rest = reply
+            texts, lines = rest[: len(names)], rest[len(names) :]
+            state = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+            return Beginning(clock_ms, epoch, read_id(tip), read_id(trimmed), state, _entries(lines), whole == 1)
+
+        args = [self._clock_text(), str(len(views)), *names]
+        return self._read(read, self._run("begin", keys_of(project)[:3], args, reads=True))
+
+    def append(self, project: str, request: Append) -> Reply:
+        epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, clock_ms, keep_ms = request
+        log, state, corrected, _ = keys_of(project)
+        args = (
+            epoch,
+            id_text(seen),
+            str(now_ms),
+            str(latest_ms),
+            str(room),
+            str(seq),
+            str(keep_ms),
+            self._clock_text(clock_ms),
+            id_text(must) if must != START else "",
+            new_epoch,
+            _rooms_text(rooms) if rooms else "",
+            *map(packed, entries),
+        )
+        return self._read(_reply, self._run("append", (log, state, corrected), args, reads=not entries))
+
+    @contextmanager
+    def exclusive(self, project: str) -> Iterator[bool]:
+        yield False
+
+    def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return self._range(keys_of(project).log, after, through, count)
+
+    def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
+        corrections: dict[str, Correction] = {}
+        for piece in _pieces(keys, ASK_AT_ONCE):
+            texts = self._command("HMGET", keys_of(project).corrected, *piece)
+            corrections |= self._read(_corrections, zip(piece, texts, strict=True))
+        return corrections
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
+        if is_closed(epoch):
+            return False
+        return self.change(project, {EPOCH: epoch}, {f"{VIEW}{name}": kept for name, kept in views.items()}).done
+
+    def change(
+        self,
+        project: str,
+        expected: Mapping[str, str | None],
+        becomes: Mapping[str, str | None],
+        marker: Entry | None = None,
+        clock_ms: int | None = None,
+    ) -> Changed:
+        line, new_epoch = ("", "") if marker is None else (packed(marker), marker.key)
+        args = [self._clock_text(clock_ms), str(int.from_bytes(os.urandom(5))), line, new_epoch, str(len(expected))]
+        for name, text in (*expected.items(), *becomes.items()):
+            args += (name, "-" if text is None else f"={text}")
+
+        def read(reply: Any) -> Changed:
+            done, now_ms, epoch, *fields = reply
+            return Changed(done == 1, now_ms, epoch, dict(zip(fields[::2], fields[1::2], strict=True)))
+
+        return self._read(read, self._run("change", keys_of(project)[:3], args, reads=not becomes))
+
+    def names(self, project: str) -> Sequence[str]:
+        return self._read(sorted, self._run("names", [keys_of(project).state], []))
+
+    # -- another log in its place ------------------------------------------------------------------------------------
+
+    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
+        return self._close_log(project, epoch, token, lease_ms)
+
+    def seal(self, project: str, fence: str, url: str) -> bool:
+        return self._close_log(project, fence, "", KEPT_MS, url)[0]
+
+    def _close_log(self, project: str, epoch: str, token: str, lease_ms: int, url: str = "") -> tuple[bool, str]:
+        args = [self._clock_text(), epoch, token, str(lease_ms), url]
+        done, stands = self._run("fence", keys_of(project)[:3], args)
+        return done == 1, stands
+
+    def replace(
+        self,
+        project: str,
+        fence: str,
+        tip: Id,
+        entries: Sequence[Entry],
+        epoch: str,
+        views: Mapping[str, str] | None = None,
+        trimmed: Id | None = None,
+    ) -> bool:
+        log, state, corrected, _ = keys_of(project)
+        built = _beside(log, corrected)
+        self._build(built, entries)
+        corrections = len({entry.of for entry in entries if entry.kind == "correction"})
+        args = [self._clock_text(), fence, id_text(tip), epoch, str(len(entries)), str(corrections)]
+        args.append("" if trimmed is None else id_text(trimmed))
+        for name, kept in (views or {}).items():
+            args += (f"{VIEW}{name}", kept)
+        return bool(self._run("replace", (log, state, corrected, *built), args) == 1)
+
+    def _build(self, built: Sequence[str], entries: Sequence[Entry]) -> None:
+        for piece in _pieces(entries, BUILD_AT_ONCE):
+            self._run("build", built, [str(BUILDING_MS), *_words(piece)])
+
+    # -- the past ----------------------------------------------------------------------------------------------------
+
+    def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
+        gone = 0
+        while before_ms > 0 and gone < count:
+            wanted = min(TRIM_AT_ONCE, count - gone)
+            moved, *lines = self._run("trim", keys_of(project), [self._clock_text(), str(before_ms), str(wanted)])
+            if lines:
+                self._merge_past(project, self._read(_entries, lines))
+            gone += moved
+            if moved < wanted:
+                break
+        return gone
+
+    def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return self._range(keys_of(project).past, after, through, count)
+
+    def add_past(self, project: str, entries: Sequence[Entry]) -> None:
+        older: list[Entry] = []
+        for piece in _pieces(sorted(entries), TRIM_AT_ONCE):
+            reply = self._run("add_past", [keys_of(project).past], [self._clock_text(), *_words(piece)])
+            older += self._read(_entries, reply)
+        if older:
+            self._merge_past(project, older)
+
+    def _merge_past(self, project: str, older: Sequence[Entry]) -> None:
+        """Add entries that stand before others of the past. A stream grows only at its end, so it is built anew."""
+        past = keys_of(project).past
+        for _ in range(MAX_MERGES):
+            entries = self._range(past, START, END, 2 * MAX_PAST)
+            ids = {entry.id for entry in entries}
+            merged = sorted([*entries, *(entry for entry in older if entry.id not in ids)])
+            built = _beside(past)
+            self._build(built, merged)
+            args = [self._clock_text(), str(len(entries)), str(len(merged))]
+            if self._run("replace_past", [past, *built], args):
+                return
+        raise LedgerError(f"ledger {self.label}: others add to the past without end; run again in a moment")
+
+    # -- the server --------------------------------------------------------------------------------------------------
+
+    def projects(self) -> Sequence[str]:
+        try:
+            matches = map(_LOG_KEY.fullmatch, self._connected().scan("quota:{*}:ledger:log"))
+            return sorted({match[1] for match in matches if match is not None})
+        except Failed as error:
+            raise self._error(error) from error
+
+    def examine(self, project: str) -> Sequence[Finding]:
+        from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks
+
+        keys = keys_of(project)
+        info, lifetimes, missing, refused = self._read(tuple, self._run("examine", keys, []))
+        why = str(self._error(error_of(refused))) if refused else ""
+        return list(findings(info, lifetimes, missing, keys, why))
+
+    def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        seconds, micros = self._command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def start_over_in_child(self) -> None:
+        """A thread that the child lacks may hold the lock. The connections see to themselves."""
+        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+
+    # Every word of a command must be text: see `quota.ledger.redis_connection`.
+
+    def _clock_text(self, clock_ms: int | None = None) -> str:
+        """The time that the scripts go by: "0" for the server's own."""
+        if clock_ms is None:
+            clock_ms = 0 if self._clock is None else self._clock()
+        return str(clock_ms)
+
+    def _connected(self) -> Connections | Cluster:
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client = self._client or client_of(self._target)
+        return client
+
+    def _command(self, *command: str) -> Any:
+        """The reply to a command that only reads."""
+        return self._answer(lambda client: client.execute_command(*command), reads=True)
+
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[str], *, reads: bool = False) -> Any:
+        """The reply of a script. A server that does not know it gets the whole of it. Nothing else is sent twice,
+        unless it only `reads`."""
+        text, sha = script(name)
+        words = (str(len(keys)), *keys, *args)
+
+        def ask(client: Connections | Cluster) -> Any:
+            try:
+                return client.ask(client.pack("EVALSHA", sha, *words), key=keys[0])
+            except ErrorReply as error:
+                if error.code != "NOSCRIPT":
+                    raise
+                return client.execute_command("EVAL", text, *words)
+
+        return self._answer(ask, reads=reads)
+
+    def _answer(self, ask: Callable[[Connections | Cluster], Any], *, reads: bool) -> Any:
+        again_until_s = elapsed_s() + READ_AGAIN_WITHIN_S if reads else 0.0
+        try:
+            try:
+                return ask(self._connected())
+            except Lost:
+                if elapsed_s() > again_until_s:
+                    raise
+                return ask(self._connected())
+        except Failed as error:
+            raise self._error(error) from error
+
+    def _range(self, key: str, after: Id, through: Id, count: int) -> list[Entry]:
+        entries: list[Entry] = []
+        while len(entries) < count:
+            wanted = min(MAX_READ, count - len(entries))
+            rows = self._command("XRANGE", key, f"({id_text(after)}", id_text(through), "COUNT", str(wanted))
+            entries += self._read(_rows, rows)
+            if len(rows) < wanted:
+                break
+            after = entries[-1].id
+        return entries
+
+    def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
+        """A reply as values. Raises LedgerError for what this package never writes: other programs may write here."""
+        try:
+            return reader(reply)
+        except UNREADABLE as error:
+            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+
+    def _error(self, error: Failed) -> LedgerError:
+        lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis | Misconfigured)
+        if isinstance(error, ErrorReply):
+            lasts = lasts or error.asks_for_password or is_denied(str(error))
+        line = explained(error, f"ledger {self.label}", self._timeout_s, user_of(self._url))
+        return (UnusableLedger if lasts else LedgerError)(line)
+
+
+def _reply(reply: Any) -> Reply:
+    word, clock_ms, epoch, *rest = reply
+    if not rest:
+        return Reply(word, clock_ms, epoch)
+    first, whole, *lines = rest
+    return Reply(word, clock_ms, epoch, _entries(lines) if lines else (), whole == 1, read_id(first) if first else None)
+
+
+def _entries(lines: Sequence[str]) -> list[Entry]:
+    """The entries of a script's `ID, LINE, ID, LINE, ...`."""
+    return [unpacked(read_id(entry_id), line) for entry_id, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _rows(rows: Any) -> list[Entry]:
+    """The entries of a stream. Other programs may have written some of them."""
+    return [unpacked(read_id(entry_id), fields[1] if fields[::2] == ["e"] else "") for entry_id, fields in rows]
+
+
+def _corrections(texts: Any) -> dict[str, Correction]:
+    corrections = {}
+    for key, text in texts:
+        if text is not None:
+            units, _, entry_id = text.partition(" ")
+            corrections[key] = Correction(int(units), read_id(entry_id))
+    return corrections
+
+
+def _words(entries: Sequence[Entry]) -> list[str]:
+    return [word for entry in entries for word in (id_text(entry.id), packed(entry))]
+
+
+def _rooms_text(rooms: Sequence[Room]) -> str:
+    return json.dumps(
+        [(units, int(s.count == "calls"), list(s.buckets), list(s.methods), list(s.jobs)) for s, units in rooms]
+    )
+
+
+def _beside(*keys: str) -> list[str]:
+    """The names under which these keys are built beside, of one try."""
+    token = os.urandom(8).hex()
+    return [f"{key}:building:{token}" for key in keys]
+
+
+def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+def script_names() -> list[str]:
+    """The names of all scripts, sorted."""
+    return sorted(name.removesuffix(".lua") for name in list_names("quota.lua", ".") if name.endswith(".lua"))

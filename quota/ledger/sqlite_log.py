@@ -1,0 +1,389 @@
+"""The embedded ledger: one SQLite file, shared by the processes of one machine. The contract is `quota.ledger.log.Log`.
+
+An append is one `BEGIN IMMEDIATE` transaction: it reads what its author has not seen, asks `word_of`, and adds to the
+end. Whoever asks computes what limits count, so an append costs the same whatever the limits, the units and the history
+are.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quota.common.clock import host_clock
+from quota.common.fork import OfOneProcess
+from quota.common.sqlite_file import DEADLINE_S, DamagedError
+from quota.errors import LedgerError, UnusableLedger
+from quota.ledger.file_errors import file_wording, refuse_others
+from quota.ledger.file_url import label_of, path_of
+from quota.ledger.log import (
+    BROKEN,
+    EPOCH,
+    LEASE_MS,
+    MAX_PAST,
+    MAX_READ,
+    MAX_UNSEEN,
+    PAST_MS,
+    SEAL,
+    VIEW,
+    Append,
+    Beginning,
+    Changed,
+    Correction,
+    Reply,
+    earliest_head,
+    fenced,
+    is_closed,
+    is_fence,
+    next_id,
+    word_of,
+)
+from quota.ledger.log_file import LogFile
+from quota.rules.entry import START, Entry, Id, id_text, just_before, packed, read_id, unpacked
+from quota.terms.arguments import whole_clock
+
+if TYPE_CHECKING:
+    from quota.common.findings import Finding
+
+SCHEMA_VERSION = 20
+APPLICATION_ID = 0x51_4C_47_31
+"""Marks an SQLite file as a ledger ("QLG1")."""
+
+TRIMMED = "trimmed"
+
+_READ = (
+    "SELECT ms, seq, line FROM {} WHERE project = ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+    " ORDER BY ms, seq LIMIT ?"
+)
+_READ_LOG, _READ_PAST = _READ.format("log"), _READ.format("past")
+_READ_FROM = "SELECT ms, seq, line FROM log WHERE project = ? AND (ms, seq) >= (?, ?) ORDER BY ms, seq LIMIT ?"
+_HAS = "SELECT 1 FROM log WHERE project = ? AND ms = ? AND seq = ?"
+_TIP = "SELECT ms, seq FROM log WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
+_ADD = "INSERT INTO log VALUES (?, ?, ?, ?)"
+_ADD_PAST = "INSERT OR IGNORE INTO past VALUES (?, ?, ?, ?)"
+_SHORTEN_PAST = (
+    "DELETE FROM past WHERE project = ? AND (ms, seq) <= "
+    "(SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?)"
+)
+_CORRECTION = "SELECT units, ms, seq FROM corrected WHERE project = ? AND key = ?"
+_CORRECT = "INSERT OR REPLACE INTO corrected VALUES (?, ?, ?, ?, ?)"
+_NAMES = "SELECT name FROM state WHERE project = ? ORDER BY name"
+_GET = "SELECT value FROM state WHERE project = ? AND name = ?"
+_PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
+
+
+class SqliteLog(OfOneProcess):
+    """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory. `clock` is the
+    ledger's, in ms since 1970."""
+
+    shared = False
+
+    _deadline_s = DEADLINE_S
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        path = path_of(url)
+        self.label = label_of(path)
+        refuse_others(path, "ledger")
+        self._file = LogFile(
+            path,
+            schema=("quota.ledger", "log.sql"),
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            error=LedgerError,
+            unusable=UnusableLedger,
+            wording=file_wording(
+                path,
+                "ledger",
+                version=SCHEMA_VERSION,
+                lost_then="this machine puts back what it has seen",
+                remedy="move it away, or name another file in the url",
+            ),
+            lenient=True,
+            deadline_s=self._deadline_s,
+        )
+        self._clock = host_clock if clock is None else whole_clock(clock)
+
+    # -- reading and appending ---------------------------------------------------------------------------------------
+
+    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Beginning:
+        view_fields = [VIEW + name for name in views]
+
+        def work(db: sqlite3.Connection) -> Beginning:
+            epoch, trimmed = _standing(db, project)
+            state = _fields(db, project, [*fields, *view_fields])
+            beginning = Beginning(self._clock(), epoch, _tip(db, project), trimmed, state)
+            head = earliest_head([state.get(name) for name in view_fields], epoch)
+            if head is None:
+                return beginning
+            entries = _entries(db.execute(_READ_LOG, (project, *head, *beginning.tip, MAX_UNSEEN + 1)))
+            return beginning._replace(entries=entries[:MAX_UNSEEN], whole=len(entries) <= MAX_UNSEEN)
+
+        return self._file.transact(work, write=False)
+
+    def append(self, project: str, request: Append) -> Reply:
+        return self._file.transact(partial(self._append, project, request), write=bool(request.entries))
+
+    def _append(self, project: str, request: Append, db: sqlite3.Connection) -> Reply:
+        seen = tip = request.seen
+        clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
+        stored = db.execute(_GET, (project, EPOCH)).fetchone()
+        epoch = stored[0] if stored else ""
+        unseen = _entries(db.execute(_READ_FROM, (project, *seen, MAX_UNSEEN + 2)))
+        if unseen and unseen[0].id == seen:
+            del unseen[0]
+        else:
+            epoch, tip = _standing(db, project)
+            if seen != tip:
+                return Reply("BEHIND", clock_ms, epoch)
+        if request.epoch not in ("", epoch) or is_closed(epoch) or not _has(db, project, request.must, unseen):
+            return Reply("BEHIND", clock_ms, _standing(db, project)[0])
+        whole = len(unseen) <= MAX_UNSEEN
+        del unseen[MAX_UNSEEN:]
+        word, first = word_of(request, epoch, clock_ms, unseen, whole=whole)
+        if word == "APPENDED" and first is None:
+            first = next_id(unseen[-1].id if unseen else tip, clock_ms, request.seq)
+            epoch = _add(db, project, request.entries, first, epoch, request.new_epoch)
+        return Reply(word, clock_ms, epoch, unseen, whole, first)
+
+    @contextmanager
+    def exclusive(self, project: str) -> Iterator[bool]:
+        """Until this thread has appended: that is committed before `append` returns. Others may always read."""
+        with self._file.held():
+            yield True
+
+    def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return self._read(_READ_LOG, (project, *after, *through, count))
+
+    def _read(self, query: str, values: tuple[object, ...]) -> Sequence[Entry]:
+        return self._file.transact(lambda db: _entries(db.execute(query, values)), write=None)
+
+    def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
+        def work(db: sqlite3.Connection) -> dict[str, Correction]:
+            rows = {key: db.execute(_CORRECTION, (project, key)).fetchone() for key in keys}
+            return {key: Correction(row[0], (row[1], row[2])) for key, row in rows.items() if row is not None}
+
+        return self._file.transact(work, write=False)
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
+        def work(db: sqlite3.Connection) -> bool:
+            if not epoch or is_closed(epoch) or _standing(db, project)[0] != epoch:
+                return False
+            _put(db, project, {VIEW + name: text for name, text in views.items()})
+            return True
+
+        return self._file.transact(work, write=True)
+
+    def change(
+        self,
+        project: str,
+        expected: Mapping[str, str | None],
+        becomes: Mapping[str, str | None],
+        marker: Entry | None = None,
+        clock_ms: int | None = None,
+    ) -> Changed:
+        names = [*expected, *becomes]
+
+        def work(db: sqlite3.Connection) -> Changed:
+            now_ms = self._clock() if clock_ms is None else clock_ms
+            epoch, trimmed = _standing(db, project)
+            state = _fields(db, project, names)
+            is_so = all(state.get(name) == text for name, text in expected.items())
+            if not becomes or not is_so or (is_closed(epoch) and expected.get(EPOCH) != epoch):
+                return Changed(False, now_ms, epoch, state)
+            _put(db, project, becomes)
+            epoch = (becomes[EPOCH] or "") if EPOCH in becomes else epoch
+            if marker is not None:
+                first = next_id(max(_tip(db, project), trimmed), now_ms, int.from_bytes(os.urandom(5)))
+                epoch = _add(db, project, [marker], first, epoch, marker.key)
+            return Changed(True, now_ms, epoch, _fields(db, project, names))
+
+        return self._file.transact(work, write=bool(becomes))
+
+    def names(self, project: str) -> Sequence[str]:
+        def work(db: sqlite3.Connection) -> list[str]:
+            names = [name for (name,) in db.execute(_NAMES, (project,))]
+            return [name for name in names if name not in (EPOCH, TRIMMED) and not name.startswith(VIEW)]
+
+        return self._file.transact(work, write=None)
+
+    # -- another log in its place ------------------------------------------------------------------------------------
+
+    def fence(self, project: str, epoch: str, token: str, lease_ms: int = LEASE_MS) -> tuple[bool, str]:
+        def work(db: sqlite3.Connection) -> tuple[bool, str]:
+            stands, _ = _standing(db, project)
+            fence = fenced(stands, epoch, token, self._clock(), lease_ms)
+            if fence is None:
+                return False, stands
+            _put(db, project, {EPOCH: fence})
+            return True, fence
+
+        return self._file.transact(work, write=True)
+
+    def replace(
+        self,
+        project: str,
+        fence: str,
+        tip: Id,
+        entries: Sequence[Entry],
+        epoch: str,
+        views: Mapping[str, str] | None = None,
+        trimmed: Id | None = None,
+    ) -> bool:
+        # Made before the transaction, so that nobody waits for it.
+        rows = [(project, *entry.id, packed(entry)) for entry in entries]
+        corrections = [(project, x.of, x.units, *x.id) for x in entries if x.kind == "correction"]
+
+        def work(db: sqlite3.Connection) -> bool:
+            stands, trimmed_until_now = _standing(db, project)
+            if not is_fence(fence) or stands != fence or _tip(db, project) != tip:
+                return False
+            db.execute("DELETE FROM log WHERE project = ?", (project,))
+            db.execute("DELETE FROM corrected WHERE project = ?", (project,))
+            db.execute("DELETE FROM state WHERE project = ? AND substr(name, 1, ?) = ?", (project, len(VIEW), VIEW))
+            db.executemany(_ADD, rows)
+            db.executemany(_CORRECT, corrections)
+            # An empty log is one, too: what says so is that something may have been trimmed.
+            _put(db, project, {EPOCH: epoch, TRIMMED: id_text(trimmed_until_now if trimmed is None else trimmed)})
+            _put(db, project, {VIEW + name: text for name, text in (views or {}).items()})
+            return True
+
+        return self._file.transact(work, write=True)
+
+    def seal(self, project: str, fence: str, url: str) -> bool:
+        def work(db: sqlite3.Connection) -> bool:
+            if not is_fence(fence) or _standing(db, project)[0] != fence:
+                return False
+            _put(db, project, {EPOCH: SEAL + url})
+            return True
+
+        return self._file.transact(work, write=True)
+
+    # -- the past ----------------------------------------------------------------------------------------------------
+
+    def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
+        def work(db: sqlite3.Connection) -> int:
+            epoch, _ = _standing(db, project)
+            leaving = _entries(db.execute(_READ_LOG, (project, *START, *just_before(before_ms), count)))
+            if not leaving or is_closed(epoch):
+                return 0
+            through = leaving[-1].id
+            past = [_as_last_counted(db, project, entry) for entry in leaving if entry.kind != "unreadable"]
+            self._add_past(db, project, past)
+            db.execute("DELETE FROM log WHERE project = ? AND (ms, seq) <= (?, ?)", (project, *through))
+            _put(db, project, {TRIMMED: id_text(through)})
+            return len(leaving)
+
+        return self._file.transact(work, write=True)
+
+    def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        return self._read(_READ_PAST, (project, *after, *through, count))
+
+    def add_past(self, project: str, entries: Sequence[Entry]) -> None:
+        self._file.transact(lambda db: self._add_past(db, project, entries), write=True)
+
+    def _add_past(self, db: sqlite3.Connection, project: str, entries: Iterable[Entry]) -> None:
+        db.executemany(_ADD_PAST, [(project, *entry.id, packed(entry)) for entry in entries])
+        db.execute("DELETE FROM past WHERE project = ? AND ms < ?", (project, self._clock() - PAST_MS))
+        db.execute(_SHORTEN_PAST, (project, project, MAX_PAST))
+
+    # -- the ledger --------------------------------------------------------------------------------------------------
+
+    def projects(self) -> Sequence[str]:
+        query = "SELECT project FROM state WHERE name = ? ORDER BY project"
+        return self._file.transact(lambda db: [project for (project,) in db.execute(query, (EPOCH,))], write=None)
+
+    def examine(self, project: str) -> Sequence[Finding]:
+        from quota.common.findings import warning  # late: `quota doctor` alone asks
+        from quota.common.storage import examine_folder
+
+        path = self._file.path
+        if not path:
+            return [warning("ledger file", "in memory: it ends with this process", "name a file in the url")]
+        return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _entries(rows: sqlite3.Cursor) -> list[Entry]:
+    """The entries of rows. A line that somebody else wrote may be no text."""
+    return [unpacked((ms, seq), str(line)) for ms, seq, line in rows.fetchall()]
+
+
+def _standing(db: sqlite3.Connection, project: str) -> tuple[str, Id]:
+    """The epoch of a log, and how far it was trimmed. BROKEN where a part of it is missing."""
+    fields = _fields(db, project, (EPOCH, TRIMMED))
+    epoch = fields.get(EPOCH, "")
+    try:
+        trimmed = read_id(fields.get(TRIMMED, id_text(START)))
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    if not is_closed(epoch):
+        is_empty = _tip(db, project) == START
+        if (is_empty and epoch and TRIMMED not in fields) or (not is_empty and not epoch):
+            return BROKEN, trimmed
+    return epoch, trimmed
+
+
+def _tip(db: sqlite3.Connection, project: str) -> Id:
+    """The newest entry."""
+    row = db.execute(_TIP, (project,)).fetchone()
+    return START if row is None else (row[0], row[1])
+
+
+def _has(db: sqlite3.Connection, project: str, entry_id: Id, unseen: Sequence[Entry]) -> bool:
+    """Whether an entry is there, or has left the log in its time."""
+    return (
+        entry_id == START
+        or any(entry.id == entry_id for entry in unseen)
+        or db.execute(_HAS, (project, *entry_id)).fetchone() is not None
+        or entry_id <= _standing(db, project)[1]
+    )
+
+
+def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: Id, epoch: str, new_epoch: str) -> str:
+    """Add entries, the first under this id. Returns the epoch of the log: an empty one gets the new one."""
+    ms, seq = first
+    for n, entry in enumerate(entries):
+        db.execute(_ADD, (project, ms, seq + n, packed(entry)))
+        if entry.kind == "correction":
+            db.execute(_CORRECT, (project, entry.of, entry.units, ms, seq + n))
+    if not epoch:
+        epoch = new_epoch or entries[0].key
+        _put(db, project, {EPOCH: epoch})
+    return epoch
+
+
+def _as_last_counted(db: sqlite3.Connection, project: str, entry: Entry) -> Entry:
+    """An entry that leaves the log, with the units that it counted last. Its correction goes with it; one that came
+    after its charge had left is noted until it leaves itself."""
+    key = entry.of if entry.kind == "correction" else entry.key
+    row = db.execute(_CORRECTION, (project, key)).fetchone()
+    if row is None or (entry.kind == "correction" and row[1:] != entry.id):
+        return entry
+    db.execute("DELETE FROM corrected WHERE project = ? AND key = ?", (project, key))
+    return entry._replace(units=row[0])
+
+
+def _fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> dict[str, str]:
+    """Those of these fields that there are."""
+    rows = {name: db.execute(_GET, (project, name)).fetchone() for name in names}
+    return {name: row[0] for name, row in rows.items() if row is not None}
+
+
+def _put(db: sqlite3.Connection, project: str, fields: Mapping[str, str | None]) -> None:
+    """Change fields; None: they go."""
+    for name, text in fields.items():
+        if text is None:
+            db.execute("DELETE FROM state WHERE project = ? AND name = ?", (project, name))
+        else:
+            db.execute(_PUT, (project, name, text))

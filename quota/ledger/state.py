@@ -1,0 +1,269 @@
+"""What changes seldom in a project's state: facts, claims, places, refusals. Each by a pure rule, on every log.
+
+    change      read fields, ask a rule what becomes of them, and write that if nobody was quicker; else again
+    State       the changes that there are, of one project
+    Change      what a rule says: the answer to the caller, and what becomes of the fields
+
+The rules are in `quota.rules`: `facts`, `claims`, `refusals`.
+
+**Lost answers.** Where the answer to a change is lost, the rule is asked once more about what stands then. A claim that
+is made twice is one claim. The facts and the refusals remember the keys of their newest changes, so neither is changed
+twice, whatever others have changed in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from quota.common.clock import elapsed_s
+from quota.common.text import many, one_line
+from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.ledger.log import SEAL, Changed, Log, is_fence, is_seal
+from quota.rules import facts as facts_rules
+from quota.rules import refusals as refusals_rules
+from quota.rules.claims import (
+    MAX_REGIONS,
+    Claim,
+    Claimed,
+    Ending,
+    Record,
+    checked_claim,
+    checked_place,
+    claim_field,
+    place_field,
+    read_place,
+    stored_place,
+)
+from quota.rules.entry import START, Entry
+from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
+from quota.rules.refusals import REFUSALS, REFUSED_SUMS, RefusalCount, Refusals, RefusedSum
+
+T = TypeVar("T")
+
+CHANGE_WITHIN_S = 3.0
+"""A change is tried again for so long while others are quicker."""
+
+MAX_CHANGES = 1_000
+"""And so often."""
+
+FENCED_WITHIN_S = 0.3
+"""How long a change waits for a fence: others put right there what the ledger has lost, or move it."""
+
+FENCED_PAUSE_S = 0.02
+
+
+class Change(NamedTuple, Generic[T]):
+    """What a rule says: the answer to the caller, and what becomes of the fields (None: they go)."""
+
+    answer: T
+    becomes: Mapping[str, str | None] = {}
+
+
+Rule = Callable[[int, Mapping[str, str]], Change[T]]
+"""Says what follows, at a time of the ledger's clock, for a state that has these fields."""
+
+
+def change(
+    log: Log,
+    project: str,
+    names: Sequence[str],
+    rule: Rule[T],
+    marker_key: str | None = None,
+    clock_ms: int | None = None,
+) -> T:
+    """Change the state of a project by a rule, which gets those of the named fields that there are.
+
+    With `marker_key` a marker of that key is appended to the log in the same step. Where nothing changes, nothing is
+    written. `clock_ms` stands for the ledger's clock, in simulations. Raises LedgerError where the ledger cannot
+    answer, where others are quicker without end, and where a fence stands; UnusableLedger where the log has moved.
+    """
+    marker = None if marker_key is None else Entry(START, 0, "", "", "", "", marker_key, "marker")
+    began_s, is_lost = elapsed_s(), False
+    stands = _read(log, project, names, clock_ms)
+    for _ in range(MAX_CHANGES):
+        if is_seal(stands.epoch):
+            raise moved(log.label, stands.epoch)
+        fields = {name: stands.state[name] for name in names if name in stands.state}
+        answer, becomes = rule(stands.clock_ms, fields)
+        becomes = {name: text for name, text in becomes.items() if name not in names or fields.get(name) != text}
+        if not becomes:
+            return answer
+        expected = {name: fields.get(name) for name in names}
+        try:
+            stands = log.change(project, expected, becomes, marker, clock_ms)
+        except UnusableLedger:
+            raise
+        except LedgerError:
+            if is_lost:
+                raise
+            is_lost = True
+            stands = _read(log, project, names, clock_ms)
+            continue
+        if stands.done:
+            return answer
+        if is_fence(stands.epoch):
+            if elapsed_s() - began_s > FENCED_WITHIN_S:
+                raise LedgerError(f"ledger {log.label}: others put right what it has lost; run again in a moment")
+            time.sleep(FENCED_PAUSE_S)
+        elif elapsed_s() - began_s > CHANGE_WITHIN_S:
+            break
+    raise LedgerError(f"ledger {log.label}: others change the same without end; run again in a moment")
+
+
+def _read(log: Log, project: str, names: Sequence[str], clock_ms: int | None) -> Changed:
+    return log.change(project, dict.fromkeys(names), {}, clock_ms=clock_ms)
+
+
+def moved(label: str, epoch: str) -> UnusableLedger:
+    """The error about a log that has moved, as its seal says."""
+    place = one_line(epoch.removeprefix(SEAL))
+    return UnusableLedger(f"ledger {label} has moved to {place}: put that url into [ledger]")
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of one project. `new_key` makes the key of a marker, or of an addition. `clock` stands for the ledger's
+    clock, in simulations."""
+
+    log: Log
+    project: str
+    new_key: Callable[[], str]
+    clock: Callable[[], int] | None = None
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """The facts as they stand, also of a log that is fenced or has moved."""
+        return Facts.read(_read(self.log, self.project, (FACTS,), None).state.get(FACTS, ""))
+
+    def exhaust(self, exhaustion: Exhaustion) -> Exhaustion:
+        """Close a bucket. Returns what stands: an earlier exhaustion, or the one that somebody has lifted since what
+        upstream said."""
+        exhaustion = facts_rules.checked_exhaustion(exhaustion)
+
+        def rule(facts: Facts, now_ms: int) -> tuple[Exhaustion, Facts]:
+            becomes = facts_rules.exhaust(facts, exhaustion, now_ms)
+            return becomes.exhaustion(exhaustion.bucket) or exhaustion, becomes
+
+        return self._change_facts(rule)
+
+    def reopen(self, bucket: str, because: str = "") -> bool:
+        """Lift what closes a bucket. False if nothing does."""
+
+        def rule(facts: Facts, now_ms: int) -> tuple[bool, Facts]:
+            becomes = facts_rules.reopen(facts, bucket, because, now_ms)
+            return becomes != facts, becomes
+
+        return self._change_facts(rule)
+
+    def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
+        """Replace what upstream grants, and, unless None, what it has counted."""
+        facts_rules.grant(Facts(), grants, compared, 0)  # what cannot be stored is not asked for
+        self._change_facts(lambda facts, now_ms: (None, facts_rules.grant(facts, grants, compared, now_ms)))
+
+    def unite(self, other: Facts) -> Facts:
+        """Bring back what another history of the facts has. Returns the facts that stand."""
+
+        def rule(facts: Facts, _: int) -> tuple[Facts, Facts]:
+            becomes = facts_rules.union(facts, other)
+            return becomes, becomes
+
+        return self._change_facts(rule)
+
+    def _change_facts(self, rule: Callable[[Facts, int], tuple[T, Facts]]) -> T:
+        """Change the facts, with a marker. Of a change that was made and whose answer was lost, the answer is that of
+        the first try, whatever others have changed since."""
+        key, answers = self.new_key(), list[T]()
+
+        def keyed(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
+            facts = Facts.read(fields.get(FACTS, ""))
+            if answers and facts.has_change(key):
+                return Change(answers[-1])
+            answer, becomes = rule(facts, now_ms)
+            answers.append(answer)
+            if becomes == facts:
+                return Change(answer)
+            return Change(answer, {FACTS: becomes.with_change(key, now_ms).text()})
+
+        return self._change((FACTS,), keyed, key)
+
+    # -- claims and places -------------------------------------------------------------------------------------------
+
+    def claim(self, claim: Claim, *, take_over: bool = False) -> Claimed:
+        """Claim regions, and a tick; again, to renew them."""
+        return self._change_claims(claim, lambda record, checked: record.claim(checked, take_over=take_over))
+
+    def end_claim(self, claim: Claim, ending: Ending) -> None:
+        """A run has ended."""
+        self._change_claims(claim, lambda record, checked: record.end(checked, ending))
+
+    def places(self, name: str, regions: Sequence[str]) -> Mapping[str, str]:
+        """Where a job stands in those of these regions of which that was kept."""
+        if len(regions) > MAX_REGIONS:
+            raise UsageError(f"{many(len(regions), 'region')}: the places of at most {MAX_REGIONS:,} are read at once")
+        regions_of = {place_field(name, region): region for region in regions}
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[dict[str, str]]:
+            places = {regions_of[field]: read_place(stored, now_ms) for field, stored in fields.items()}
+            return Change({region: place for region, place in places.items() if place is not None})
+
+        return self._change(tuple(regions_of), rule)
+
+    def keep_places(self, claim: Claim, name: str, places: Mapping[str, str]) -> Claimed:
+        """Renew a claim, and keep where the job stands in those regions that are still its own. The answer has the
+        others `elsewhere`."""
+        if unclaimed := [region for region in places if region not in claim.regions]:
+            raise UsageError(f"region {unclaimed[0]!r:.100}: a place is kept only of a region that is claimed")
+        checked = {region: (place_field(name, region), checked_place(place)) for region, place in places.items()}
+
+        def becomes(claimed: Claimed) -> dict[str, str]:
+            own = [checked[region] for region in checked if region not in claimed.elsewhere]
+            return {field: stored_place(place, claimed.now_ms) for field, place in own}
+
+        return self._change_claims(claim, Record.renew, becomes)
+
+    def _change_claims(
+        self,
+        claim: Claim,
+        ask: Callable[[Record, Claim], T],
+        also: Callable[[T], Mapping[str, str]] = lambda _: {},
+    ) -> T:
+        """Change the record of a job's claims, and what follows `also` from the answer."""
+        claim = checked_claim(claim)
+        field = claim_field(claim.name)
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
+            record = Record(fields.get(field, ""), now_ms)
+            answer = ask(record, claim)
+            return Change(answer, {field: record.stored(), **also(answer)})
+
+        return self._change((field,), rule)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def add_refusals(self, counts: Sequence[RefusalCount], newest: Sequence[str] = (), key: str | None = None) -> None:
+        """Add refused calls: at most MAX_COUNTS counts, and the newest as a whole, the oldest first. Who asks again
+        after a LedgerError gives the same `key` again."""
+        key = self.new_key() if key is None else key
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
+            return Change(None, refusals_rules.add(fields, now_ms, key, counts, newest))
+
+        self._change(refusals_rules.names_to_add(counts), rule)
+
+    def refusals(self, since_ms: int = 0) -> Refusals:
+        """What was refused in the hours that end later than this, also of a log that is fenced or has moved."""
+        stored = _read(self.log, self.project, (REFUSALS,), None).state.get(REFUSALS, "")
+        names = refusals_rules.names_to_read(stored, since_ms)
+        return refusals_rules.read(_read(self.log, self.project, names, None).state)
+
+    def refused_sums(self) -> Sequence[RefusedSum]:
+        """All calls that were ever refused, also of a log that is fenced or has moved."""
+        return refusals_rules.read(_read(self.log, self.project, (REFUSED_SUMS,), None).state).sums
+
+    def _change(self, names: Sequence[str], rule: Rule[T], marker_key: str | None = None) -> T:
+        clock_ms = None if self.clock is None else self.clock()
+        return change(self.log, self.project, names, rule, marker_key, clock_ms)

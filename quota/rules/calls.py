@@ -1,0 +1,389 @@
+"""What is compared before a call may leave: its price, the limits that count it, and what each may hold. Pure.
+
+Checklist    for one kind of call: a method, its units where they are not the book's, and a job
+Checklists   makes the checklists of a budget, and keeps them
+charges_of   what calls are charged: a charge for each bucket of each call
+cap          the number that a limit enforces for one call. Only this function lowers a limit
+Believed     what upstream says it grants, by which caps are lowered
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from quota.common.clock import NEVER
+from quota.common.text import many
+from quota.errors import CostExceedsLimit, UsageError
+from quota.rules.entry import START, Entry
+from quota.rules.facts import Facts, Grant
+from quota.rules.keys import FURTHER, RESERVED
+from quota.terms.arguments import MAX_NUMBER, whole
+from quota.terms.attribution import check_name
+from quota.terms.costs import MAX_PARTS, CostBook, Part
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs, paced_units
+
+MAX_CHARGE_UNITS = 10**9
+"""The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
+
+MAX_KEPT = 1_000
+"""The most checklists that are kept: a caller may give each call other units."""
+
+NO_CAP = MAX_NUMBER
+"""What a shadow limit is compared with: it counts, and never refuses. All else goes by the limit's own cap."""
+
+ALWAYS = (0, NEVER)
+"""The times between which a price holds that never changes."""
+
+Parts = tuple[Part, ...]
+
+Key = tuple[str, "int | None", "Parts | None", str]
+"""A kind of call: its method, its units where the caller gives them, what it is charged where the book does not say,
+and its job."""
+
+
+# -- what upstream grants ----------------------------------------------------------------------------------------------
+
+
+class Believed(NamedTuple):
+    """Upstream's grants that are believed at a time, their units by bucket, and from and until when these are all."""
+
+    grants: tuple[Grant, ...] = ()
+    units: Mapping[str, int] = MappingProxyType({})
+    since_ms: int = 0
+    until_ms: int = NEVER
+
+    def until_ms_of(self, bucket: str) -> int:
+        """Until when the grant of this bucket is believed."""
+        return next(grant.until_ms for grant in self.grants if grant.bucket == bucket)
+
+
+NO_GRANTS = Believed()
+
+
+def believed(facts: Facts, now_ms: int) -> Believed:
+    """The grants in the facts, without those that are too old to be believed, and those that a clock which stood ahead
+    has dated."""
+    if not facts.grants:
+        return NO_GRANTS
+    grants = tuple(grant for grant in facts.grants if grant.believed_at(now_ms))
+    turns_ms = [0, NEVER, *(ms for grant in facts.grants for ms in grant.believed_ms)]
+    units = {grant.bucket: grant.quota_units for grant in grants}
+    return Believed(
+        grants, units, max(ms for ms in turns_ms if ms <= now_ms), min(ms for ms in turns_ms if ms > now_ms)
+    )
+
+
+def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
+    """The number that a limit may enforce where upstream grants these units by bucket: its grant less the limit's
+    headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
+    a longer window than a day, the longest period that upstream's grant may stand for."""
+    selector = limit.view.selector
+    if selector.count == "calls" or len(selector.buckets) != 1 or limit.view.window.longest_ms > _LONG_DAY_MS:
+        return None
+    units = granted.get(selector.buckets[0])
+    return None if units is None else max(0, units - limit.headroom_units)
+
+
+_LONG_DAY_MS = 25 * HOUR_MS
+
+
+def wanted_grants(
+    limits: Sequence[Limit], said: Mapping[str, int], known: Sequence[Grant], now_ms: int, believed_ms: int
+) -> tuple[Grant, ...]:
+    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
+    stands as long as it is believed; a number that is still the same is not written again for a day."""
+    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
+    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
+    for bucket, units in said.items():
+        if not lowers(limits, bucket, units):
+            continue
+        standing = before.get(bucket)
+        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
+        wanted[bucket] = (
+            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + believed_ms)
+        )
+    return tuple(sorted(wanted.values()))
+
+
+CONFIRM_MS = DAY_MS
+"""A grant that is still the same is written again when it is this old."""
+
+
+def lowers(limits: Sequence[Limit], bucket: str, units: int) -> bool:
+    """Whether a grant of so many units of a bucket lowers one of these limits."""
+    return any(
+        (most := granted_units(limit, {bucket: units})) is not None and most < limit.limit_units for limit in limits
+    )
+
+
+def cap(
+    limit: Limit, leave_units: int, cost_units: int, now_ms: int | None, granted: Mapping[str, int] | None = None
+) -> int:
+    """The number enforced for one call: the limit's own, lowered to what upstream grants (see `granted_units`), by the
+    units that the job leaves to others, and by the limit's pace at `now_ms`. With `now_ms` None the pace does not
+    count: the result is the most that it will ever be.
+
+    Each job is paced by the total that it may spend, so a job that leaves half to
+    others spends its own half evenly too. Pace delays a call but never forbids it: an unused window always has room for
+    one.
+    """
+    most = granted_units(limit, granted) if granted else None
+    units = max(0, (limit.limit_units if most is None else min(limit.limit_units, most)) - leave_units)
+    window = limit.view.window
+    if now_ms is None or not limit.paced or not isinstance(window, Calendar):
+        return units
+    paced = paced_units(units, window.edges(now_ms), now_ms)
+    return min(units, max(cost_units, 1, paced))
+
+
+# -- the checklists ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Checklist:
+    """What the ledger must check for one kind of call: computed once, used for every decision about it."""
+
+    method: str
+    parts: Parts
+    """What the call is charged; nothing if it is free, or if this is of several calls."""
+    units: int
+    """What the call costs in its first bucket; several calls, each in its first."""
+    closed_by: tuple[str, ...]
+    """The buckets and pools whose exhaustion closes the call."""
+    limits: tuple[Limit, ...]
+    leaves: tuple[int, ...]
+    caps: tuple[int, ...]
+    costs: tuple[int, ...]
+    paced: bool
+    shadow: bool
+    """Whether one of the limits is a shadow."""
+    priced: tuple[int, int]
+    """The times in ms from and until which the call has that price."""
+    grants: Believed
+    """What upstream grants, as `caps` go by it."""
+    kinds: tuple[Key, ...] = ()
+    """The calls that it is of, to price them again."""
+    each: tuple[Checklist, ...] = ()
+    """Where it is of several calls that are decided together, the checklist of each."""
+
+    @property
+    def calls(self) -> tuple[Checklist, ...]:
+        """The checklist of each call."""
+        return self.each or (self,)
+
+    def caps_at(self, now_ms: int) -> tuple[int, ...]:
+        """Each limit's enforced number at `now_ms`. `caps` holds it without pacing; most calls need no more."""
+        if not self.paced:
+            return self.caps
+        together = zip(self.limits, self.leaves, self.costs, strict=True)
+        return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
+
+
+class Together(NamedTuple):
+    """What is known of several calls that were decided together, beside the first one's method and the units of all:
+    what they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
+
+    calls: int
+    costs: Mapping[str, int]
+    closed: str | None
+
+
+MAX_LOOKS = 100
+"""The most looks that are remembered."""
+
+_looks: dict[tuple[int, int], tuple[CostBook, Checklist]] = {}
+"""By the addresses of book and limits, which live as long: many credentials have the same."""
+
+
+class Checklists(dict[Key, Checklist]):
+    """The checklists of a budget, by kind of call; one that is not there yet is made.
+
+    `leave` holds the units that each job leaves to others, by limit. `shown` are the limits that people look at: of
+    one that each job has for itself, those of the jobs in `leave`. Raises UsageError for a call that can never be
+    admitted, CostExceedsLimit among them.
+    """
+
+    def __init__(
+        self,
+        credential: str,
+        book: CostBook,
+        limits: tuple[Limit, ...],
+        leave: Mapping[str, Mapping[str, int]],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self._credential = credential
+        self._book = book
+        self._limits = limits
+        self.shown = of_jobs(limits, leave)
+        self._leave = leave
+        self._clock = clock
+
+    def __missing__(self, kind: Key) -> Checklist:
+        made = self.make(kind)
+        if len(self) < MAX_KEPT:
+            self[kind] = made
+        return made
+
+    def make(self, kind: Key) -> Checklist:
+        """A new one, by the price of now."""
+        method, units, parts, job = kind
+        check_name("job", job)
+        book, priced = self._book, ALWAYS
+        if parts is None and (units is None or book.canonical(method) in book.methods):
+            price, priced = book.price_at(method, self._clock())
+            parts, priced = price.parts, ALWAYS if priced == ALWAYS else priced
+        if units is not None:
+            first, *others = parts or (Part(book.main_bucket.name, units),)
+            parts = (first._replace(units=units), *others)
+        parts = tuple([part._replace(units=charge_units(part.units)) for part in parts or ()])
+        if len(parts) > MAX_PARTS:
+            raise UsageError(f"{method} is charged to {len(parts)} buckets, and a call to {MAX_PARTS} at most")
+        method = book.canonical(method)
+        check_name("method", method, least=1)
+        limits, costs = [], []
+        for limit in self.limits_of(job):
+            selector = limit.view.selector
+            counted = [selector.cost(part.units) for part in parts if selector.counts(part.bucket, method, job)]
+            if counted:
+                limits.append(limit)
+                costs.append(sum(counted))
+        made = self.of(method, parts, tuple(limits), tuple(costs), job, priced)
+        made.kinds = (kind,)
+        self._check_fits(made, f"{method} costs", "make a cheaper call")
+        return made
+
+    def of(
+        self,
+        method: str,
+        parts: Parts,
+        limits: tuple[Limit, ...],
+        costs: tuple[int, ...],
+        job: str,
+        priced: tuple[int, int] = ALWAYS,
+    ) -> Checklist:
+        """A checklist of these limits, whatever the book says."""
+        leave = self._leave.get(job, {})
+        leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
+        caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
+        closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
+        paced, shadow = any(x.paced for x in limits), any(x.shadow for x in limits)
+        units = parts[0].units if parts else 0
+        return Checklist(method, parts, units, closed_by, limits, leaves, caps, costs, paced, shadow, priced, NO_GRANTS)
+
+    def of_a_look(self) -> Checklist:
+        """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
+        book, limits = self._book.at(self._clock()), self.shown
+        known = _looks.get((id(book), id(limits)))
+        if known is None:
+            main = book.main_bucket.name
+            # `quota check` reports a limit below that as an error; here it is full when used up.
+            costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
+            parts = (Part(main, book.cheapest_units(main)),)
+            checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
+            if len(_looks) >= MAX_LOOKS:
+                _looks.clear()
+            known = _looks[id(book), id(limits)] = book, checklist
+        return known[1]
+
+    def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
+        """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
+        all."""
+        calls, costs = Counter(map(id, checklists)), Counter[str]()
+        kinds = {id(one): one for one in checklists}.values()
+        for one in kinds:
+            times = calls[id(one)]
+            for limit, cost_units in zip(one.limits, one.costs, strict=True):
+                costs[limit.name] += times * cost_units
+        limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
+        priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
+        made = self.of(checklists[0].method, (), limits, tuple([costs[x.name] for x in limits]), job, priced)
+        made.each, made.units = tuple(checklists), sum([one.units for one in checklists])
+        made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
+        made.kinds = tuple([kind for one in checklists for kind in one.kinds])
+        self._check_fit_together(made, len(checklists))
+        return made
+
+    def of_now(self, kind: Key) -> Checklist:
+        """The checklist of a kind of call, by the price of now."""
+        known = self[kind]
+        if known.priced is ALWAYS or known.priced[0] <= self._clock() < known.priced[1]:
+            return known
+        self.pop(kind, None)
+        return self[kind]
+
+    def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
+        """One checklist for calls that were decided together before. A limit that `together` does not tell of counts
+        them as one call of the first method."""
+        first = self.make((method, 1, None, job))
+        costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
+        limits = tuple(limit for limit in self.limits_of(job) if limit.name in costs)
+        parts = (first.parts[0]._replace(units=units), *first.parts[1:])
+        made = self.of(first.method, parts, limits, tuple(costs[x.name] for x in limits), job)
+        if together.closed is not None:
+            made.closed_by = tuple(dict.fromkeys([*made.closed_by, together.closed]))
+        self._check_fit_together(made, together.calls)
+        return made
+
+    def with_grants(self, checklist: Checklist, grants: Believed) -> Checklist:
+        """The same with the caps that follow from these grants. It is kept in the place of the other one."""
+        together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
+        caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
+        new = replace(checklist, caps=caps, grants=grants)
+        for kind in [kind for kind, known in self.copy().items() if known is checklist]:
+            self[kind] = new
+        return new
+
+    def limits_of(self, job: str) -> tuple[Limit, ...]:
+        """The limits that a job's calls can meet, with its own of each limit that every job has."""
+        return of_jobs(self._limits, (job,))
+
+    def leaves_of(self, job: str) -> Mapping[str, int]:
+        """The units that a job leaves to others, by limit."""
+        return self._leave.get(job, {})
+
+    def _check_fit_together(self, checklist: Checklist, calls: int) -> None:
+        self._check_fits(checklist, f"{many(calls, 'call')} together cost", "make fewer calls at once")
+
+    def _check_fits(self, checklist: Checklist, what: str, remedy: str) -> None:
+        each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
+        for limit, cap_units, cost_units in each:
+            if cost_units > cap_units and not limit.shadow:
+                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
+                raise CostExceedsLimit(
+                    f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential "
+                    f"{self._credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
+                )
+
+
+def charges_of(
+    calls: Iterable[Checklist],
+    job: str,
+    region: str,
+    next_key: Callable[[], str],
+    *,
+    reserved: bool = False,
+) -> tuple[Entry, ...]:
+    """What calls of one job are charged, in their order: a charge for each bucket of each call, none for a free one.
+
+    The first charge of a call has a key of its own, which ends in RESERVED if the charge is an upper bound: by its
+    price, or with `reserved`. The others have the same key with FURTHER and their number behind it.
+    """
+    charges = []
+    for call in calls:
+        if not call.parts:
+            continue
+        key = next_key() + (RESERVED if reserved or call.parts[0].reserve else "")
+        for n, part in enumerate(call.parts):
+            part_key = f"{key}{FURTHER}{n}" if n else key
+            charges.append(Entry(START, part.units, part.bucket, call.method, job, region, part_key))
+    return tuple(charges)
+
+
+def charge_units(units: object) -> int:
+    """The units of a charge, checked. Raises UsageError."""
+    return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)

@@ -1,0 +1,293 @@
+"""Refusals: how many calls were refused, hour by hour, and the last of them as a whole. Pure.
+
+    RefusalCount   refused calls of one job, for one reason, in one hour
+    RefusedSum     the same since the beginning
+    Refusals       all of it, as people read it
+
+    count_of, merged, refusal_text      what a process hands over
+    names_to_add, add                   what becomes of the state
+    names_to_read, read                 what the state holds
+
+    refusals       how many were kept as a whole, ever; which hours there are; which additions were made last
+    refusal:N      the newest of them as a whole, N from 0 to 99
+    refused:MS     the counts of the hour that begins then: rows of limit, job, reason, calls
+    refused_sums   the counts since the beginning
+
+Whoever adds reads the field `refusals` and changes it, so of several at once each adds to what the others have added.
+An addition has a key. One whose answer was lost is asked for again with the same key, and is not added twice, unless a
+hundred others came between.
+
+No decision reads any of this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.clock import LATEST_MS, rfc3339
+from quota.common.text import one_line
+from quota.errors import UsageError
+from quota.terms.arguments import MAX_NUMBER, text, whole
+from quota.terms.limits import DAY_MS, HOUR_MS
+
+if TYPE_CHECKING:
+    from quota.decision import Decision
+
+REFUSALS = "refusals"
+REFUSED_SUMS = "refused_sums"
+
+KEPT_MS = 35 * DAY_MS
+"""How long hours are kept."""
+
+MAX_ROWS = 200
+"""The most rows of an hour, and of the sums. What comes later counts under OTHER."""
+
+OTHER = "(other)"
+"""Stands for each name of the row that holds what came after MAX_ROWS."""
+
+MAX_NAME_BYTES = 256
+"""Longer names are cut."""
+
+MAX_REFUSALS = 100
+MAX_REFUSAL_BYTES = 4_000
+"""The most refusals of a project that are kept as a whole, and the most bytes of each."""
+
+MAX_COUNTS = 200
+"""The most counts that are added at once."""
+
+MAX_KEYS = 100
+"""Of so many additions the state knows that they were made."""
+
+Row = tuple[str, str, str]
+"""Limit, job, reason."""
+
+_OTHERS: Row = (OTHER, OTHER, OTHER)
+
+
+class RefusalCount(NamedTuple):
+    """How many calls of a job were refused for this reason, in the hour that begins at `hour_ms`. `limit` is the limit,
+    or the bucket that upstream closed; empty where neither refused."""
+
+    hour_ms: int
+    limit: str
+    job: str
+    reason: str
+    calls: int
+
+
+class RefusedSum(NamedTuple):
+    """All calls of a job that were ever refused for this reason. It never falls. `limit` as in RefusalCount."""
+
+    limit: str
+    job: str
+    reason: str
+    calls: int
+
+
+class Refusals(NamedTuple):
+    """What the state holds. `newest` are the last refusals as a whole, the oldest first, each a JSON text."""
+
+    counts: Sequence[RefusalCount]
+    sums: Sequence[RefusedSum]
+    newest: Sequence[str]
+
+
+class _Head(NamedTuple):
+    """The field `refusals`."""
+
+    kept: int = 0
+    hours: Sequence[int] = ()
+    keys: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, stored: str) -> _Head:
+        """Never raises: what nobody can read is begun anew."""
+        try:
+            kept, hours, keys = json.loads(stored)
+            return cls(
+                whole(kept, "refusals", 0, MAX_NUMBER),
+                [whole(hour_ms, "ms: an hour", 0, LATEST_MS) for hour_ms in hours],
+                [text(key, "key") for key in keys],
+            )
+        except (ValueError, TypeError, RecursionError, UsageError):
+            return cls()
+
+
+# -- what a process hands over -----------------------------------------------------------------------------------------
+
+
+def count_of(decision: Decision, job: str, calls: int = 1) -> RefusalCount:
+    """What a refusal counts as, or several of one kind together."""
+    return RefusalCount(
+        hour_ms=decision.decided_at_ms // HOUR_MS * HOUR_MS,
+        limit=decision.refused_by or "",
+        job=job,
+        reason=decision.reason,
+        calls=calls,
+    )
+
+
+def merged(counts: Iterable[RefusalCount], most: int) -> list[RefusalCount]:
+    """Counts with one for each hour, limit, job and reason, and no more than `most` of them: further ones are left
+    out."""
+    calls: dict[tuple[int, str, str, str], int] = {}
+    for count in counts:
+        kind = count[:4]
+        if kind in calls or len(calls) < most:
+            calls[kind] = calls.get(kind, 0) + count.calls
+    return [RefusalCount(*kind, number) for kind, number in calls.items()]
+
+
+def refusal_text(decision: Decision, job: str, region: str, run: str, machine: str, calls: int = 1) -> str:
+    """A refusal as it is kept: the JSON of the decision, with who asked, when, where, and why it was refused. Where it
+    is that of several calls together, `calls` says of how many.
+
+    At most MAX_REFUSAL_BYTES: if need be without the limits that did not refuse.
+    """
+    data: dict[str, object] = {
+        "at": rfc3339(decision.decided_at_ms),
+        "job": job,
+        "region": region,
+        "run": run,
+        "machine": one_line(machine)[:64],
+        **decision.as_json(),
+        "why": one_line(decision.why()),
+        **({"calls": calls} if calls > 1 else {}),
+    }
+    whole_text = json.dumps(data, ensure_ascii=False)
+    if len(whole_text.encode("utf-8", "replace")) <= MAX_REFUSAL_BYTES:
+        return whole_text
+    limits = decision.as_json()["limits"]
+    refusing = [limit for limit in limits if limit["name"] == decision.refused_by]  # type: ignore[attr-defined]
+    return json.dumps({**data, "limits": refusing, "limits_left_out": len(decision.limits) - len(refusing)})
+
+
+# -- what becomes of the state -----------------------------------------------------------------------------------------
+
+
+def names_to_add(counts: Sequence[RefusalCount]) -> tuple[str, ...]:
+    """The fields that `add` needs, and that must not change meanwhile."""
+    return REFUSALS, REFUSED_SUMS, *{_hour_field(count.hour_ms): None for count in _checked_counts(counts)}
+
+
+def add(
+    fields: Mapping[str, str], now_ms: int, key: str, counts: Sequence[RefusalCount], newest: Sequence[str]
+) -> dict[str, str | None]:
+    """What becomes of the fields when these are added. Nothing where that was done before, by this key.
+
+    Hours that are over for 35 days go. A count of such an hour, or of one as far ahead, is only in the sums. Raises
+    UsageError for more than MAX_COUNTS, and for a value that cannot be stored.
+    """
+    head = _Head.read(fields.get(REFUSALS, ""))
+    if key in head.keys:
+        return {}
+    sums = _read_rows(fields.get(REFUSED_SUMS, ""))
+    hours: dict[int, dict[Row, int]] = {}
+    for count in _checked_counts(counts):
+        row = _cut(count.limit), _cut(count.job), _cut(count.reason)
+        _add_to(sums, row, count.calls)
+        if _is_kept(count.hour_ms, now_ms):
+            stored = fields.get(_hour_field(count.hour_ms), "")
+            _add_to(hours.setdefault(count.hour_ms, _read_rows(stored)), row, count.calls)
+    becomes: dict[str, str | None] = {_hour_field(hour_ms): _text(rows) for hour_ms, rows in hours.items()}
+    for hour_ms in head.hours:
+        if not _is_kept(hour_ms, now_ms):
+            becomes[_hour_field(hour_ms)] = None
+    for number, refusal in enumerate(newest[-MAX_REFUSALS:], head.kept):
+        becomes[_refusal_field(number)] = _checked_refusal(refusal)
+    all_hours = sorted(hour_ms for hour_ms in {*head.hours, *hours} if _is_kept(hour_ms, now_ms))
+    keys = [*head.keys, text(key, "key")][-MAX_KEYS:]
+    becomes[REFUSED_SUMS] = _text(sums)
+    becomes[REFUSALS] = json.dumps([head.kept + len(newest[-MAX_REFUSALS:]), all_hours, keys], separators=(",", ":"))
+    return becomes
+
+
+# -- what the state holds ----------------------------------------------------------------------------------------------
+
+
+def names_to_read(stored: str, since_ms: int = 0) -> tuple[str, ...]:
+    """The fields that `read` needs, by the text of the field `refusals`: the hours that end later than `since_ms`."""
+    head = _Head.read(stored)
+    hours = [_hour_field(hour_ms) for hour_ms in head.hours if hour_ms + HOUR_MS > since_ms]
+    texts = [_refusal_field(number) for number in range(min(head.kept, MAX_REFUSALS))]
+    return REFUSALS, REFUSED_SUMS, *hours, *texts
+
+
+def read(fields: Mapping[str, str]) -> Refusals:
+    """What these fields hold. Never raises: what cannot be read is left out."""
+    head = _Head.read(fields.get(REFUSALS, ""))
+    numbers = range(max(0, head.kept - MAX_REFUSALS), head.kept)
+    return Refusals(
+        counts=[
+            RefusalCount(hour_ms, *row, calls)
+            for hour_ms in head.hours
+            for row, calls in _read_rows(fields.get(_hour_field(hour_ms), "")).items()
+        ],
+        sums=[RefusedSum(*row, calls) for row, calls in _read_rows(fields.get(REFUSED_SUMS, "")).items()],
+        newest=[fields[field] for number in numbers if (field := _refusal_field(number)) in fields],
+    )
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _hour_field(hour_ms: int) -> str:
+    return f"refused:{hour_ms}"
+
+
+def _refusal_field(number: int) -> str:
+    return f"refusal:{number % MAX_REFUSALS}"
+
+
+def _is_kept(hour_ms: int, now_ms: int) -> bool:
+    """Whether an hour is neither over for so long, nor as far ahead of a clock that was wrong."""
+    return now_ms - KEPT_MS < hour_ms + HOUR_MS and hour_ms < now_ms + KEPT_MS
+
+
+def _read_rows(stored: str) -> dict[Row, int]:
+    rows: dict[Row, int] = {}
+    try:
+        for limit, job, reason, calls in json.loads(stored or "[]"):
+            row = text(limit, "limit"), text(job, "job"), text(reason, "reason")
+            rows[row] = whole(calls, "calls", 0, MAX_NUMBER)
+    except (ValueError, TypeError, RecursionError, UsageError):
+        pass  # not ours: what was read until here stays
+    return rows
+
+
+def _text(rows: Mapping[Row, int]) -> str:
+    return json.dumps([[*row, calls] for row, calls in rows.items()], separators=(",", ":"))
+
+
+def _add_to(rows: dict[Row, int], row: Row, calls: int) -> None:
+    if row not in rows and len(rows) >= MAX_ROWS:
+        row = _OTHERS
+    rows[row] = min(rows.get(row, 0) + calls, MAX_NUMBER)
+
+
+def _cut(name: str) -> str:
+    return name.encode("utf-8", "replace")[:MAX_NAME_BYTES].decode("utf-8", "replace")
+
+
+def _checked_counts(counts: Sequence[RefusalCount]) -> list[RefusalCount]:
+    if len(counts) > MAX_COUNTS:
+        raise UsageError(f"{len(counts):,} counts: at most {MAX_COUNTS} are added at once")
+    return [
+        RefusalCount(
+            hour_ms=whole(count.hour_ms, "ms: an hour", 0, LATEST_MS) // HOUR_MS * HOUR_MS,
+            limit=text(count.limit, "limit"),
+            job=text(count.job, "job"),
+            reason=text(count.reason, "reason"),
+            calls=whole(count.calls, "calls", 0, MAX_NUMBER),
+        )
+        for count in counts
+    ]
+
+
+def _checked_refusal(refusal: str) -> str:
+    size = len(text(refusal, "refusal").encode("utf-8", "replace"))
+    if size > MAX_REFUSAL_BYTES:
+        raise UsageError(f"a refusal of {size:,} bytes: a ledger keeps at most {MAX_REFUSAL_BYTES:,} of each")
+    return refusal

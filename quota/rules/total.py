@@ -1,0 +1,284 @@
+"""What one limit counts: a running total over the log. Pure: whoever has a log reads for it.
+
+    RunningTotal   the total of a view, how far it has read, and what leaves its window next
+    Leaving        a charge that has yet to leave the window
+    Reading        (quota.rules.reading) what a process has read, with the totals of all its limits
+
+A total counts the entries behind `gone` and up to `head`. It reads on at its head (`take`), drops what has left its
+window (`drop`), and says when so many units will have left (`frees_at_ms`). What it needs for that and has not read, it
+names in `wants`.
+
+    window 24 h    gone          leaving ...... leaving_to                head
+    log       ..... | ..... 09:00 10:00 11:00 ......| ..................... | ...... not read yet
+
+Of a log of a million charges, a process that starts reads what was kept of the total, a few charges behind its head,
+and those that leave next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import merge
+from typing import NamedTuple
+
+from quota.rules.entry import CALLS, START, Entry, Id, id_text, read_id
+from quota.terms.limits import HOUR_MS, Calendar, View, cutoff, leaves_at
+
+MAX_LEAVING = 2_000
+"""The most charges that a total holds ready to leave. It reads the others when these have left."""
+
+READ_LEAVING = 200
+"""How many entries it reads at once for that."""
+
+SLACK_MS = 25 * HOUR_MS
+"""How far a clock may go back: a long day."""
+
+_LAST = 2**53
+"""Behind all numbers of one millisecond."""
+
+
+class Wanted(NamedTuple):
+    """Entries that a total needs: those with after < id <= through, `most` of them. `corrected`: with what each of
+    them counts now."""
+
+    after: Id
+    through: Id
+    most: int
+    corrected: bool
+
+
+class Leaving:
+    """A charge that counts, until it leaves the window or is corrected."""
+
+    __slots__ = ("cost", "id", "key")
+
+    def __init__(self, entry_id: Id, cost: int, key: str) -> None:
+        self.id, self.cost, self.key = entry_id, cost, key
+
+
+class RunningTotal:
+    """The running total of one view: see above. `charged` is what charges add to it, and `used_units` the sum with what
+    only upstream has counted."""
+
+    __slots__ = (
+        *("_by_key", "at_ms", "charged", "floor", "gone", "head", "leaving", "leaving_to", "next_ms", "others", "view"),
+    )
+
+    def __init__(self, view: View, floor: Id = START) -> None:
+        self.view = view
+        self.floor = floor
+        """Up to where the log was trimmed: corrections of what lies there change nothing that was counted."""
+        self.at_ms = 0
+        """The time up to which it has dropped what left."""
+        self.start(START)
+
+    def start(self, gone: Id) -> None:
+        """Begin with nothing, behind what has left the window."""
+        self.charged = 0
+        self.gone = self.head = self.leaving_to = gone
+        self.leaving: deque[Leaving] = deque()
+        self._by_key: dict[str, Leaving] = {}
+        self.next_ms = gone[0]
+        """No counted charge that is not in `leaving` is older than this."""
+        self.others: dict[tuple[str, int], int] = {}
+        """The units that others used, by what was heard and when they leave."""
+
+    def start_at(self, now_ms: int) -> None:
+        """Begin with nothing, behind what has left the window at a time."""
+        self.start((max(0, cutoff(self.view.window, now_ms)), _LAST))
+
+    # -- reading on --------------------------------------------------------------------------------------------------
+
+    def take(self, entry: Entry) -> None:
+        """Count the entry that stands behind the head."""
+        entry_id, units, bucket, method, job, _, key, kind, of, at, before_units = entry
+        selector = self.view.selector
+        expects = self.leaving_to == self.head and len(self.leaving) < MAX_LEAVING
+        if kind == "charge":
+            if selector.counts(bucket, method, job):
+                cost = selector.cost(units)
+                self.charged += cost
+                if expects:
+                    self._expect(Leaving(entry_id, cost, key))
+        elif kind == "correction":
+            if at > self.gone and at > self.floor and selector.counts(bucket, method, job):
+                cost, leaving = selector.cost(units), self._by_key.get(of)
+                # What it corrects may have left the log, and then its author did not know what it counted last.
+                self.charged += cost - (selector.cost(before_units) if leaving is None else leaving.cost)
+                if leaving is not None:
+                    leaving.cost = cost
+        elif kind == "others" and self._counts_others(entry):
+            heard = of, self._others_leave_ms(entry)
+            self.others[heard] = max(units, self.others.get(heard, 0))
+        if expects:
+            self.leaving_to = entry_id
+        self.head = entry_id
+
+    def _counts_others(self, entry: Entry) -> bool:
+        """Whether it counts every unit of the bucket, in a window as long as upstream's."""
+        selector, longest_ms = self.view.selector, self.view.window.longest_ms
+        if not selector.counts_bucket(entry.bucket) or selector.methods or selector.jobs:
+            return False
+        if not entry.method.isdigit():
+            return True
+        heard_ms = int(entry.method)  # 24 hours are a day, which may have 25, and 30 days a month
+        is_as_long = 24 * longest_ms <= 25 * heard_ms and 24 * heard_ms <= 25 * longest_ms
+        return is_as_long and (selector.count == "units" or entry.region == CALLS)
+
+    def _others_leave_ms(self, entry: Entry) -> int:
+        """When its period ends, or the calendar's that the period began in, and no later than a charge of now."""
+        window, (since_ms, until_ms) = self.view.window, entry.at
+        leaves_ms = min(until_ms, leaves_at(window, entry.id[0]))
+        return min(leaves_ms, leaves_at(window, since_ms)) if isinstance(window, Calendar) and since_ms else leaves_ms
+
+    def skip_to(self, head: Id) -> None:
+        """There is nothing more up to here."""
+        if head > self.head:
+            if self.leaving_to == self.head:
+                self.leaving_to = head
+            self.head = head
+
+    def _expect(self, leaving: Leaving) -> None:
+        self.leaving.append(leaving)
+        self._by_key[leaving.key] = leaving
+
+    # -- what leaves -------------------------------------------------------------------------------------------------
+
+    def drop(self, now_ms: int) -> Wanted | None:
+        """Take off what has left the window at a time. None when that is done, or what it needs to read first."""
+        cutoff_ms = cutoff(self.view.window, now_ms)
+        self.at_ms = now_ms
+        if self.gone[0] > max(0, cutoff_ms):
+            self.start_at(now_ms)  # the clock went back: what had left may count again
+        if self.others:  # those that are over may count again, too, for as long as a clock may go back
+            self.others = {heard: units for heard, units in self.others.items() if heard[1] > now_ms - SLACK_MS}
+        if self.skip_left(cutoff_ms):
+            return None
+        leaving, by_key = self.leaving, self._by_key
+        while leaving and leaving[0].id[0] <= cutoff_ms:
+            left = leaving.popleft()
+            self.charged -= left.cost
+            self.gone = left.id
+            by_key.pop(left.key, None)
+        if leaving or self.leaving_to >= self.head or self.next_ms > cutoff_ms:
+            return None
+        if isinstance(self.view.window, Calendar) and self.gone[0] < cutoff_ms:
+            self.start_at(now_ms)  # a period ended: what is in the new one is less than what has left
+            return None
+        return self.wants_leaving()
+
+    def skip_left(self, cutoff_ms: int) -> bool:
+        """Whether all that was read up to the head has left the window. Then it goes on behind what has left."""
+        if self.head[0] > cutoff_ms:
+            return False
+        self.start(max(self.head, (cutoff_ms, _LAST)))
+        return True
+
+    def wants_leaving(self) -> Wanted | None:
+        """What to read to know more of what leaves next; None: it is all known."""
+        if self.leaving_to >= self.head:
+            return None
+        return Wanted(self.leaving_to, self.head, READ_LEAVING, corrected=True)
+
+    def take_leaving(self, wanted: Wanted, entries: Sequence[Entry], units: Mapping[str, int]) -> None:
+        """Note what was wanted of what leaves, each charge with its `units` after corrections up to the head."""
+        if wanted.after != self.leaving_to or wanted.through != self.head:
+            return  # somebody else was quicker
+        selector = self.view.selector
+        for entry in entries:
+            if entry.kind == "charge" and selector.counts(entry.bucket, entry.method, entry.job):
+                self._expect(Leaving(entry.id, selector.cost(units.get(entry.key, entry.units)), entry.key))
+        self.leaving_to = entries[-1].id if len(entries) == wanted.most else wanted.through
+        self.next_ms = max(self.next_ms, self.leaving_to[0])
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def others_after(self, at_ms: int) -> int:
+        """What others used and still counts at a time: of one name the largest."""
+        largest: dict[str, int] = {}
+        for (name, leaves_ms), units in self.others.items():
+            if leaves_ms > at_ms:
+                largest[name] = max(units, largest.get(name, 0))
+        return sum(largest.values())
+
+    @property
+    def used_units(self) -> int:
+        return self.charged + self.others_after(self.at_ms) if self.others else self.charged
+
+    def frees_at_ms(self, units: int) -> int | None:
+        """When so many of the used units (1 or more) will have left a sliding window, if nothing more is charged. None:
+        `wants_leaving` must be read first, or, where that is None, so many are not used."""
+        window = self.view.window
+        if not self.others:
+            for left in self.leaving:
+                units -= left.cost
+                if units <= 0:
+                    return leaves_at(window, left.id[0])
+            return None
+        leaving = ((leaves_at(window, left.id[0]), left.cost) for left in self.leaving)
+        times_ms = sorted({leaves_ms for _, leaves_ms in self.others if leaves_ms > self.at_ms})
+        others = [(at_ms, self.others_after(at_ms - 1) - self.others_after(at_ms)) for at_ms in times_ms]
+        for at_ms, cost in merge(leaving, others):
+            units -= cost
+            if units <= 0:
+                # What is not known yet may leave before others do.
+                return at_ms if self.leaving_to >= self.head or self._leaves_before_unknown(at_ms) else None
+        return None
+
+    def _leaves_before_unknown(self, at_ms: int) -> bool:
+        return at_ms <= leaves_at(self.view.window, self.leaving_to[0])
+
+    def used_after(self, at_ms: int) -> int | None:
+        """The units that will still be used at a time, if nothing more is charged; None: `wants_leaving` first."""
+        cutoff_ms = cutoff(self.view.window, at_ms)
+        others = self.others_after(at_ms) if self.others else 0
+        if self.head[0] <= cutoff_ms:
+            return others
+        if self.leaving_to < self.head and self.leaving_to[0] <= cutoff_ms:
+            return None
+        left = sum(leaving.cost for leaving in self.leaving if leaving.id[0] <= cutoff_ms)
+        return self.charged - left + others
+
+    # -- keeping it --------------------------------------------------------------------------------------------------
+
+    def kept(self, epoch: str) -> str:
+        """`EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`, for who comes next."""
+        next_ms = self.leaving[0].id[0] if self.leaving else max(self.next_ms, self.leaving_to[0])
+        others = ",".join(f"{units}:{leaves_ms}:{name}" for (name, leaves_ms), units in self.others.items()) or "-"
+        return f"{epoch} {self.charged} {id_text(self.gone)} {id_text(self.head)} {next_ms} {others}"
+
+    def resume(self, kept: str, epoch: str, tip: Id, trimmed: Id, now_ms: int) -> bool:
+        """Go on where what was kept ends. False where that does not hold: it is of another epoch, ends behind the tip
+        or outside of the window, or the log has lost what has yet to leave it."""
+        try:
+            of_epoch, total, gone_text, head_text, next_ms, others = kept.split(" ", 5)
+            gone, head = read_id(gone_text), read_id(head_text)
+            heard = [part.split(":", 2) for part in others.split(",")] if others != "-" else []
+            others_units = {(name, int(leaves_ms)): int(units) for units, leaves_ms, name in heard}
+            charged, next_at_ms = int(total), int(next_ms)
+        except ValueError:
+            return False
+        cutoff_ms = cutoff(self.view.window, now_ms)
+        if (
+            of_epoch != epoch
+            or not trimmed <= gone <= head <= tip
+            or gone[0] > max(0, cutoff_ms)
+            or head[0] <= cutoff_ms
+        ):
+            return False
+        self.start(gone)
+        self.charged, self.head, self.next_ms, self.others = charged, head, next_at_ms, others_units
+        return True
+
+
+def total_of(view: View, entries: Iterable[Entry], now_ms: int, trimmed: Id = START) -> RunningTotal:
+    """The total of a view over all of a log, without anything kept. Entries up to `trimmed` are of the past, and count
+    what they counted last."""
+    total = RunningTotal(view, floor=trimmed)
+    total.start_at(now_ms)
+    total.at_ms = now_ms
+    for entry in entries:
+        if entry.id > total.head:
+            total.take(entry)
+    return total

@@ -1,0 +1,174 @@
+"""Places: where a job stands in its regions lies beside its claims, and only their holder changes it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.errors import UsageError
+from quota.rules.claims import MAX_PLACE_BYTES, MAX_REGIONS, PLACE_KEPT_MS
+from quota.terms.limits import MINUTE_MS
+from support.job_claims import HOLD_MS, LEASE_MS, claim_of
+from support.states import Clocked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quota.ledger.log import Log
+    from quota.rules.claims import Claim, Claimed
+
+NAME = "work|trending"
+
+
+@pytest.fixture
+def here(log: Log) -> Clocked:
+    return Clocked(log)
+
+
+def keep(here: Clocked, claim: Claim, **places: str) -> list[str]:
+    """Returns the regions that are the run's no more."""
+    return sorted(here.state.keep_places(claim, NAME, places).elsewhere)
+
+
+def kept(here: Clocked, *regions: str, name: str = NAME) -> Mapping[str, str]:
+    return here.state.places(name, regions or ("US", "DE"))
+
+
+def test_a_run_keeps_the_places_of_its_regions_and_the_next_one_reads_them(here: Clocked) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    assert kept(here) == {}
+    assert keep(here, a, US="page 1") == []
+    assert keep(here, a, US='page 2 \n{"é": null}', DE="") == []
+    here.state.end_claim(a, "done")
+    assert kept(here) == {"US": 'page 2 \n{"é": null}', "DE": ""}
+    assert kept(here, name="other work|trending") == {}
+    assert kept(here, "US") == {"US": 'page 2 \n{"é": null}'}
+
+
+def test_a_place_is_kept_in_the_step_that_renews_the_claim(here: Clocked) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    for _ in range(3):
+        here.now_ms += HOLD_MS - 1
+        assert keep(here, a, US="here") == []
+    assert sorted(here.state.claim(claim_of("b")).elsewhere) == ["DE", "US"]
+
+
+LATER: dict[str, Any] = {
+    "taken over by hand": lambda here: here.state.claim(claim_of("b"), take_over=True),
+    "its lease over, a run of the same store": lambda here: here.state.claim(claim_of("a", "second", machine="other")),
+    "its hold over": lambda here: here.state.claim(claim_of("b")),
+    "dead, by its lock": lambda here: here.state.claim(claim_of("a", "second")),
+}
+
+
+@pytest.mark.parametrize("how", LATER)
+@pytest.mark.parametrize("and_then", ["runs on", "has ended", "has failed", "its hold is over"])
+def test_a_run_that_lost_a_region_changes_its_place_no_more(here: Clocked, how: str, and_then: str) -> None:
+    """Also where nobody has the region any longer: it is not the late run's again, until it claims anew."""
+    late = claim_of("a")
+    here.state.claim(late)
+    keep(here, late, US="late 1", DE="late 1")
+    here.now_ms += HOLD_MS if how == "its hold over" else LEASE_MS
+    answer: Claimed = LATER[how](here)
+    assert not answer.elsewhere
+    following = claim_of("b") if "by hand" in how or "hold" in how else claim_of("a", "second")
+    assert keep(here, following, US="following") == []
+    if and_then in ("has ended", "has failed"):
+        here.state.end_claim(following, "failed" if and_then == "has failed" else "done")
+    elif and_then == "its hold is over":
+        here.now_ms += HOLD_MS
+    assert keep(here, late, US="late 2", DE="late 2") == ["DE", "US"]
+    assert kept(here) == {"US": "following", "DE": "late 1"}
+    assert keep(here, late, US="late 3") == ["DE", "US"], "to ask again gives nothing back"
+    if and_then == "runs on":
+        assert keep(here, following, US="following 2") == []
+
+
+def test_a_run_that_has_ended_changes_no_place(here: Clocked) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    here.state.end_claim(a, "done")
+    assert keep(here, a, US="after the end") == ["DE", "US"]
+    assert kept(here) == {}
+
+
+def test_regions_that_it_still_has_are_kept_beside_one_that_it_lost(here: Clocked) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    here.state.claim(claim_of("b", "", "DE"), take_over=True)
+    assert keep(here, a, US="a", DE="a") == ["DE"]
+    assert kept(here) == {"US": "a"}
+
+
+@pytest.mark.parametrize("size", [MAX_PLACE_BYTES, MAX_PLACE_BYTES + 1])
+def test_a_place_is_bounded(here: Clocked, size: int) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    place = "é" * (size // 2) + "x" * (size % 2)
+    if size > MAX_PLACE_BYTES:
+        with pytest.raises(UsageError, match="a place of 70,001 bytes: a ledger keeps at most 70,000 of a region"):
+            keep(here, a, US=place)
+        return
+    assert keep(here, a, US=place) == []
+    assert kept(here) == {"US": place}
+
+
+def test_a_place_is_only_of_a_region_that_the_claim_names(here: Clocked) -> None:
+    here.state.claim(claim_of("a"))
+    with pytest.raises(UsageError, match="region 'FR': a place is kept only of a region that is claimed"):
+        keep(here, claim_of("a"), FR="x")
+    with pytest.raises(UsageError, match="the places of at most 1,000 are read at once"):
+        kept(here, *map(str, range(MAX_REGIONS + 1)))
+
+
+def test_all_regions_of_a_job_are_kept_in_one_step(here: Clocked) -> None:
+    regions = tuple(f"R{n}" for n in range(MAX_REGIONS))
+    claim = claim_of("a", "", *regions)
+    here.state.claim(claim)
+    places = {region: f"place of {region}" for region in regions}
+    assert not here.state.keep_places(claim, NAME, places).elsewhere
+    assert kept(here, *regions) == places
+
+
+def test_a_place_is_forgotten_after_35_days_and_not_before(here: Clocked) -> None:
+    a = claim_of("a")
+    here.state.claim(a)
+    keep(here, a, US="old", DE="old")
+    for _ in range(4):
+        here.now_ms += PLACE_KEPT_MS // 4 - 1
+        here.state.claim(a)
+        keep(here, a, DE="new")
+    assert kept(here) == {"US": "old", "DE": "new"}
+    here.now_ms += 4
+    assert kept(here) == {"DE": "new"}
+
+
+def test_random_runs_never_overwrite_what_a_later_holder_has_kept(here: Clocked) -> None:
+    """Four runs claim, keep, fall silent and end at random. A place is always the last one that its holder kept."""
+    dice = random.Random(7)
+    holder: dict[str, tuple[Claim, int]] = {}
+    expected: dict[str, str] = {}
+    runs: list[Claim] = []
+    for number in range(400):
+        here.now_ms += dice.choice((1, MINUTE_MS, LEASE_MS, HOLD_MS))
+        if len(runs) < 4 or dice.random() < 0.2:
+            runs = [*runs[-3:], claim_of(dice.choice("ab"), f"run {number}", machine=f"m{number}")]
+        run = dice.choice(runs)
+        match dice.choice(("claim", "keep", "keep", "keep", "end")):
+            case "claim":
+                lost = here.state.claim(run, take_over=dice.random() < 0.2).elsewhere
+                holder.update({region: (run, number) for region in run.regions if region not in lost})
+            case "keep":
+                region = dice.choice(run.regions)
+                lost = here.state.keep_places(run, NAME, {region: f"{number}"}).elsewhere
+                if region not in lost:
+                    assert holder[region][0] == run, f"{number}: {run.run} is not the last that got {region}"
+                    expected[region] = f"{number}"
+            case _:
+                here.state.end_claim(run, dice.choice(("done", "stopped", "failed")))
+        assert kept(here) == expected, number
+    assert len(expected) == 2

@@ -1,0 +1,186 @@
+"""Disks that are full, folders that cannot be written, what others have put there: entries are kept in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from contract.journal.journals import NOW_MS, day_files, entry, ids, journal
+from quota.errors import LedgerError
+from quota.journal import journal as journal_module
+from quota.journal.journal import Journal
+from quota.rules.entry import START
+from quota.terms.limits import DAY_MS
+from support.users import NOBODY, needs_root, not_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again with each entry."""
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`. Only root may mount one."""
+    folder.mkdir()
+    options = f"size={kilobytes}k,mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system of one's own can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; the file that takes it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4_096)
+    return ballast
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def goes_on_in_memory(noted: Journal, seqs: range, why: str) -> None:
+    for seq in seqs:
+        noted.write("f", [entry(seq=seq)])
+        assert noted.newest("f") == (NOW_MS, seq)
+    assert ids(noted, "f")[-len(seqs) :] == [(NOW_MS, seq) for seq in seqs]
+    assert noted.uncompared("e")
+    assert why in noted.trouble
+    with noted.locked():
+        noted.compared("e", noted.position())
+    with pytest.raises(LedgerError, match=f"allowance .*{why}, so nothing is drawn"):
+        noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
+
+
+def test_a_full_disk_keeps_entries_in_memory_and_takes_them_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", 256):
+        noted = journal(tmp_path / "disk")
+        noted.write("e", [entry()])
+        ballast = fill(tmp_path / "disk")
+        noted.write("e", [entry(seq=seq) for seq in range(1, 200)])  # a part of it fits into the last page
+        goes_on_in_memory(noted, range(200, 300), os.strerror(errno.ENOSPC))
+        assert len([each for each in caplog.records if "journal_unusable" in each.message]) == 1
+        ballast.unlink()
+        noted.write("f", [entry(seq=300)])
+        assert noted.trouble == ""
+        fresh = journal(tmp_path / "disk")
+        assert set(ids(fresh, "e")) == {(NOW_MS, seq) for seq in range(200)}
+        assert set(ids(fresh, "f")) == {(NOW_MS, seq) for seq in range(200, 301)}
+        assert fresh.newest("f") == (NOW_MS, 300)
+
+
+def test_a_write_that_is_cut_short_is_repeated_whole(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry()])
+    with files_up_to(day_files(tmp_path)[0].stat().st_size + 100):
+        noted.write("e", [entry(seq=1), entry(seq=2)])
+        assert set(ids(noted)) == {(NOW_MS, 0), (NOW_MS, 1), (NOW_MS, 2)}
+        assert noted.trouble
+    noted.write("e", [entry(seq=3)])
+    assert set(ids(journal(tmp_path))) == {(NOW_MS, seq) for seq in range(4)}
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    journal(tmp_path).write("e", [entry()])
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    with not_root():
+        noted = journal(tmp_path)
+        assert noted.newest("e") == (NOW_MS, 0)
+        assert ids(noted) == [(NOW_MS, 0)]
+        goes_on_in_memory(noted, range(1, 20), "Permission denied")
+        noted.write_facts("e", "facts")
+        noted.note_whole("f", START, (NOW_MS, 19))
+        assert (noted.facts(), noted.whole("f")) == ("facts", (START, (NOW_MS, 19)))
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def test_a_state_folder_that_cannot_be_made_keeps_entries_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    goes_on_in_memory(journal(tmp_path / "file"), range(1, 20), "Not a directory")
+
+
+def test_no_more_is_kept_in_memory_than_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_IN_MEMORY", 100)
+    noted = Journal.in_memory(journal_module.Identity("", "p"))
+    position = noted.position()
+    for seq in range(250):
+        noted.write("e", [entry(seq=seq)])
+        if seq == 200:
+            position = noted.position()
+    assert ids(noted) == [(NOW_MS, seq) for seq in range(150, 250)]
+    assert [each.id[1] for _, each in noted.records(position)] == [*range(201, 250)]
+
+
+@pytest.mark.parametrize("name", ["2026-11-28", "marks", "marks.new", "facts", "lock", "draws", "draws.lock"])
+@pytest.mark.parametrize("planted", ["link", "link of another user", "pipe", "file of another user"])
+@needs_root
+def test_what_others_have_put_there_is_neither_followed_nor_waited_for(tmp_path: Path, name: str, planted: str) -> None:
+    first = journal(tmp_path / "state")
+    first.write("e", [entry()])
+    folder = day_files(tmp_path / "state")[0].parent
+    path = (folder.parent if name.startswith("draws") else folder) / name
+    path.unlink(missing_ok=True)
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    if planted.startswith("link"):
+        path.symlink_to(victim)
+    elif planted == "pipe":
+        os.mkfifo(path, 0o600)
+    else:
+        path.write_bytes(b"theirs")
+    if planted.endswith("user"):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    before = path.lstat()
+    noted = journal(tmp_path / "state")
+    noted.write("e", [entry(seq=7)])
+    assert noted.newest("e") == (NOW_MS, 7)
+    assert (NOW_MS, 7) in ids(noted)
+    with noted.locked():
+        noted.compared("f", noted.position())
+    noted.write_facts("e", "facts")
+    assert noted.facts() == "facts"
+    assert noted.draws.owed() == []
+    if name.startswith("draws"):
+        with pytest.raises(LedgerError):
+            noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
+    else:
+        assert noted.trouble
+    assert victim.read_text() == "theirs"
+    if name in ("marks", "facts"):  # they are replaced as they stand
+        assert stat.S_ISREG(path.lstat().st_mode)
+        return
+    after = path.lstat()
+    assert (stat.S_IFMT(after.st_mode), after.st_uid, after.st_size) == (
+        stat.S_IFMT(before.st_mode),
+        before.st_uid,
+        before.st_size,
+    )

@@ -1,0 +1,217 @@
+"""Draws: bounded for the whole machine, on the disk before the call leaves, handed over once, never renewed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from contract.journal.journals import IDENTITY, NOW_MS, entry, forked, journal
+from quota.errors import LedgerError
+from quota.journal.draws import SPARE_LINES, Draws
+from quota.journal.journal import Journal
+from quota.ledger.identity import Identity
+from quota.ledger.log import SLACK_MS
+from quota.rules.entry import Entry
+from quota.terms.limits import DAY_MS
+from support.interrupts import Interrupted, at_every_place, interrupt
+
+SEEN = (NOW_MS - 5, 3)
+
+
+def draw(draws: Draws, *entries: Entry, now_ms: int = NOW_MS, allowance_units: int = 50) -> bool:
+    return draws.draw(entries, "e", SEEN, now_ms=now_ms, window_ms=DAY_MS, allowance_units=allowance_units)
+
+
+def draws_file(state: Path) -> Path:
+    (path,) = (state / "journals").glob("*/draws")
+    return path
+
+
+def test_a_draw_is_owed_with_what_its_first_try_had_read_until_it_is_handed_over(tmp_path: Path) -> None:
+    drawn = entry(units=2, key="k")
+    assert journal(tmp_path).draws.owed() == []
+    assert draw(journal(tmp_path).draws, drawn)
+    draws = journal(tmp_path).draws
+    (owed,) = draws.owed()
+    assert owed.entry == drawn._replace(id=(NOW_MS, 0))
+    assert (owed.epoch, owed.seen, owed.handed_id) == ("e", SEEN, None)
+    draws.handed_over("f", [(owed, (NOW_MS + 9, 4))])
+    assert draws.owed() == journal(tmp_path).draws.owed() == []
+
+
+def test_handing_over_does_not_renew_the_allowance_and_the_window_does(tmp_path: Path) -> None:
+    draws = journal(tmp_path).draws
+    assert draw(draws, *(entry() for _ in range(30)))
+    draws.handed_over("e", [(owed, owed.entry.id) for owed in draws.owed()])
+    assert not draw(draws, *(entry() for _ in range(21)), now_ms=NOW_MS + 1)
+    assert draw(draws, *(entry() for _ in range(20)), now_ms=NOW_MS + 1)
+    assert draws.drawn_units(NOW_MS + 1, DAY_MS) == 50
+    assert not draw(draws, entry(), now_ms=NOW_MS + DAY_MS - 1)
+    assert draw(draws, *(entry() for _ in range(30)), now_ms=NOW_MS + DAY_MS)
+    assert not draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
+
+
+def test_all_calls_are_drawn_or_none_and_one_key_once(tmp_path: Path) -> None:
+    draws, first = journal(tmp_path).draws, entry(units=40)
+    assert draw(draws, first)
+    assert not draw(draws, entry(), entry(units=10))
+    assert draws.drawn_units(NOW_MS, DAY_MS) == 40
+    assert draw(draws, first)
+    assert len(draws.owed()) == 1
+
+
+def test_no_union_takes_what_was_not_handed_over(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(key="noted")])
+    draw(noted.draws, entry(key="drawn"))
+    assert [each.key for _, each in noted.records()] == ["noted"]
+
+
+def test_identities_of_one_upstream_project_share_the_allowance_and_owe_for_themselves(tmp_path: Path) -> None:
+    mine = journal(tmp_path, identity=Identity("a", "p")).draws
+    others = journal(tmp_path, identity=Identity("b", "p")).draws
+    elsewhere = journal(tmp_path, identity=Identity("a", "p", "http://127.0.0.1")).draws
+    assert draw(mine, entry(units=50))
+    assert not draw(others, entry())
+    assert (len(mine.owed()), len(others.owed())) == (1, 0)
+    assert draw(elsewhere, entry())
+
+
+@pytest.mark.on_disk
+def test_eight_processes_at_once_draw_the_allowance_exactly(tmp_path: Path) -> None:
+    def work(process: int) -> None:
+        draws = journal(tmp_path).draws
+        for number in range(20):
+            draw(draws, entry(key=f"{process}-{number}"))
+
+    with forked(*(lambda process=process: work(process) for process in range(8))):
+        pass
+    draws = journal(tmp_path).draws
+    assert draws.drawn_units(NOW_MS, DAY_MS) == len(draws.owed()) == 50
+
+
+def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) -> None:
+    draws = journal(tmp_path).draws
+    draw(draws, entry(units=5, key="k"))
+    assert draws.settle("k", 7).entry.units == 5  # type: ignore[union-attr]
+    (owed,) = draws.owed()
+    assert (owed.entry.units, owed.handed_id) == (7, None)
+    journal(tmp_path).draws.settle("k", 9)
+    draws.handed_over("f", [(owed, (1, 1))])
+    (owed,) = draws.owed()
+    assert (owed.entry.units, owed.handed_id, owed.handed_epoch, owed.handed_units) == (9, (1, 1), "f", 7)
+    draws.handed_over("f", [(owed, (1, 1))])
+    assert draws.owed() == []
+    draws.settle("k", 0)
+    assert [each.handed_units for each in draws.owed()] == [9]
+    assert draws.drawn_units(NOW_MS, DAY_MS) == 0
+    assert draws.settle("unheard of", 1) is None
+
+
+def test_a_draw_and_the_names_on_its_way_are_on_the_disk_before_it_is_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        fsync(fd)
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    draws = journal(tmp_path).draws
+    draw(draws, entry())
+    folder = draws_file(tmp_path).parent
+    assert synced == [folder.name, "journals", tmp_path.name, "draws"]
+    draw(draws, entry())
+    assert synced[4:] == ["draws"]
+
+
+def test_where_the_disk_takes_no_draw_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = journal(tmp_path).draws
+    draw(draws, entry())
+    before = draws_file(tmp_path).read_bytes()
+
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(LedgerError, match=r"^allowance .*/draws: Input/output error, so nothing is drawn; [^\n]*$"):
+        draw(draws, entry())
+    assert draws_file(tmp_path).read_bytes() == before
+    assert len(journal(tmp_path).draws.owed()) == 1
+    with pytest.raises(LedgerError, match="in memory"):
+        draw(Journal.in_memory(IDENTITY).draws, entry())
+    assert Journal.in_memory(IDENTITY).draws.owed() == []
+
+
+def test_a_killed_process_owes_what_it_told_and_spoils_nothing(tmp_path: Path) -> None:
+    dice, told = random.Random(5), set()
+    for process in range(8):
+        reader, writer = os.pipe()
+
+        def work(process: int = process, writer: int = writer) -> None:
+            draws = journal(tmp_path).draws
+            for number in range(10**9):
+                draw(draws, entry(key=f"{process}-{number}"), allowance_units=10**9)
+                os.write(writer, f"{process}-{number}\n".encode())
+
+        with forked(work) as (child,):
+            os.close(writer)
+            heard = os.read(reader, dice.randint(1, 300))
+            os.kill(child, signal.SIGKILL)
+            while more := os.read(reader, 65_536):
+                heard += more
+        os.close(reader)
+        told |= set(heard.decode().split())
+        with draws_file(tmp_path).open("ab") as file:
+            file.write(b"\nd\ttorn"[: dice.randint(1, 7)])
+    assert told
+    assert told <= {each.entry.key for each in journal(tmp_path).draws.owed()}
+
+
+def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path: Path) -> None:
+    draws = journal(tmp_path).draws
+    draw(draws, entry(key="owed"))
+    draws.settle("owed", 3)
+    draw(draws, *(entry(key=f"k{number}") for number in range(SPARE_LINES)), allowance_units=10**9)
+    draws.handed_over("e", [(each, (1, 1)) for each in draws.owed() if each.entry.key != "owed"])
+    last_ms = NOW_MS + DAY_MS + SLACK_MS
+    draw(draws, entry(key="new"), now_ms=last_ms)
+    assert draws_file(tmp_path).read_bytes().count(b"\n") < 10
+    assert [(each.entry.key, each.entry.units) for each in journal(tmp_path).draws.owed()] == [("owed", 3), ("new", 1)]
+
+
+def test_what_a_wrong_clock_drew_ahead_counts_and_is_dated_back(tmp_path: Path) -> None:
+    draws = journal(tmp_path).draws
+    draw(draws, entry(units=50), now_ms=NOW_MS + 300 * DAY_MS)
+    assert not draw(draws, entry())
+    assert draws.drawn_units(NOW_MS, DAY_MS) == 50
+    assert draw(draws, entry(), allowance_units=51)
+    assert draw(draws, entry(), now_ms=NOW_MS + DAY_MS)
+
+
+def test_an_exception_at_any_place_leaves_no_draw_unaccounted(tmp_path: Path) -> None:
+    """And nobody is locked out."""
+    state, admitted = tmp_path, set[str]()
+
+    def work() -> None:
+        drawn = entry()
+        draws = journal(state).draws
+        draw(draws, drawn, allowance_units=10**9)
+        admitted.add(drawn.key)
+        draws.settle(drawn.key, 2)
+        draws.owed()
+
+    for place, error in enumerate(at_every_place(interrupt, work, step=17)):
+        assert error is None or isinstance(error, Interrupted)
+        fresh = journal(state).draws
+        assert draw(fresh, entry(), allowance_units=10**9)
+        assert admitted <= {each.entry.key for each in fresh.owed()}
+        if place % 4 == 0:
+            state, admitted = tmp_path / str(place), set[str]()
+    assert place > 20

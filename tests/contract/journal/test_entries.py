@@ -1,0 +1,416 @@
+"""What is noted, and read again by any process of the machine: whole, in order, and once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from contract.journal.journals import IDENTITY, NOW_MS, day_files, entry, forked, ids, journal, keys, until
+from quota.journal import journal as journal_module
+from quota.journal.journal import Journal
+from quota.journal.record import read_record, record_line
+from quota.ledger.identity import Identity
+from quota.ledger.log import SLACK_MS
+from quota.rules.entry import START, Entry, packed
+from quota.terms.limits import DAY_MS, HOUR_MS
+from support.interrupts import Interrupted, at_every_place, interrupt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_is_written_is_read_by_another_process_in_order_and_as_it_was(tmp_path: Path) -> None:
+    charge = entry(seq=1)
+    correction = charge._replace(
+        id=(NOW_MS, 2), units=40, key="c", kind="correction", of=charge.key, at=charge.id, before_units=100
+    )
+    others = Entry((NOW_MS, 3), 900, "units", "", "", "", "o", "others", "usage", (1, 2), 0)
+    marker = Entry((NOW_MS, 4), 0, "", "", "", "", "m", "marker")
+    odd = entry(seq=5)._replace(job="ä \udc80\ud800 ")
+    entries = [charge, correction, others, marker, odd]
+    with closing(journal(tmp_path)) as noted:
+        noted.write("e", entries[:3])
+        noted.write("e", entries[3:])
+    assert list(journal(tmp_path).records()) == [("e", each) for each in entries]
+
+
+def test_a_key_is_noted_once_in_an_epoch(tmp_path: Path) -> None:
+    noted, twice = journal(tmp_path), entry()
+    for epoch in ("e", "e", "f", "f"):
+        noted.write(epoch, [twice])
+    assert list(journal(tmp_path).records()) == [("e", twice), ("f", twice)]
+
+
+def test_what_cannot_be_read_of_the_log_is_not_noted(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [Entry((NOW_MS, 1), 0, "", "", "", "", "", "unreadable")])
+    assert list(noted.records()) == []
+
+
+def test_a_name_that_would_end_the_line_spoils_no_entry(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(seq=1)._replace(job="a\nb"), entry(seq=2)])
+    assert [each.job for _, each in noted.records()] == ["a b", "job"]
+
+
+def test_the_newest_is_that_of_all_processes_and_of_the_epoch(tmp_path: Path) -> None:
+    mine, others = journal(tmp_path), journal(tmp_path)
+    assert mine.newest("e") == START
+    for seq in range(1, 300):
+        others.write("e", [entry(seq=seq)])
+        assert mine.newest("e") == (NOW_MS, seq)
+    others.write("f", [entry(NOW_MS + 1)])
+    assert mine.newest("e") == (NOW_MS, 299)
+    assert mine.newest("f") == (NOW_MS + 1, 0)
+    mine.write("e", [entry(seq=200)])
+    assert mine.newest("e") == others.newest("e") == journal(tmp_path).newest("e") == (NOW_MS, 299)
+
+
+def test_the_newest_stands_at_the_end_also_behind_what_was_read_late(tmp_path: Path) -> None:
+    """Old entries that are noted in pieces push the newest out of the tail that a new process reads."""
+    mine, others = journal(tmp_path), journal(tmp_path)
+    others.write("e", [entry(NOW_MS + 5)])
+    mine.write("e", [entry(seq=seq) for seq in range(5_000)])
+    reader = journal(tmp_path)
+    reader._search_back = None  # type: ignore[method-assign,assignment]  # it needs no more than the tail
+    assert reader.newest("e") == (NOW_MS + 5, 0)
+
+
+def test_the_newest_of_an_epoch_is_found_behind_much_of_another(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(NOW_MS - DAY_MS)])
+    noted.write("f", [entry(seq=seq) for seq in range(2_000)])
+    assert journal(tmp_path).newest("e") == (NOW_MS - DAY_MS, 0)
+
+
+def test_the_newest_costs_no_reading_while_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, others = journal(tmp_path), journal(tmp_path)
+    others.write("e", [entry(seq=1)])
+    mine.newest("e")
+    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("it was read"))
+    assert mine.newest("e") == (NOW_MS, 1)
+    mine.write("e", [entry(seq=2)])
+    assert mine.newest("e") == (NOW_MS, 2)
+
+
+def test_a_file_has_a_day_and_all_go_over_to_the_next_one(tmp_path: Path) -> None:
+    mine, others = journal(tmp_path, NOW_MS + DAY_MS), journal(tmp_path, NOW_MS + DAY_MS)
+    mine.write("e", [entry()])
+    others.write("e", [entry(seq=1)])
+    others.write("e", [entry(NOW_MS + 12 * HOUR_MS)])
+    assert mine.newest("e") == (NOW_MS + 12 * HOUR_MS, 0), "it sees the file that another process has begun"
+    mine.write("e", [entry(seq=2)])
+    assert [path.name for path in day_files(tmp_path)] == ["2026-11-28", "2026-11-29"]
+    assert len(day_files(tmp_path)[1].read_bytes().split()) > 0
+    assert ids(journal(tmp_path, NOW_MS + DAY_MS))[-1] == (NOW_MS, 2), (
+        "what is read late is not put behind others' backs"
+    )
+
+
+def test_old_files_are_deleted_whole(tmp_path: Path) -> None:
+    end_ms = NOW_MS + 12 * HOUR_MS
+    noted = journal(tmp_path, now_ms=NOW_MS + 30 * DAY_MS)
+    noted.write("e", [entry()])
+    last_ms = end_ms + DAY_MS + SLACK_MS - 1
+    noted.write("e", [entry(last_ms)])
+    assert len(day_files(tmp_path)) == 2
+    noted.write("e", [entry(last_ms + DAY_MS)])
+    assert [path.name for path in day_files(tmp_path)] == ["2026-12-01", "2026-12-02"]
+
+
+@pytest.mark.parametrize("ahead", ["the host's clock", "the ledger's"])
+def test_no_clock_alone_makes_a_journal_forget(tmp_path: Path, ahead: str) -> None:
+    year_ms = 365 * DAY_MS
+    host_ms, ledger_ms = (year_ms, DAY_MS) if ahead == "the host's clock" else (DAY_MS, year_ms)
+    journal(tmp_path).write("e", [entry()])
+    noted = journal(tmp_path, now_ms=NOW_MS + host_ms)
+    noted.write("e", [entry(NOW_MS + ledger_ms)])
+    assert len(day_files(tmp_path)) == 2
+    assert ids(noted) == [(NOW_MS, 0), (NOW_MS + ledger_ms, 0)]
+    assert day_files(tmp_path)[1].name <= "2026-11-30"
+
+
+def test_a_file_of_the_far_future_is_read_and_grows_no_more(tmp_path: Path) -> None:
+    ahead_ms = NOW_MS + 300 * DAY_MS
+    journal(tmp_path, now_ms=ahead_ms).write("e", [entry(ahead_ms)])
+    noted = journal(tmp_path)
+    noted.write("e", [entry()])
+    assert [path.name for path in day_files(tmp_path)] == ["2026-11-28", "2027-09-24"]
+    assert sorted(ids(noted)) == [(NOW_MS, 0), (ahead_ms, 0)]
+
+
+def test_what_is_older_than_the_journal_keeps_is_not_among_its_records(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(NOW_MS - DAY_MS - SLACK_MS), entry(NOW_MS - DAY_MS - SLACK_MS + 1), entry()])
+    assert ids(noted) == [(NOW_MS - DAY_MS - SLACK_MS + 1, 0), (NOW_MS, 0)]
+
+
+def test_records_go_on_behind_a_position(tmp_path: Path) -> None:
+    noted = journal(tmp_path, NOW_MS + DAY_MS)
+    noted.write("e", [entry(seq=1)])
+    position = noted.position()
+    noted.write("e", [entry(seq=2), entry(NOW_MS + DAY_MS)])
+    assert [each.id for _, each in journal(tmp_path, NOW_MS + DAY_MS).records(position)] == [
+        (NOW_MS, 2),
+        (NOW_MS + DAY_MS, 0),
+    ]
+
+
+def test_files_are_their_users_alone_and_each_identity_has_its_own(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for ledger in ("a", "b"):
+            noted = journal(tmp_path, identity=Identity(ledger, "p/../q", "endpoint"))
+            noted.write("e", [entry()])
+            noted.note_whole("e", (1, 0), (2, 0))
+            noted.write_facts("e", "facts")
+            noted.draws.draw([entry()], "e", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=9)
+    finally:
+        os.umask(before)
+    for path in tmp_path.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert len(day_files(tmp_path)) == 2
+    assert len(list((tmp_path / "journals").iterdir())) == 1, "they are one upstream project"
+
+
+def test_several_processes_note_at_once_and_nothing_is_lost(tmp_path: Path) -> None:
+    def work(process: int) -> None:
+        noted = journal(tmp_path)
+        for seq in range(300):
+            noted.write("e", [entry(seq=seq * 10 + process, key=f"{process}-{seq}")])
+            assert noted.newest("e") >= (NOW_MS, seq * 10 + process)
+
+    with forked(*(lambda process=process: work(process) for process in range(6))):
+        pass
+    assert keys(journal(tmp_path)) == {("e", f"{process}-{seq}") for process in range(6) for seq in range(300)}
+    assert journal(tmp_path).newest("e") == (NOW_MS, 2995)
+
+
+def test_a_killed_process_loses_nothing_that_it_had_noted_and_spoils_nothing(tmp_path: Path) -> None:
+    """Each process tells what it has noted, until it is killed in the middle; others go on behind what it left."""
+    dice = random.Random(7)
+    told: set[tuple[str, str]] = set()
+    for round_number in range(12):
+        reader, writer = os.pipe()
+
+        def work(writer: int = writer, round_number: int = round_number) -> None:
+            noted = journal(tmp_path)
+            for number in range(10**9):
+                noted.write("e", [entry(seq=number, key=f"{round_number}-{number}")])
+                os.write(writer, b"%d\n" % number)
+
+        with forked(work) as (child,):
+            os.close(writer)
+            heard = os.read(reader, dice.randint(1, 4_000))
+            os.kill(child, signal.SIGKILL)
+            while more := os.read(reader, 65_536):
+                heard += more
+        os.close(reader)
+        told |= {
+            ("e", f"{round_number}-{number}") for number in heard.split(b"\n")[0:-1] and range(int(heard.split()[-1]))
+        }
+        with day_files(tmp_path)[-1].open("ab") as file:  # as a write that was cut off
+            file.write(b"\n" + record_line("e", (1, 1), packed(entry()))[: dice.randint(1, 60)])
+    assert told
+    assert told <= keys(journal(tmp_path))
+
+
+def test_damaged_bytes_cost_their_own_record_alone(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    for seq in range(200):
+        noted.write("e", [entry(seq=seq, key=f"k{seq}")])
+    (path,) = day_files(tmp_path)
+    whole = path.read_bytes()
+    dice = random.Random(3)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        at = dice.randrange(len(whole))
+        damaged[at] ^= 1 << dice.randrange(8)
+        path.write_bytes(damaged)
+        left = list(journal(tmp_path).records())
+        assert len(left) >= 198
+        assert {each.units for _, each in left} == {1}
+        assert {each.key for _, each in left} <= {f"k{seq}" for seq in range(200)}
+    path.write_bytes(whole[:5_000] + os.urandom(600_000).replace(b"\n", b"") + whole[9_000:])
+    assert 100 < len(list(journal(tmp_path).records())) < 200
+
+
+def test_a_line_that_was_cut_off_anywhere_is_no_record() -> None:
+    line = record_line("e", (NOW_MS, 1), packed(entry(units=12_345)))
+    assert read_record(line) is not None
+    assert [end for end in range(len(line)) if read_record(line[:end]) is not None] == []
+    assert read_record(line[1:]) is None
+
+
+def test_a_forked_child_notes_in_the_same_files(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(seq=1)])
+
+    def work() -> None:
+        for seq in range(100):
+            noted.write("e", [entry(seq=2 + 2 * seq)])
+
+    with forked(work):
+        for seq in range(100):
+            noted.write("e", [entry(seq=3 + 2 * seq)])
+    assert sorted(ids(noted)) == [(NOW_MS, seq) for seq in range(1, 202)]
+    assert noted.newest("e") == (NOW_MS, 201)
+
+
+def test_threads_share_a_journal(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+
+    def work(thread: int) -> None:
+        for seq in range(200):
+            noted.write("e", [entry(seq=seq * 4 + thread)])
+            noted.newest("e")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids(journal(tmp_path))) == [(NOW_MS, seq) for seq in range(800)]
+
+
+def test_a_program_that_closes_all_descriptors_loses_nothing_and_is_not_written_into(tmp_path: Path) -> None:
+    def work() -> None:
+        noted = journal(tmp_path)
+        noted.write("e", [entry(seq=1)])
+        os.closerange(3, 100)
+        own = [os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT | os.O_APPEND) for _ in range(20)]
+        noted.write("e", [entry(seq=2)])
+        assert noted.newest("e") == (NOW_MS, 2)
+        noted.close()
+        assert os.fstat(own[0]).st_size == 0
+        for fd in own:
+            os.close(fd)
+
+    with forked(work):
+        pass
+    assert ids(journal(tmp_path)) == [(NOW_MS, 1), (NOW_MS, 2)]
+
+
+def test_a_folder_that_was_deleted_or_put_aside_is_made_anew(tmp_path: Path) -> None:
+    noted = journal(tmp_path)
+    noted.write("e", [entry(seq=1)])
+    (tmp_path / "journals").rename(tmp_path / "aside")
+    until(lambda: noted.position() == {"": 0})
+    noted.write("e", [entry(seq=2)])
+    assert ids(journal(tmp_path)) == [(NOW_MS, 2)]
+    day_files(tmp_path)[0].unlink()
+    noted.newest("e")
+    noted.write("e", [entry(seq=3)])
+    assert ids(journal(tmp_path)) == [(NOW_MS, 3)]
+    assert noted.newest("e") == (NOW_MS, 3)
+
+
+def test_without_a_folder_all_is_in_memory(tmp_path: Path) -> None:
+    noted = Journal.in_memory(IDENTITY)
+    assert (noted.newest("e"), noted.uncompared("e"), noted.facts(), noted.whole("e")) == (START, False, "", None)
+    noted.write("e", [entry(seq=1)])
+    noted.write_facts("e", "facts")
+    noted.note_whole("e", START, (NOW_MS, 1))
+    with noted.locked():
+        assert noted.newest("e") == (NOW_MS, 1)
+    assert (noted.uncompared("e"), noted.uncompared("f"), noted.facts()) == (False, True, "facts")
+    assert noted.whole("e") == (START, (NOW_MS, 1))
+    noted.compared("f", noted.position())
+    assert not noted.uncompared("f")
+    assert noted.trouble == ""
+
+
+def test_an_exception_at_any_place_loses_nothing_that_was_noted(tmp_path: Path) -> None:
+    """And keeps nobody else from noting, reading, or locking."""
+    noted, done = journal(tmp_path), []
+
+    def work() -> None:
+        seq = len(done) + 1
+        noted.write("e", [entry(seq=seq)])
+        done.append((NOW_MS, seq))
+        assert noted.newest("e") >= (NOW_MS, seq)
+        with noted.locked():
+            noted.uncompared("e")
+            noted.note_whole("e", START, (NOW_MS, seq))
+
+    for place, error in enumerate(at_every_place(interrupt, work, step=3)):
+        assert error is None or isinstance(error, Interrupted)
+        state = tmp_path / str(place // 4)
+        if done:
+            assert noted.newest("e") >= max(done)
+            with noted.locked():
+                pass
+        if place % 4 == 0:
+            noted, done = journal(state), []
+        elif place % 4 == 3:
+            assert set(done) <= set(ids(journal(state)))
+            with journal(state).locked():
+                pass
+            noted.start_over_in_child()
+    assert place > 100
+
+
+def test_a_handler_may_use_the_journal_that_it_interrupts(tmp_path: Path) -> None:
+    noted, number, done = journal(tmp_path), iter(range(10**6)), []
+
+    def write() -> None:
+        seq = next(number)
+        noted.write("e", [entry(seq=seq)])
+        done.append((NOW_MS, seq))
+        assert noted.newest("e") >= (NOW_MS, seq)
+
+    assert set(at_every_place(write, write)) == {None}
+    assert sorted(ids(journal(tmp_path))) == sorted(done)
+
+
+def test_random_work_of_several_processes_agrees_with_a_plain_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Journals are opened, closed, dropped as by a kill, torn and forked, over days; a dict says what they hold."""
+    monkeypatch.setattr(journal_module, "TAIL_BYTES", 2_000)
+    for seed in range(5):
+        dice, state = random.Random(seed), tmp_path / str(seed)
+        now_ms, clock_ms = NOW_MS, [NOW_MS]
+        open_journals: list[Journal] = []
+        model: list[tuple[str, Entry]] = []
+        newest: dict[str, tuple[int, int]] = {}
+        for step in range(400):
+            if not open_journals or dice.random() < 0.05:
+                open_journals.append(
+                    Journal(state, IDENTITY, keep_ms=40 * DAY_MS, clock=lambda clock_ms=clock_ms: clock_ms[0])
+                )
+            noted = dice.choice(open_journals)
+            action = dice.random()
+            if action < 0.6:
+                now_ms += dice.choice((0, 1, HOUR_MS // 4))
+                clock_ms[0] = now_ms
+                epoch = dice.choice("eef")
+                late_ms = dice.choice((0, 0, 0, HOUR_MS))
+                news = [entry(now_ms - late_ms, step * 100 + seq) for seq in range(dice.choice((1, 1, 2, 60)))]
+                noted.newest(epoch)
+                noted.write(epoch, news)
+                model += [(epoch, each) for each in news]
+                newest[epoch] = max(newest.get(epoch, START), news[-1].id)
+            elif action < 0.7:
+                open_journals.remove(noted)
+            elif action < 0.75:
+                noted.close()
+            elif action < 0.8 and day_files(state):
+                with day_files(state)[-1].open("ab") as file:
+                    file.write(b"\ne\ttorn"[: dice.randint(1, 7)])
+            elif action < 0.82:
+                childs = entry(now_ms, step, key=f"child{step}")
+                with forked(lambda noted=noted, childs=childs: noted.write("e", [childs])):
+                    pass
+                model.append(("e", childs))
+                newest["e"] = max(newest.get("e", START), (now_ms, step))
+            for epoch, expected in newest.items():
+                assert noted.newest(epoch) == expected
+        assert list(journal(state, now_ms, 40 * DAY_MS).records()) == model

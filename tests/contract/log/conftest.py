@@ -1,0 +1,61 @@
+"""A log of each kind, empty, with a clock that the test moves: what passes here is the contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from contract.log.logs import Clock, MemoryPlace, Place, RedisPlace, SqlitePlace
+from quota.ledger.redis_log import RedisLog
+from quota.ledger.sqlite_log import SqliteLog
+from support.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.ledger.log import Log
+
+KINDS = ("memory", "sqlite", "redis")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a log runs on each kind; one that asks for `stored` on those that processes share, and one that names
+    its places on these."""
+    named = any("place" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "place" in metafunc.fixturenames and not named:
+        shared = "stored" in metafunc.fixturenames
+        metafunc.parametrize("place", [kind for kind in KINDS if kind != "memory" or not shared], indirect=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(SqliteLog, "_deadline_s", PATIENCE_S)
+    monkeypatch.setattr(RedisLog, "_timeout_s", PATIENCE_S)
+    kind: str = request.param
+    place: Place
+    if kind == "memory":
+        place = MemoryPlace()
+    elif kind == "sqlite":
+        place = SqlitePlace(tmp_path)
+    else:
+        place = RedisPlace(request.getfixturevalue("redis_server").url)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def stored(place: Place) -> Place:
+    """A place that several processes share, and where a part of a log may be lost."""
+    return place
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(place: Place, clock: Clock) -> Log:
+    return place.open(clock)

@@ -1,0 +1,217 @@
+"""What has left every window leaves the log for the past, which no decision reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from contract.log.logs import (
+    NOW_MS,
+    Clock,
+    P,
+    add,
+    add_many,
+    added,
+    ask,
+    charge,
+    correction,
+    entries_of,
+    fence,
+    marker,
+    others,
+)
+from quota.ledger import memory_log, sqlite_log
+from quota.ledger.log import PAST_MS, Log
+from quota.rules.entry import END, START, Entry
+from quota.rules.spent import spent
+from quota.terms.limits import DAY_MS
+
+if TYPE_CHECKING:
+    from contract.log.logs import Place
+
+
+def past_of(log: Log) -> list[Entry]:
+    return list(log.past(P, START, END, 10_000))
+
+
+def test_entries_dated_before_a_time_move_to_the_past_in_order(log: Log, clock: Clock) -> None:
+    old = added(log, charge(), others(5), marker())
+    clock.now_ms += 10
+    new = added(log, charge())
+    assert log.trim(P, NOW_MS) == 0
+    assert log.trim(P, NOW_MS + 10) == 3
+    assert (past_of(log), entries_of(log)) == (old, new)
+    assert log.begin(P).trimmed == old[-1].id
+    assert log.trim(P, NOW_MS + 10) == 0
+    assert log.begin(P).trimmed == old[-1].id
+
+
+def test_at_most_so_many_move_at_once_the_oldest_first(log: Log) -> None:
+    entries = added(log, *[charge() for _ in range(5)])
+    assert log.trim(P, NOW_MS + 1, 2) == 2
+    assert (past_of(log), entries_of(log)) == (entries[:2], entries[2:])
+    assert log.begin(P).trimmed == entries[1].id
+    assert log.trim(P, NOW_MS + 1, 2) == 2
+    assert log.trim(P, NOW_MS + 1, 2) == 1
+    assert past_of(log) == entries
+
+
+def test_many_entries_leave_at_once(log: Log) -> None:
+    entries = add_many(log, 700)
+    assert log.trim(P, NOW_MS + 1) == 700
+    assert past_of(log) == entries
+
+
+def test_an_entry_of_the_past_has_the_units_that_it_counted_last(log: Log, clock: Clock) -> None:
+    corrected, kept = added(log, charge(100), charge(7))
+    clock.now_ms += 10
+    first, later = added(log, correction(corrected, 40), charge(1))
+    assert log.trim(P, NOW_MS + 10) == 2
+    assert past_of(log) == [corrected._replace(units=40), kept]
+    assert dict(log.corrections(P, [corrected.key, kept.key])) == {}
+    assert entries_of(log) == [first, later]
+
+
+def test_corrections_leave_behind_their_charges(log: Log, clock: Clock) -> None:
+    (corrected,) = added(log, charge(100))
+    entries = added(log, correction(corrected, 40), correction(corrected, 60, before_units=40))
+    assert log.trim(P, NOW_MS + 1) == 3
+    assert [(entry.key, entry.units) for entry in past_of(log)] == [
+        (corrected.key, 60),
+        (entries[0].key, 40),
+        (entries[1].key, 60),
+    ]
+    assert [each.units for each in spent(past_of(log))] == [60]
+    assert dict(log.corrections(P, [corrected.key])) == {}
+
+
+def test_a_correction_that_comes_after_its_charge_has_left_is_noted_until_it_leaves_itself(
+    log: Log, clock: Clock
+) -> None:
+    (corrected,) = added(log, charge(100))
+    log.trim(P, NOW_MS + 1)
+    clock.now_ms += 10
+    (late,) = added(log, correction(corrected, 40))
+    assert log.corrections(P, [corrected.key])[corrected.key] == (40, late.id)
+    assert log.trim(P, NOW_MS + 11) == 1
+    assert dict(log.corrections(P, [corrected.key])) == {}
+
+
+def test_a_charge_that_is_still_in_the_log_keeps_its_correction(log: Log, clock: Clock) -> None:
+    added(log, charge())
+    clock.now_ms += 10
+    (corrected,) = added(log, charge(100))
+    added(log, correction(corrected, 40))
+    log.trim(P, NOW_MS + 10)
+    assert log.corrections(P, [corrected.key])[corrected.key].units == 40
+
+
+def test_an_entry_that_nobody_can_read_keeps_nothing_from_leaving(log: Log, place: Place) -> None:
+    first, spoilt, last = added(log, charge(), charge(), charge())
+    place.spoil(log, spoilt.id)
+    assert log.trim(P, NOW_MS + 1) == 3
+    assert [entry for entry in past_of(log) if entry.kind != "unreadable"] == [first, last]
+    assert entries_of(log) == []
+
+
+def test_nothing_leaves_while_a_fence_stands(log: Log) -> None:
+    """Its owner reads the log, and puts another in its place."""
+    entries = added(log, charge())
+    epoch = fence(log)
+    assert log.trim(P, NOW_MS + 1) == 0
+    assert (past_of(log), entries_of(log)) == ([], entries)
+    assert log.replace(P, epoch, entries[-1].id, entries, "second")
+    assert log.trim(P, NOW_MS + 1) == 1
+
+
+def test_what_leaves_goes_on_in_the_past_from_time_to_time(log: Log, clock: Clock) -> None:
+    entries = []
+    for _ in range(3):
+        entries += added(log, charge(), charge())
+        clock.now_ms += 10
+        log.trim(P, clock.now_ms)
+    assert past_of(log) == entries
+    assert ask(log, charge(), epoch="first", seen=entries[-1].id).word == "APPENDED"
+
+
+# -- reading and adding ----------------------------------------------------------------------------------------------
+
+
+def test_a_piece_of_the_past_is_read_as_one_of_the_log(log: Log) -> None:
+    entries = added(log, *[charge() for _ in range(6)])
+    ids = [entry.id for entry in entries]
+    log.trim(P, NOW_MS + 1)
+    assert list(log.past(P, ids[1], ids[4], 10)) == entries[2:5]
+    assert list(log.past(P, ids[1], ids[4], 2)) == entries[2:4]
+    assert list(log.past(P, START, END, 10)) == entries
+    assert list(log.past(P, ids[-1], END, 10)) == []
+
+
+def old(*days: int) -> list[Entry]:
+    return [charge(id=(NOW_MS - day * DAY_MS, day)) for day in days]
+
+
+def test_what_a_machine_has_of_the_past_is_added_in_its_place(log: Log) -> None:
+    five, four, three, two = old(5, 4, 3, 2)
+    log.add_past(P, [five, three])
+    log.add_past(P, [four])
+    assert past_of(log) == [five, four, three]
+    log.add_past(P, [four, two, five])
+    assert past_of(log) == [five, four, three, two]
+    assert entries_of(log) == []
+    log.add_past(P, [])
+    assert len(past_of(log)) == 4
+
+
+def test_what_leaves_the_log_is_there_once_though_a_machine_has_added_it(log: Log, clock: Clock) -> None:
+    first, second = added(log, charge(), charge())
+    log.add_past(P, [first])
+    assert log.trim(P, NOW_MS + 1) == 2
+    assert past_of(log) == [first, second]
+    log.add_past(P, [first, second])
+    assert past_of(log) == [first, second]
+
+
+def test_many_entries_are_added_to_the_past(log: Log) -> None:
+    entries = [charge(id=(NOW_MS - DAY_MS, n)) for n in range(1_500)]
+    log.add_past(P, entries[::2])
+    log.add_past(P, entries[1::2])
+    assert past_of(log) == entries
+
+
+def test_the_past_needs_no_log(log: Log) -> None:
+    log.add_past(P, old(2))
+    assert log.begin(P).epoch == ""
+    assert list(log.projects()) == []
+    assert ask(log, charge()).word == "APPENDED"
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
+    """Redis drops a hundred at a time."""
+    entries = add_many(log, 300)
+    clock.now_ms += PAST_MS
+    later = add_many(log, 100)
+    log.trim(P, clock.now_ms)
+    assert past_of(log) == entries
+    clock.now_ms += 1
+    log.trim(P, clock.now_ms)
+    left = past_of(log)
+    assert left[-100:] == later
+    assert len(left) - 100 < 100
+
+
+@pytest.mark.parametrize("place", ["memory", "sqlite"], indirect=True)
+def test_the_past_has_so_many_entries_at_most(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory_log, sqlite_log):
+        monkeypatch.setattr(module, "MAX_PAST", 3)
+    log = place.open(clock)
+    entries = added(log, *[charge() for _ in range(5)])
+    log.trim(P, NOW_MS + 1)
+    assert past_of(log) == entries[2:]
+    log.add_past(P, old(2))
+    assert past_of(log) == entries[2:]
+    add(log, charge())

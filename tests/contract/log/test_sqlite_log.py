@@ -1,0 +1,302 @@
+"""What is SQLite's own: the file, who may open it, and the transaction of one author."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from contract.log.logs import NOW_MS, P, add, add_many, added, ask, charge, correction, entries_of, fence, marker
+from quota.errors import ConfigError, LedgerError, UnusableLedger
+from quota.ledger.log import ANY, Append
+from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
+from quota.rules.entry import END, START, Entry
+from support.interrupts import OURS, Interrupted, at_every_place, at_place, interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[SqliteLog]:
+    with closing(SqliteLog(f"sqlite:///{path}")) as log:
+        yield log
+
+
+def run(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_only_its_user_may_read_the_file(log: SqliteLog, path: Path) -> None:
+    add(log, charge())
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
+
+
+def test_its_label_is_its_url(log: SqliteLog, path: Path) -> None:
+    assert (log.label, log.shared) == (f"sqlite:///{path}", False)
+
+
+def test_nothing_is_made_before_somebody_asks(path: Path) -> None:
+    SqliteLog(f"sqlite:///{path}").close()
+    assert not path.exists()
+
+
+def test_the_file_is_a_ledger_of_this_version(log: SqliteLog, path: Path) -> None:
+    add(log, charge())
+    log.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [(13, "older quota-ledger"), (SCHEMA_VERSION - 1, "older"), (SCHEMA_VERSION + 1, "newer")]
+)
+def test_a_ledger_of_another_version_is_refused_in_one_line(path: Path, version: int, says: str) -> None:
+    run(path, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {version}", "CREATE TABLE t (c)")
+    path.chmod(0o600)
+    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match=says) as refused:
+        log.begin(P)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_programs_database_is_refused(path: Path) -> None:
+    run(path, "CREATE TABLE log (project, ms, seq, line)")
+    path.chmod(0o600)
+    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match="another program"):
+        add(log, charge())
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.write_text("x" * 5_000)
+    path.chmod(0o600)
+    with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match="not an SQLite database"):
+        log.begin(P)
+
+
+def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="make both this user's alone"):
+        SqliteLog(f"sqlite:///{path}")
+
+
+def test_a_folder_that_is_missing_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    with closing(SqliteLog(f"sqlite:///{tmp_path}/a/b/ledger.db")) as log:
+        add(log, charge())
+    assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o700
+
+
+def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path) -> None:
+    add(log, charge())
+    run(path, "DROP TABLE state")
+    with pytest.raises(UnusableLedger, match="is damaged"):
+        log.begin(P)
+
+
+def test_how_far_it_was_trimmed_that_nobody_can_read_is_damage(log: SqliteLog, path: Path) -> None:
+    add(log, charge())
+    run(path, "INSERT INTO state VALUES ('p', 'trimmed', 'x')")
+    with pytest.raises(UnusableLedger, match="is damaged"):
+        log.begin(P)
+    with log.exclusive(P), pytest.raises(UnusableLedger, match="is damaged"):
+        log.begin(P)
+
+
+@pytest.mark.parametrize("line", ["'x'", "''", "x'ff00'", "CAST(x'ff00' AS TEXT)", "5", "'1' || char(0)"])
+def test_a_line_that_nobody_can_read_fails_nobody(log: SqliteLog, path: Path, line: str) -> None:
+    spoilt, last = added(log, charge(), charge())
+    run(path, f"UPDATE log SET line = {line} WHERE seq = {spoilt.id[1]}")  # noqa: S608  # of this test
+    assert [entry.kind for entry in entries_of(log)] == ["unreadable", "charge"]
+    assert ask(log, charge(), epoch="first", seen=spoilt.id, room=1).word == "APPENDED"
+    assert ask(log, charge(), epoch="first", room=10**6).word == "AGAIN"
+    assert log.trim(P, 2**53) == 3
+    assert log.past(P, START, END, 10)[0] == last
+
+
+def test_a_file_that_is_locked_raises_in_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteLog, "_deadline_s", 0.05)
+    with closing(SqliteLog(f"sqlite:///{path}")) as log, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        add(log, charge())
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match="is locked by another process"):
+            ask(log, charge(), room=9)
+        with pytest.raises(LedgerError, match="is locked by another process"), log.exclusive(P):
+            pass
+        assert ask(log).word == "READ"
+        other.execute("ROLLBACK")
+        assert ask(log, charge(), room=9).word == "APPENDED"
+
+
+def test_a_reader_waits_for_no_writer(log: SqliteLog, path: Path) -> None:
+    seen = add(log, charge())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert ask(log, seen=seen).word == "READ"
+        assert log.begin(P).tip == seen
+        assert len(entries_of(log)) == 1
+        assert log.change(P, {"facts": None}, {}).state == {}
+
+
+def test_a_copy_that_is_put_back_is_another_log(log: SqliteLog, path: Path) -> None:
+    seen = add(log, charge())
+    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(path.with_name("copy"))) as copy:
+        db.backup(copy)
+    path.with_name("copy").chmod(0o600)
+    lost = add(log, charge())
+    os.replace(path.with_name("copy"), path)
+    for side in ("-wal", "-shm"):
+        path.with_name(path.name + side).unlink()
+    assert ask(log, epoch="first", seen=lost).word == "BEHIND"
+    assert ask(log, epoch="first", seen=seen, must=lost).word == "BEHIND"
+    assert ask(log, epoch="first", seen=seen).word == "READ"
+
+
+def test_a_deleted_file_is_an_empty_log(log: SqliteLog, path: Path) -> None:
+    seen = add(log, charge())
+    for each in path.parent.iterdir():
+        each.unlink()
+    assert ask(log, epoch="first", seen=seen).word == "BEHIND"
+    assert log.append(P, Append("", START, [charge()], new_epoch="second")).epoch == "second"
+
+
+def test_in_memory_it_is_a_log_of_one_process() -> None:
+    with closing(SqliteLog("sqlite://")) as log:
+        add(log, charge())
+        assert len(entries_of(log)) == 1
+
+
+def test_it_may_be_closed_twice_and_used_again(log: SqliteLog) -> None:
+    add(log, charge())
+    log.close()
+    log.close()
+    assert len(entries_of(log)) == 1
+
+
+# -- exclusive -------------------------------------------------------------------------------------------------------
+
+
+def test_exclusive_ends_with_what_its_author_has_appended(log: SqliteLog, path: Path) -> None:
+    """The answer says that it is in the log, so it is, whatever becomes of the block."""
+    with log.exclusive(P) as is_exclusive, closing(SqliteLog(f"sqlite:///{path}")) as other:
+        assert is_exclusive
+        add(log, charge())
+        assert len(entries_of(other)) == 1
+        add(other, charge())
+        add(log, charge())
+    assert len(entries_of(log)) == 3
+
+
+def test_a_block_inside_of_a_block_ends_the_exclusion_and_nothing_else(log: SqliteLog) -> None:
+    with log.exclusive(P):
+        with log.exclusive(P):
+            add(log, charge())
+        add(log, charge())
+    add(log, charge())
+    assert len(entries_of(log)) == 3
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_handler_in_an_exclusive_block_loses_nothing(path: Path, in_memory: bool) -> None:
+    log = SqliteLog("sqlite://" if in_memory else f"sqlite:///{path}")
+    made, shown = list[str](), list[Entry]()
+    add(log, charge())
+
+    def handler() -> None:
+        entry = charge()
+        add(log, entry)
+        made.append(entry.key)
+        shown[:] = entries_of(log)
+
+    def work() -> None:
+        with log.exclusive(P):
+            entry, tip = charge(), log.begin(P).tip
+            if ask(log, entry, epoch="first", seen=tip, room=0, seq=0).word == "APPENDED":
+                made.append(entry.key)
+                assert log.read(P, tip, END, 1)[0].key == entry.key
+
+    for error in at_every_place(handler, work):
+        assert error is None
+        assert entries_of(log)[: len(shown)] == shown
+    assert sorted(entry.key for entry in entries_of(log)[1:]) == sorted(made)
+    log.close()
+
+
+def others_can_write(path: Path) -> bool:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+
+def test_a_handler_that_raises_in_an_exclusive_block_holds_nobody_back(log: SqliteLog, path: Path) -> None:
+    def work() -> None:
+        with log.exclusive(P):
+            log.begin(P)
+            add(log, charge())
+
+    add(log, charge())
+    number, more = 0, True
+    while more:
+        with suppress(Interrupted):
+            more = at_place(number, interrupt, work, within=(OURS[0],))
+        assert others_can_write(path), number
+        number += 1
+    assert number > 50
+
+
+def test_a_block_that_was_never_entered_holds_nobody_back(log: SqliteLog, path: Path) -> None:
+    """As where a handler raises between its beginning and its first line."""
+    add(log, charge())
+    block = log.exclusive(P)
+    block.__enter__()
+    assert not others_can_write(path)
+    del block
+    assert others_can_write(path)
+
+
+# -- size ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_takes_about_a_hundred_bytes(log: SqliteLog, path: Path) -> None:
+    keys = [f"0f3a9c1e4d2bAbCdEfGhIj{n}" for n in range(10, 90)]
+    add_many(log, 1)
+    before = path.stat().st_size
+    for n in range(100):
+        add(log, *[charge(key=f"{key}{n}") for key in keys[:20]])
+    log.close()
+    assert (path.stat().st_size - before) / 2_000 < 120
+
+
+def test_what_a_project_keeps_is_gone_with_what_it_is_replaced_by(log: SqliteLog, path: Path) -> None:
+    first, _ = added(log, charge(), charge())
+    added(log, correction(first, 5))
+    log.change(P, {}, {"view": "not a view", "views:x": "neither"}, marker())
+    log.keep_views(P, log.begin(P).epoch, {"v": "x"})
+    entries = [charge(id=(NOW_MS, 0))]
+    assert log.replace(P, fence(log), log.begin(P).tip, entries, "second")
+    with closing(sqlite3.connect(path)) as db:
+        counts = {name: db.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("log", "corrected")}  # noqa: S608  # constants
+        names = {name for (name,) in db.execute("SELECT name FROM state")}
+    assert (counts, names) == ({"log": 1, "corrected": 0}, {"epoch", "trimmed", "view", "views:x"})
+    assert ask(log, charge(), seen=(NOW_MS, 0), room=ANY).word == "APPENDED"

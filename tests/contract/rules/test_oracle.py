@@ -1,0 +1,40 @@
+"""Random operations, held against the brute-force oracle. `make soak` runs twenty times as many."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.log_operations import RandomOperations
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "3000"))
+SEEDS = 10
+
+OUTCOMES = (
+    *("ok", "limit", "leave", "exhausted", "closed", "clock", "never fits", "free", "would refuse"),
+    *("several ok", "several limit", "pair ok", "pair limit", "paced ok", "paced limit", "per job ok", "per job limit"),
+    *("settled", "refunded", "pair refunded", "reopened", "others", "usage", "came back", "cold", "trimmed"),
+    *("left the log", "oracle checked"),
+)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_every_answer_is_the_oracles(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Reason, used, remaining and retry_at agree in every operation, for processes that differ, change and start anew
+    on one log, with clocks that are off, jump, and go back; the log lets go of nothing that a window named until then
+    can reach."""
+    counts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        if kind == "redis":
+            url = request.getfixturevalue("server").url
+        else:
+            url = f"sqlite:///{tmp_path}/{seed}.db" if kind == "sqlite" else "memory:"
+        with RandomOperations(url, seed) as run:
+            counts += run.run(OPERATIONS // SEEDS)
+    assert all(counts[outcome] > 0 for outcome in OUTCOMES), counts

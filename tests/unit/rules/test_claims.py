@@ -1,0 +1,415 @@
+"""Claims: each region of a job belongs to one store at a time, and each tick is run once. By histories, and beside a
+plain account that has every region by itself."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from quota.errors import UsageError
+from quota.rules.claims import (
+    MAX_HOLD_MS,
+    MAX_REGIONS,
+    MAX_TICK_MS,
+    MAX_TICKS,
+    Claim,
+    Claimed,
+    Ending,
+    Holder,
+    Record,
+    checked_claim,
+)
+from quota.terms.limits import HOUR_MS, MINUTE_MS
+from support.job_claims import HOLD_MS, LEASE_MS, claim_of
+
+NOW_MS = 1_795_233_255_077
+
+
+@dataclass
+class Jobs:
+    """The records of some jobs, as texts, and a clock."""
+
+    now_ms: int = NOW_MS
+    records: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+def asked(jobs: Jobs, claim: Claim, *, take_over: bool = False) -> Claimed:
+    record = Record(jobs.records.get(claim.name, ""), jobs.now_ms)
+    claimed = record.claim(checked_claim(claim), take_over=take_over)
+    store(jobs, claim, record)
+    return claimed
+
+
+def lost(jobs: Jobs, claim: Claim, *, take_over: bool = False) -> list[str]:
+    return sorted(asked(jobs, claim, take_over=take_over).elsewhere)
+
+
+def end(jobs: Jobs, claim: Claim, ending: Ending = "done") -> None:
+    record = Record(jobs.records.get(claim.name, ""), jobs.now_ms)
+    record.end(checked_claim(claim), ending)
+    store(jobs, claim, record)
+
+
+def store(jobs: Jobs, claim: Claim, record: Record) -> None:
+    text = record.stored()
+    if text is None:
+        jobs.records.pop(claim.name, None)
+    else:
+        jobs.records[claim.name] = text
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def test_free_regions_go_to_the_first_and_the_other_learns_whose_they_are(jobs: Jobs) -> None:
+    a, b = claim_of("a"), claim_of("b")
+    assert asked(jobs, a) == Claimed(jobs.now_ms, {})
+    jobs.now_ms += MINUTE_MS
+    answer = asked(jobs, b)
+    assert sorted(answer.elsewhere) == ["DE", "US"]
+    assert answer.elsewhere["DE"] == ("a", "host of a", jobs.now_ms - MINUTE_MS, NOW_MS + HOLD_MS, True)
+    end(jobs, a)
+    answer = asked(jobs, b)
+    assert answer.elsewhere["DE"] == ("a", "host of a", jobs.now_ms, jobs.now_ms + HOLD_MS, False)
+
+
+def test_they_stay_with_the_store_until_its_hold_lapses(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    jobs.now_ms += MINUTE_MS
+    end(jobs, claim_of("a"))
+    jobs.now_ms += HOLD_MS - 1
+    assert lost(jobs, claim_of("b")) == ["DE", "US"]
+    jobs.now_ms += 1
+    assert lost(jobs, claim_of("b")) == []
+    assert lost(jobs, claim_of("a", "next run of a")) == ["DE", "US"]
+
+
+def test_a_run_renews_by_claiming_again(jobs: Jobs) -> None:
+    for _ in range(5):
+        assert lost(jobs, claim_of("a")) == []
+        jobs.now_ms += HOLD_MS - 1
+        assert lost(jobs, claim_of("b")) == ["DE", "US"]
+
+
+def test_a_store_has_its_regions_at_its_next_run(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    end(jobs, claim_of("a"))
+    assert lost(jobs, claim_of("a", "next", machine="another machine")) == []
+
+
+def test_two_hosts_with_one_store_never_run_at_once(jobs: Jobs) -> None:
+    """The same name or a copied file."""
+    asked(jobs, claim_of("a"))
+    other = claim_of("a", "other run", machine="another machine")
+    answer = asked(jobs, other)
+    assert answer.elsewhere["US"] == ("a", "host of a", jobs.now_ms, jobs.now_ms + LEASE_MS, True)
+    jobs.now_ms += LEASE_MS - 1
+    assert lost(jobs, claim_of("a")) == [], "it is alive, and says so"
+    jobs.now_ms += 1
+    assert lost(jobs, other) == ["DE", "US"]
+    end(jobs, claim_of("a"))
+    assert lost(jobs, other) == []
+    assert lost(jobs, claim_of("a")) == ["DE", "US"]
+
+
+def test_a_killed_run_does_not_hold_up_the_next_on_its_machine(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    assert lost(jobs, claim_of("a", "next")) == []
+
+
+def test_a_killed_run_holds_up_its_store_elsewhere_for_its_lease(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    jobs.now_ms += LEASE_MS
+    assert lost(jobs, claim_of("a", "next", machine="after a boot")) == []
+
+
+def test_taking_over_takes_all_and_the_other_learns_it_at_its_next_page(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a", "", "US", "DE", "FR"))
+    assert lost(jobs, claim_of("b", "", "US", "DE"), take_over=True) == []
+    assert lost(jobs, claim_of("a", "", "US", "DE", "FR")) == ["DE", "US"]
+    end(jobs, claim_of("a"))
+    assert lost(jobs, claim_of("b", "", "US", "DE", "FR")) == ["FR"]
+
+
+def test_the_end_of_a_run_that_was_replaced_changes_nothing(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    asked(jobs, claim_of("b"), take_over=True)
+    for ending in ("done", "stopped", "failed"):
+        end(jobs, claim_of("a"), ending)
+    assert lost(jobs, claim_of("c")) == ["DE", "US"]
+    assert asked(jobs, claim_of("c")).elsewhere["DE"].owner == "b"
+
+
+def test_a_run_that_failed_gives_its_regions_back(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    end(jobs, claim_of("a"), "failed")
+    assert lost(jobs, claim_of("b")) == []
+
+
+def test_some_regions_may_be_here_and_some_elsewhere(jobs: Jobs) -> None:
+    assert lost(jobs, claim_of("a", "", "US")) == []
+    assert lost(jobs, claim_of("b", "", "US", "DE")) == ["US"]
+    end(jobs, claim_of("b"))
+    assert lost(jobs, claim_of("a", "next", "US", "DE")) == ["DE"]
+
+
+def test_a_run_may_ask_for_further_regions(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a", "", "US"))
+    asked(jobs, claim_of("a", "", "DE"))
+    end(jobs, claim_of("a"))
+    assert lost(jobs, claim_of("b")) == ["DE", "US"]
+
+
+def test_a_job_without_regions_has_one_without_a_name(jobs: Jobs) -> None:
+    assert lost(jobs, claim_of("a", "", "")) == []
+    assert lost(jobs, claim_of("b", "", "")) == [""]
+
+
+def test_what_is_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
+    """The ledger's clock was a year ahead: nothing stays closed for a year."""
+    jobs.now_ms += 365 * 24 * HOUR_MS
+    asked(jobs, claim_of("a", tick="tick:1"))
+    end(jobs, claim_of("a"))
+    jobs.now_ms = NOW_MS
+    assert asked(jobs, claim_of("b")).elsewhere["US"] == ("a", "host of a", NOW_MS, NOW_MS + HOLD_MS, False)
+    jobs.now_ms += HOLD_MS
+    assert lost(jobs, claim_of("b")) == []
+
+
+# -- ticks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_run_once(jobs: Jobs) -> None:
+    a, b = (claim_of("a", run, tick="tick:1", machine=f"machine {run}") for run in ("1", "2"))
+    assert asked(jobs, a).tick == ""
+    assert asked(jobs, b).tick == "running"
+    end(jobs, a)
+    assert asked(jobs, b).tick == "done"
+    assert asked(jobs, b._replace(tick="tick:2")).tick == ""
+    jobs.now_ms += HOUR_MS
+    assert asked(jobs, b).tick == "", "it is forgotten"
+
+
+def test_a_tick_that_was_stopped_is_run_to_its_end(jobs: Jobs) -> None:
+    for run in ("1", "2", "3"):
+        assert asked(jobs, claim_of("a", run, tick="tick:1", machine=run)).tick == ""
+        end(jobs, claim_of("a", run, tick="tick:1"), "stopped")
+    assert asked(jobs, claim_of("a", "4", tick="tick:1")).tick == ""
+    end(jobs, claim_of("a", "4", tick="tick:1"), "failed")
+    assert asked(jobs, claim_of("a", "5", tick="tick:1")).tick == "done"
+
+
+@pytest.mark.parametrize("regions", [("US",), None])
+def test_a_tick_whose_run_was_killed_is_run_by_the_next(jobs: Jobs, regions: tuple[str, ...] | None) -> None:
+    more = {"tick": "tick:1", "regions": regions or ()}
+    asked(jobs, claim_of("a", "1", **more))
+    elsewhere = claim_of("a", "2", **more, machine="another")
+    assert asked(jobs, elsewhere).tick == "running"
+    assert asked(jobs, claim_of("a", "3", **more)).tick == "", "the lock on the machine says that run 1 is dead"
+    jobs.now_ms += LEASE_MS
+    assert asked(jobs, elsewhere).tick == ""
+
+
+def test_a_thousand_ticks_are_remembered_and_of_more_those_that_end_last(jobs: Jobs) -> None:
+    """However often a job runs, and for how long its ticks are remembered: the record is read with each page."""
+    claims = [claim_of("a", tick=f"tick:{-n % 10_000}", tick_ms=HOUR_MS + n // 2) for n in range(MAX_TICKS + 3)]
+    for claim in claims:
+        end(jobs, claim)
+    kept = [asked(jobs, claim_of("b", tick=claim.tick, regions=())).tick for claim in (*claims[:5], claims[-1])]
+    assert kept == ["", "", "done", "", "done", "done"], "of 2 and 3, which end at once, the later name stays"
+
+
+def test_without_regions_only_ticks_are_apart(jobs: Jobs) -> None:
+    assert asked(jobs, claim_of("a", tick="tick:1", regions=())) == Claimed(jobs.now_ms, {})
+    assert asked(jobs, claim_of("b", tick="tick:1", regions=())).tick == "running"
+    assert asked(jobs, claim_of("b", tick="tick:2", regions=())).tick == ""
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hold_ms": MAX_HOLD_MS + 1}, "how long a region stays"),
+        ({"hold_ms": 0}, "how long a region stays"),
+        ({"lease_ms": MAX_HOLD_MS + 1}, "how long a run may be silent"),
+        ({"tick_ms": MAX_TICK_MS + 1}, "how long a tick is remembered"),
+        ({"regions": tuple(map(str, range(MAX_REGIONS + 1)))}, "at most 1,000 are claimed at once"),
+        ({"owner": ""}, "a claim needs a name, an owner and a run"),
+        ({"regions": (None,)}, "is not a str"),
+    ],
+)
+def test_a_claim_out_of_its_bounds_is_one_line(jobs: Jobs, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        asked(jobs, claim_of("a")._replace(**wrong))
+
+
+def test_a_thousand_regions_are_claimed_at_once(jobs: Jobs) -> None:
+    regions = tuple(f"region {n}" for n in range(MAX_REGIONS))
+    assert lost(jobs, claim_of("a", "", *regions, hold_ms=MAX_HOLD_MS)) == []
+    assert lost(jobs, claim_of("b", "", *regions)) == sorted(regions)
+
+
+NAMES = ('a "quoted" \\ name', "東京", "a|b:{x}", "/\u2028", "x" * 64)
+
+
+def test_any_name_will_do(jobs: Jobs) -> None:
+    for name in NAMES:
+        claim = claim_of(name, name, *NAMES, name=name, tick=name, machine=name, host=name)
+        assert asked(jobs, claim) == Claimed(jobs.now_ms, {})
+        other = asked(jobs, claim._replace(owner="b", run="b", machine="b", tick=""))
+        assert {region: holder[:2] for region, holder in other.elsewhere.items()} == dict.fromkeys(NAMES, (name, name))
+        end(jobs, claim)
+        assert asked(jobs, claim._replace(run="c")).tick == "done"
+
+
+# -- beside a plain account --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Held:
+    """A run, and what became of it."""
+
+    claim: Claim
+    seen_ms: int
+    alive_ms: int
+    until_ms: int
+    ended: bool = False
+
+    def may_be_alive(self, claim: Claim, now_ms: int) -> bool:
+        return (
+            not self.ended
+            and self.claim.run != claim.run
+            and self.claim.machine != claim.machine
+            and (self.alive_ms > now_ms)
+        )
+
+
+@dataclass
+class Plain:
+    """The rules once more, region by region: `of` has the run that each belongs to, `idle` the runs without any."""
+
+    of: dict[str, Held] = field(default_factory=dict)
+    idle: list[Held] = field(default_factory=list)
+    ticks: dict[str, int] = field(default_factory=dict)
+
+    def runs(self) -> list[Held]:
+        return [*{id(held): held for held in (*self.of.values(), *self.idle)}.values()]
+
+    def pass_to(self, now_ms: int) -> None:
+        for held in self.runs():
+            ahead_ms = max(0, held.seen_ms - now_ms)
+            held.seen_ms, held.alive_ms = held.seen_ms - ahead_ms, held.alive_ms - ahead_ms
+            held.until_ms = min(held.until_ms - ahead_ms, now_ms + MAX_HOLD_MS)
+        self.of = {region: held for region, held in self.of.items() if held.until_ms > now_ms}
+        self.idle = [held for held in self.idle if held.until_ms > now_ms]
+        self.ticks = {tick: min(ms, now_ms + MAX_TICK_MS) for tick, ms in self.ticks.items() if ms > now_ms}
+
+    def claim(self, claim: Claim, now_ms: int, *, take_over: bool) -> Claimed:
+        self.pass_to(now_ms)
+        if claim.tick in self.ticks:
+            return Claimed(now_ms, {}, "done")
+        same_tick = [held for held in self.runs() if claim.tick and not held.ended and held.claim.tick == claim.tick]
+        if any(held.may_be_alive(claim, now_ms) for held in same_tick):
+            return Claimed(now_ms, {}, "running")
+        elsewhere = {}
+        for region in {*claim.regions} & self.of.keys():
+            held = self.of[region]
+            own, alive = held.claim.owner == claim.owner, held.may_be_alive(claim, now_ms)
+            if not (take_over or (own and not alive)):
+                until_ms = held.alive_ms if own else held.until_ms
+                elsewhere[region] = Holder(held.claim.owner, held.claim.host, held.seen_ms, until_ms, not held.ended)
+        got = {*claim.regions} - elsewhere.keys()
+        if got or not claim.regions:
+            for held in self.runs():
+                if not held.ended and (held.claim.owner, held.claim.run) == (claim.owner, claim.run):
+                    got |= {region for region, holds in self.of.items() if holds is held}
+            now = Held(claim, now_ms, now_ms + claim.lease_ms, now_ms + claim.hold_ms)
+            before = self.runs()
+            self.of |= dict.fromkeys(got, now)
+            kept = [*self.of.values(), now]
+            others = [held for held in before if not any(held is keeps for keeps in kept) and held.claim.tick]
+            self.idle = [held for held in others if held.may_be_alive(claim, now_ms)]
+            if not got:
+                self.idle.append(now)
+        return Claimed(now_ms, elsewhere)
+
+    def end(self, claim: Claim, now_ms: int, ending: str) -> None:
+        self.pass_to(now_ms)
+        for held in self.runs():
+            if not held.ended and (held.claim.owner, held.claim.run) == (claim.owner, claim.run):
+                held.ended, held.seen_ms, held.until_ms = True, now_ms, now_ms + claim.hold_ms
+                self.idle = [idle for idle in self.idle if idle is not held]
+                if ending == "failed":
+                    self.of = {region: holds for region, holds in self.of.items() if holds is not held}
+        if claim.tick and ending != "stopped":
+            self.ticks[claim.tick] = now_ms + claim.tick_ms
+
+
+def test_every_answer_is_that_of_a_plain_account(jobs: Jobs) -> None:
+    """Also where the clock jumps: 3,000 random asks of 3 stores on 4 machines."""
+    plain, dice = Plain(), random.Random(11)
+    for step in range(3_000):
+        jobs.now_ms += dice.choice((0, 1, MINUTE_MS, LEASE_MS, HOUR_MS, -HOUR_MS if dice.random() < 0.1 else 0))
+        claim = claim_of(
+            dice.choice("abc"),
+            f"run {dice.randrange(6)}",
+            machine=dice.choice("MNOP"),
+            regions=tuple(dice.sample(("", "US", "DE", "FR"), dice.randrange(4))),
+            hold_ms=dice.choice((1, HOUR_MS, 2 * HOUR_MS, MAX_HOLD_MS)),
+            lease_ms=dice.choice((1, MINUTE_MS, HOUR_MS)),
+            tick=dice.choice(("", f"tick {dice.randrange(4)}")),
+        )
+        if dice.random() < 0.3:
+            ending: Ending = dice.choice(("done", "stopped", "failed"))
+            end(jobs, claim, ending)
+            plain.end(claim, jobs.now_ms, ending)
+            continue
+        take_over = dice.random() < 0.1
+        expected = plain.claim(claim, jobs.now_ms, take_over=take_over)
+        assert asked(jobs, claim, take_over=take_over) == expected, (step, claim)
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_begins_with_the_time_until_which_it_counts(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a", tick="tick:1"))
+    assert jobs.records["trending|trending"].startswith(f"{NOW_MS + HOLD_MS} {{")
+    end(jobs, claim_of("a", tick="tick:1", tick_ms=MAX_TICK_MS))
+    assert jobs.records["trending|trending"].startswith(f"{NOW_MS + MAX_TICK_MS} {{")
+
+
+def test_a_job_of_which_nothing_is_left_is_forgotten(jobs: Jobs) -> None:
+    asked(jobs, claim_of("a"))
+    end(jobs, claim_of("a"), "failed")
+    assert jobs.records == {}
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "",
+        "x",
+        "1 {",
+        "9e99 {}",
+        '5 {"runs":[{}],"ticks":{}}',
+        '5 {"runs":7}',
+        '5 {"runs":[],"ticks":{"a":"b"}}',
+        "5 7",
+        f"5 {'[' * 100_000}",
+    ],
+)
+def test_what_is_no_record_is_written_anew(jobs: Jobs, nonsense: str) -> None:
+    jobs.records["trending|trending"] = nonsense
+    assert lost(jobs, claim_of("a")) == []
+    assert lost(jobs, claim_of("b")) == ["DE", "US"]

@@ -1,0 +1,52 @@
+"""The sums of all charges: folded entry by entry, and kept as a text."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.rules.entry import START, Entry
+from quota.rules.refusals import MAX_ROWS, OTHER
+from quota.rules.sums import ChargedSum, Sums
+
+
+def charge(ms: int, units: int, job: str = "", key: str = "") -> Entry:
+    return Entry((ms, 0), units, "units", "videos.list", job, "", key or f"key{ms}")
+
+
+def correction(ms: int, units: int, before_units: int) -> Entry:
+    return charge(ms, units)._replace(kind="correction", of="key1", at=(1, 0), before_units=before_units)
+
+
+def test_a_call_counts_once_its_units_as_charged_and_each_correction_by_how_far_it_went() -> None:
+    sums = Sums()
+    for entry in (
+        charge(1, 5),
+        charge(2, 7, key="key1+1"),
+        correction(3, 0, 5),
+        correction(4, 4, 0),
+        charge(5, 9)._replace(kind="others"),
+        charge(6, 0)._replace(kind="marker"),
+    ):
+        sums.take(entry)
+    assert sums.rows() == [ChargedSum("videos.list", "", charges=1, units=12, corrected_units=9)]
+    assert sums.head == (6, 0)
+    again = Sums.read(sums.text())
+    assert (again.head, again.rows()) == (sums.head, sums.rows())
+
+
+def test_what_comes_after_the_most_rows_is_summed_together() -> None:
+    sums = Sums()
+    for ms in range(MAX_ROWS + 3):
+        sums.take(charge(ms, 1, job=f"job{ms}"))
+    sums.take(charge(MAX_ROWS + 3, 1, job="job0"))
+    *rows, others = sums.rows()
+    assert (len(rows), others) == (MAX_ROWS, ChargedSum(OTHER, OTHER, charges=3, units=3, corrected_units=0))
+    assert rows[0].charges == 2
+
+
+@pytest.mark.parametrize(
+    "stored", ["", "x", "[]", "null", '["1-0", [["m", "", 1, 1]]]', '["1-0", [["m", "", -1, 1, 0]]]']
+)
+def test_what_nobody_can_read_is_summed_anew(stored: str) -> None:
+    sums = Sums.read(stored)
+    assert (sums.head, sums.rows()) == (START, [])
