@@ -165,7 +165,8 @@ EMPTY = State()
 
 
 def read_state(session: Session) -> State:
-    """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
+    """The live state of a session's ledger and store. Changes neither, but that what the ledger lost is put back first.
+    Raises LedgerError and StoreError."""
     from quota.jobs.places import checkpoints_of
     from quota.jobs.store.file import is_made
     from quota.jobs.store.store import Store
@@ -173,6 +174,7 @@ def read_state(session: Session) -> State:
     settings, now_ms = session.settings, session.ledger.now_ms()
     entries, facts = {}, {}
     for credential in settings.credentials.values():
+        session.budget(credential.name).usage()  # what the ledger has lost is put back
         project = session.project(credential.name)
         entries[project.name] = list(entries_of(project, just_before(now_ms - project.longest_ms)))
         facts[project.name] = project.state.facts()
@@ -351,7 +353,7 @@ class _Simulation:
 
     def _replay(self, settings: Settings, state: State) -> MemoryLog:
         """A ledger in memory with the live log of each project, each entry at its own time, and the facts."""
-        log = MemoryLog(clock=lambda: self.now_ms)
+        log = MemoryLog(clock=lambda: self.now_ms, past_ms=0)  # nobody looks back
         for project in {credential.project for credential in settings.credentials.values()}:
             _, fence = log.fence(project, "", "replay")
             log.replace(project, fence, START, state.entries.get(project, ()), fence)

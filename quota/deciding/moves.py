@@ -15,24 +15,21 @@ command again completes either. What is copied twice is there once, because entr
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, of
+from quota.deciding.project import LONGEST
 from quota.errors import MoveRefused
-from quota.ledger.log import (
-    MAX_READ,
-    SEAL,
-    Log,
-    is_closed,
-    is_fence,
-    is_seal,
-)
+from quota.ledger.log import MAX_READ, SEAL, Log, is_closed, is_fence, is_seal
 from quota.rules import facts
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
+from quota.rules.refusals import MAX_KEYS, REFUSALS, REFUSED_SUMS
+from quota.rules.sums import SUMS, ChargedSum, Sums
 from quota.rules.union import missing, union
 
 FIELDS_AT_ONCE = 20
@@ -120,7 +117,7 @@ def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
                 _close(old, new, project)
             elif kind != "moved already":
                 _move(old, new, project, kind, progress)
-            return Moved(project, step.kind if kind != "moved already" else kind, _charges(old, project))
+            break
         except FenceLostError:
             kind = _kind(old, new, project)
             if not tries_left and kind != "moved already":
@@ -139,23 +136,21 @@ def _close(old: Log, new: Log, project: str) -> None:
 
 
 def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> None:
-    token = os.urandom(8).hex()
+    token, was_sealed = os.urandom(8).hex(), kind == "go on"
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
-    past = _copy_past(old, new, project, START, progress)  # no decision reads it, so it may change meanwhile
     # Of two movers, there and back, the one with the first fence goes on. A sealed log needs none.
-    fenced = [target] if kind == "go on" else sorted((source, target), key=lambda side: side.log.label)
-    with given_back(*fenced), ExitStack() as source_stands:
+    fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
+    past = _copy_past(old, new, project, START, progress)  # no decision reads it, so it may grow meanwhile
+    with given_back(*fenced):
         for side in fenced:
             side.take()
-        if kind != "go on":
-            source_stands.enter_context(source.renewed())
-        with target.renewed():
-            _copy_past(old, new, project, past, progress)
-            _copy_state(old, target)
-            entries, trimmed = _united(old, new, project, progress)
-        target.replace(entries, trimmed)
-        source_stands.close()
-        if kind != "go on":
+        with nullcontext() if was_sealed else source.renewed():
+            with target.renewed():
+                _copy_past(old, new, project, past, progress)
+                _copy_state(old, target)
+                entries, trimmed = _united(old, new, project, progress)
+            target.replace(entries, trimmed)
+        if not was_sealed:
             source.seal(new.label)
         target.open()
 
@@ -165,13 +160,67 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 
 def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) -> Id:
     """Copy what has left the log behind an entry; returns the newest."""
-    while True:
-        entries = _entries(old.past, project, after, END, PAST_AT_ONCE, progress)
-        if entries:
-            new.add_past(project, entries)
-            after = entries[-1].id
-        if len(entries) < PAST_AT_ONCE:
-            return after
+    while entries := _entries(old.past, project, after, progress, PAST_AT_ONCE):
+        new.add_past(project, entries)
+        after = entries[-1].id
+    return after
+
+
+def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[Entry], Id]:
+    """The union of both logs, and up to where all has left it. What one of them still has, the union has: somebody may
+    have a window that is as long."""
+    edge = min(_edge(old, project), _edge(new, project))
+    trimmed = START if edge == END else edge
+    have, seen = [
+        # By key: what the log still has may be in the past, too.
+        {
+            entry.key: entry
+            for read in (log.past, log.read)
+            for entry in _entries(read, project, trimmed, progress)
+            if entry.kind != "unreadable"
+        }.values()
+        for log in (new, old)
+    ]
+    return union([*have], missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
+
+
+def _edge(log: Log, project: str) -> Id:
+    """Behind which entry a log has all; END where it never had any."""
+    beginning = log.begin(project)
+    if beginning.trimmed != START:
+        return beginning.trimmed
+    first = log.read(project, START, END, 1)
+    return just_before(first[0].id[0]) if first else END
+
+
+def _charges(log: Log, project: str) -> int:
+    """How many charges a ledger has of a project, with those that have left its log."""
+    keys = {
+        entry.key
+        for read in (log.past, log.read)
+        for entry in _entries(read, project, START, lambda *_: None)
+        if entry.kind == "charge"
+    }
+    return len(keys)
+
+
+def _entries(
+    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, progress: Progress, most: int = 2**53
+) -> list[Entry]:
+    """At most so many entries behind one, read in pieces."""
+    entries: list[Entry] = []
+    while len(entries) < most:
+        wanted = min(MAX_READ, most - len(entries))
+        piece = read(project, after, END, wanted)
+        entries += piece
+        progress(project, len(entries))
+        if len(piece) < wanted:
+            break
+        after = piece[-1].id
+    return entries
+
+
+# -- the state ---------------------------------------------------------------------------------------------------------
 
 
 def _copy_state(old: Log, target: Fence) -> None:
@@ -180,66 +229,43 @@ def _copy_state(old: Log, target: Fence) -> None:
     for at in range(0, len(names), FIELDS_AT_ONCE):
         piece = dict.fromkeys(names[at : at + FIELDS_AT_ONCE])
         ours, theirs = old.change(project, piece, {}).state, target.log.change(project, piece, {}).state
-        becomes = {name: _state_of(name, text, theirs.get(name)) for name, text in ours.items()}
-        if changed := {name: text for name, text in becomes.items() if text != theirs.get(name)}:
-            target.change({**changed})
+        target.change({name: _together(name, text, theirs.get(name, text)) for name, text in ours.items()})
 
 
-def _state_of(name: str, ours: str, theirs: str | None) -> str:
-    """What becomes of a field. The old ledger served last; only facts are told to each by whoever hears of them."""
-    if name != FACTS or theirs is None:
-        return ours
-    return facts.union(Facts.read(ours), Facts.read(theirs)).text()
+def _together(name: str, ours: str, theirs: str) -> str:
+    """What becomes of a field that both states have. The target's may be an earlier copy of the old one's, so nothing
+    is added up: of two counts the larger holds."""
+    try:
+        if name == FACTS:
+            return facts.union(Facts.read(ours), Facts.read(theirs)).text()
+        if name == LONGEST:
+            return str(max(int(ours), int(theirs)))
+        if name.startswith(("claim:", "place:")):  # UNTIL_MS TEXT
+            return max(ours, theirs, key=lambda text: int(text.partition(" ")[0]))
+        if name == SUMS:
+            return _larger_sums(Sums.read(ours), Sums.read(theirs)).text()
+        if name == REFUSED_SUMS or name.startswith("refused:"):
+            return _larger_rows(ours, theirs)
+        if name == REFUSALS:
+            (kept, hours, keys), (their_kept, their_hours, their_keys) = json.loads(ours), json.loads(theirs)
+            all_keys = [*dict.fromkeys([*their_keys, *keys])][-MAX_KEYS:]
+            return json.dumps([max(kept, their_kept), sorted({*hours, *their_hours}), all_keys], separators=(",", ":"))
+    except (ValueError, TypeError):
+        pass  # nobody can read one of them
+    return ours
 
 
-def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[Entry], Id]:
-    """The union of both logs, and up to where all has left it. Whatever one of them still has, the union has: somebody
-    may have a window that is as long."""
-    theirs = new.begin(project)
-    trimmed = min(_edge(old, project), _edge(new, project))
-    trimmed = START if trimmed == END else trimmed
-    have, seen = [
-        [
-            entry
-            for read in (log.past, log.read)
-            for entry in _entries(read, project, trimmed, END, END[0], progress)
-            if entry.kind != "unreadable"
-        ]
-        for log in (new, old)
-    ]
-    return union(have, missing(have, seen, trimmed, 0), theirs.clock_ms, trimmed), trimmed
+def _larger_rows(ours: str, theirs: str) -> str:
+    """Rows of names and a number."""
+    rows: dict[tuple[str, ...], int] = {}
+    for *names, calls in [*json.loads(theirs), *json.loads(ours)]:
+        rows[tuple(names)] = max(calls, rows.get(tuple(names), 0))
+    return json.dumps([[*names, calls] for names, calls in rows.items()], separators=(",", ":"))
 
 
-def _edge(log: Log, project: str) -> Id:
-    """Behind which entry a log has all; END where it has had none."""
-    beginning = log.begin(project)
-    if beginning.trimmed != START:
-        return beginning.trimmed
-    first = log.read(project, START, END, 1)
-    return just_before(first[0].id[0]) if first else END
-
-
-def _entries(
-    read: Callable[[str, Id, Id, int], Sequence[Entry]],
-    project: str,
-    after: Id,
-    through: Id,
-    most: int,
-    progress: Progress,
-) -> list[Entry]:
-    """At most so many entries, read in pieces."""
-    entries: list[Entry] = []
-    while len(entries) < most:
-        piece = read(project, after, through, min(MAX_READ, most - len(entries)))
-        entries += piece
-        progress(project, len(entries))
-        if len(piece) < MAX_READ:
-            break
-        after = piece[-1].id
-    return entries
-
-
-def _charges(log: Log, project: str) -> int:
-    """How many charges a ledger has of a project, past ones too."""
-    reads = [_entries(read, project, START, END, END[0], lambda *_: None) for read in (log.past, log.read)]
-    return sum(entry.kind == "charge" for entries in reads for entry in entries)
+def _larger_sums(ours: Sums, theirs: Sums) -> Sums:
+    rows: dict[tuple[str, str], ChargedSum] = {}
+    for row in [*theirs.rows(), *ours.rows()]:
+        before = rows.get((row.method, row.job), row)
+        rows[row.method, row.job] = ChargedSum(*row[:2], *map(max, row[2:], before[2:]))
+    return Sums(max(ours.head, theirs.head), rows.values())

@@ -9,76 +9,95 @@ The charges keep their keys and their order, so what machines have seen of them 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from quota.common.clock import rfc3339
 from quota.deciding.fence import Fence, given_back
+from quota.deciding.project import LONGEST
 from quota.decision import SET_THE_CLOCK
 from quota.errors import RepairRefused
-from quota.ledger.log import MAX_READ, Log
-from quota.rules.entry import END, START, Entry, Id, just_before
+from quota.ledger.log import MAX_READ, SLACK_MS, Log, is_seal
+from quota.ledger.state import moved
+from quota.rules.claims import Record
+from quota.rules.entry import END, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
+from quota.rules.spent import spent
+from quota.rules.sums import SUMS, Sums
 from quota.rules.union import union
 
 SAME_CLOCK_MS = 5_000
 """Clocks that differ by more are not both right."""
 
+CLAIM = "claim:"
+"""Begins the name of a field that has the claims of a job."""
+
+CLAIMS_AT_ONCE = 100
+"""The claims of so many jobs are read at once."""
+
 
 class Ahead(NamedTuple):
-    """What a log has that is dated ahead of its clock, `now_ms`: `charges` of `units` in all, and exhaustions. The
-    newest
-    entry of the whole log is of `newest_ms` (0: there is none)."""
+    """What a project has that is dated ahead of its ledger's clock, `now_ms`: `charges` that count `units` in all,
+    exhaustions, and the claims of jobs. The newest entry of the whole log is of `newest_ms` (0: there is none)."""
 
     now_ms: int
     newest_ms: int
     charges: int
     units: int
     exhaustions: int
+    claims: int
 
     @property
     def found(self) -> bool:
-        return self.newest_ms > self.now_ms or self.exhaustions > 0
+        return self.newest_ms > self.now_ms or self.exhaustions > 0 or self.claims > 0
 
 
 def ahead(log: Log, project: str) -> Ahead:
     """What a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
-    now_ms, newest_ms = beginning.clock_ms, beginning.tip[0]
-    charges = [entry for entry in _entries(log, project, (now_ms, END[1])) if entry.kind == "charge"]
-    exhaustions = Facts.read(beginning.state.get(FACTS, "")).exhaustions
+    now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
+    charges = spent(_entries(log, project, (now_ms, END[1])))
     return Ahead(
         now_ms,
-        newest_ms,
+        beginning.tip[0],
         len(charges),
         sum(charge.units for charge in charges),
-        sum(exhaustion.since_ms > now_ms for exhaustion in exhaustions),
+        len(facts.exhaustions) - len(happened(facts, now_ms).exhaustions),
+        len(_claims_ahead(log, project, now_ms)),
     )
 
 
 def repair(log: Log, project: str, host_ms: int) -> None:
     """Date what is dated ahead by the ledger's clock, and take exhaustions of the future away.
 
+    What was moved to the past by a clock that was ahead, and some window may still count, is brought back.
+
     Raises RepairRefused, and changes nothing, where the machine's clock, `host_ms`, and the ledger's differ by more
-    than
-    SAME_CLOCK_MS. Raises LedgerError where the ledger does not answer; run again, it goes on.
+    than SAME_CLOCK_MS. Raises LedgerError where the ledger does not answer; run again, it goes on.
     """
     check_clocks(log.now_ms(), host_ms)
     if not ahead(log, project).found:
         return
+    if is_seal(epoch := log.begin(project).epoch):
+        raise moved(log.label, epoch)
     fence = Fence(log, project, os.urandom(8).hex())
     with given_back(fence):
         fence.take()
         with fence.renewed():
-            beginning = log.begin(project, (), (FACTS,))
-            now_ms = beginning.clock_ms
-            entries = union(_entries(log, project, START), (), now_ms, beginning.trimmed, ahead_ms=0)
-            trimmed = min(beginning.trimmed, just_before(now_ms))
-            facts = Facts.read(beginning.state.get(FACTS, ""))
-            happened = tuple(exhaustion for exhaustion in facts.exhaustions if exhaustion.since_ms <= now_ms)
-            if happened != facts.exhaustions:
-                fence.change({FACTS: replace(facts, exhaustions=happened).text()})
-        fence.replace(entries, trimmed)
+            beginning = log.begin(project, (), (FACTS, LONGEST, SUMS))
+            now_ms, state = beginning.clock_ms, beginning.state
+            trimmed = min(beginning.trimmed, just_before(now_ms - int(state.get(LONGEST, 0)) - SLACK_MS))
+            before = _past_and_log(log, project, trimmed)
+            after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
+            becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
+            if FACTS in state:
+                becomes[FACTS] = happened(Facts.read(state[FACTS]), now_ms).text()
+            if SUMS in state:
+                becomes[SUMS] = _summed_to(Sums.read(state[SUMS]), before, after).text()
+            if becomes:
+                fence.change(becomes)
+        fence.replace(after, trimmed)
         fence.open()
 
 
@@ -90,9 +109,59 @@ def check_clocks(ledger_ms: int, host_ms: int) -> None:
         )
 
 
-def _entries(log: Log, project: str, after: Id) -> list[Entry]:
-    entries: list[Entry] = []
-    while piece := log.read(project, after, END, MAX_READ):
+def happened(facts: Facts, now_ms: int) -> Facts:
+    """The facts without what is of the future: what was said later would not count, or not for ever."""
+    return replace(
+        facts,
+        exhaustions=tuple(x for x in facts.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
+        granted_ms=min(facts.granted_ms, now_ms),
+        compared=tuple(comparison for comparison in facts.compared if comparison.at_ms <= now_ms),
+    )
+
+
+def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:
+    """Those claims that last longer than they would if they were made now, as they are then. Each time they are read
+    they would be dated anew."""
+    names = [name for name in log.names(project) if name.startswith(CLAIM)]
+    becomes: dict[str, str | None] = {}
+    for at in range(0, len(names), CLAIMS_AT_ONCE):
+        state = log.change(project, dict.fromkeys(names[at : at + CLAIMS_AT_ONCE]), {}).state
+        for name, stored in state.items():
+            dated = Record(stored, now_ms).stored()
+            if _until_ms(stored) > max(now_ms, _until_ms(dated or "")):
+                becomes[name] = dated
+    return becomes
+
+
+def _until_ms(stored: str) -> int:
+    until_ms = stored.partition(" ")[0]
+    return int(until_ms) if until_ms.isdecimal() else 0
+
+
+def _period_from(entry: Entry, now_ms: int) -> Entry:
+    """The entry; where only upstream has counted it, in a period of the future, that begins now."""
+    since_ms, until_ms = entry.at
+    if entry.kind != "others" or since_ms <= now_ms:
+        return entry
+    return entry._replace(at=(now_ms, now_ms + until_ms - since_ms))
+
+
+def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> Sums:
+    """The sums, with the place that the entry up to which they go has now."""
+    places = {entry.key: entry.id for entry in after}
+    summed = [places[entry.key] for entry in before if entry.id <= sums.head]
+    return Sums(max(summed), sums.rows()) if summed else sums
+
+
+def _past_and_log(log: Log, project: str, after: Id) -> Sequence[Entry]:
+    """All that is behind an entry, each once, without what nobody can read."""
+    entries = [*_entries(log, project, after, past=True), *_entries(log, project, after)]
+    return [*{entry.key: entry for entry in entries if entry.kind != "unreadable"}.values()]
+
+
+def _entries(log: Log, project: str, after: Id, *, past: bool = False) -> list[Entry]:
+    read, entries = log.past if past else log.read, list[Entry]()
+    while piece := read(project, after, END, MAX_READ):
         entries += piece
         after = piece[-1].id
     return entries

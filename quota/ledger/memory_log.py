@@ -120,13 +120,14 @@ class _Moment(NamedTuple):
 
 class MemoryLog(OfOneProcess):
     """The logs of all projects of this process. A forked child goes on with a copy. `clock` is the ledger's, in ms
-    since 1970."""
+    since 1970. What has left a log is kept for `past_ms`."""
 
     label = "memory:"
     shared = False
 
-    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, *, clock: Callable[[], int] | None = None, past_ms: int = PAST_MS) -> None:
         self._clock = host_clock if clock is None else whole_clock(clock)
+        self._past_ms = past_ms
         self._moments: dict[str, _Moment] = {}
 
     def _now(self, project: str) -> _Moment:
@@ -307,7 +308,7 @@ class MemoryLog(OfOneProcess):
             return moment.past
         older, since = _split(moment.past, _before(min(entries).id))
         since = tuple(sorted({entry.id: entry for entry in [*entries, *since]}.values()))
-        return _split((*older, *since), just_before(self._clock() - PAST_MS))[1][-MAX_PAST:]
+        return _split((*older, *since), just_before(self._clock() - self._past_ms))[1][-MAX_PAST:]
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Address(NamedTuple):
 def place_of(url: str) -> str:
     """The file that a URL points to, with symbolic links resolved; any other URL as it is."""
     path = file_of(url)
-    return url if path is None else os.path.realpath(path)
+    return os.path.realpath(path) if path else url
 
 
 def file_url(table: TomlTable, folder: Path, url: str) -> str:

@@ -255,12 +255,14 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
     if given is None:
         return Address(f"sqlite:///{state_folder() / default}")
     url = given.url
+    if url == "memory:" and "memory" in schemes:
+        return given
     scheme, colon, _ = url.partition("://")
-    if not colon or scheme not in schemes:
+    if not colon or scheme not in schemes or scheme == "memory":
         # The message shows a valid scheme and nothing else: the rest may hold a password.
         shown = f" {scheme}://" if colon and re.fullmatch(_SCHEME, scheme) else ""
         kind = f"unsupported URL scheme{shown}"
-        known = ", ".join(f"{name}://" for name in schemes)
+        known = ", ".join("memory:" if name == "memory" else f"{name}://" for name in schemes)
         raise table.error(f"{kind}; use one of {known}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")

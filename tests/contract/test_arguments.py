@@ -25,7 +25,7 @@ from quota.terms.attribution import labels
 from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.job_claims import claim_of
+from support.claims import claim_of
 from support.setup import budget_of, limit
 
 if TYPE_CHECKING:

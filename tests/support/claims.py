@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota.ledger.claims import Claim
+from quota.rules.claims import Claim
 from quota.terms.limits import HOUR_MS, MINUTE_MS
 
 HOLD_MS, LEASE_MS = 2 * HOUR_MS, 10 * MINUTE_MS

@@ -10,8 +10,8 @@ import pytest
 from quota.errors import UsageError
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS
 from quota.rules.entry import END, START
+from support.claims import HOLD_MS, claim_of
 from support.cut_log import CutLog
-from support.job_claims import HOLD_MS, claim_of
 from support.states import Clocked
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from quota.errors import UsageError
 from quota.rules.claims import MAX_PLACE_BYTES, MAX_REGIONS, PLACE_KEPT_MS
 from quota.terms.limits import MINUTE_MS
-from support.job_claims import HOLD_MS, LEASE_MS, claim_of
+from support.claims import HOLD_MS, LEASE_MS, claim_of
 from support.states import Clocked
 
 if TYPE_CHECKING:

@@ -344,7 +344,7 @@ def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_pa
 def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path, lost: bool) -> None:
     """Half a day is run and leaves a full budget and rounds begun, some in the middle of a search. The plan made from
     that foresees the next day and a half, tick for tick; the plan from empty does not. So too where the ledger was
-    deleted in between, and counts what was lost."""
+    deleted in between: what was lost is put back."""
     config = tmp_path / "quota.toml"
     config.write_text(CONFIG.format(ledger="sqlite:///ledger.db", pacing="true", **OFTEN))
     now_ms, until_ms = WEEK_START_MS + DAY_MS // 2 + 60_000, WEEK_START_MS + 2 * DAY_MS
@@ -408,7 +408,7 @@ def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -
                 assert report.outcome in ("done", "stopped"), report.why
                 charged += report.units
                 refused += report.refused
-            assert list(session.ledger.notes("main").exhaustions) == []
+            assert session.project("main").state.facts().exhaustions == ()
         usage = upstream.usage()
     assert usage["units"] == {"units": charged}
     assert not any(usage["refused_units"].values())

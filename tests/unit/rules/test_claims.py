@@ -23,7 +23,7 @@ from quota.rules.claims import (
     checked_claim,
 )
 from quota.terms.limits import HOUR_MS, MINUTE_MS
-from support.job_claims import HOLD_MS, LEASE_MS, claim_of
+from support.claims import HOLD_MS, LEASE_MS, claim_of
 
 NOW_MS = 1_795_233_255_077
 

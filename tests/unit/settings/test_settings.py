@@ -362,7 +362,7 @@ NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
 SCHEMES = (
     "sqlite://, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster://, "
-    "rediss+cluster://, memory://"
+    "rediss+cluster://, memory:"
 )
 
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'

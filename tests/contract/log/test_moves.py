@@ -1,0 +1,653 @@
+"""`quota ledger move`: a project's log goes to another ledger of any kind, with all that counts, and nobody is granted
+anything twice, wherever it is stopped."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from contract.log.logs import (
+    NOW_MS,
+    Clock,
+    MemoryPlace,
+    P,
+    Place,
+    RedisPlace,
+    SqlitePlace,
+    add,
+    added,
+    ask,
+    charge,
+    correction,
+    entries_of,
+    fence,
+    marker,
+    others,
+)
+from quota.deciding import fence as fences
+from quota.deciding.fence import FenceLostError
+from quota.deciding.moves import Moved, Step, carry_out, plan_move
+from quota.deciding.project import LONGEST
+from quota.errors import LedgerError, MoveRefused
+from quota.ledger.log import LEASE_MS, Log, is_closed, is_fence, is_seal
+from quota.ledger.redis_log import RedisLog
+from quota.ledger.sqlite_log import SqliteLog
+from quota.ledger.state import State
+from quota.rules.claims import Claim
+from quota.rules.entry import END, START, Entry
+from quota.rules.facts import FACTS, Exhaustion, Facts
+from quota.rules.refusals import RefusalCount
+from quota.rules.sums import SUMS, ChargedSum, Sums
+from quota.terms.limits import DAY_MS, HOUR_MS
+from support.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+KINDS = ("memory", "sqlite", "redis")
+CLAIM = Claim("job", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
+WRITES = ("fence", "change", "replace", "seal", "add_past")
+WRITES_OF_A_MOVE = 7
+"""The past, two fences, the state, the log, the seal, and the new log is opened."""
+
+
+@dataclass
+class Pair:
+    """Two ledgers, each of a kind, under one clock."""
+
+    places: tuple[Place, Place]
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.old, self.new = self.open(0), self.open(1)
+
+    def open(self, number: int) -> Log:
+        """One of them, as one more process opens it."""
+        log = self.places[number].open(self.clock)
+        if log.label == "memory:":
+            log.label += str(number)
+        return log
+
+
+def _place(kind: str, number: int, folder: Path, server: RedisServer) -> Place:
+    if kind == "memory":
+        return MemoryPlace()
+    if kind == "redis":
+        return RedisPlace(f"redis://127.0.0.1:{server.port}/{number}")
+    (folder / str(number)).mkdir()
+    return SqlitePlace(folder / str(number))
+
+
+@pytest.fixture(params=[*itertools.product(KINDS, repeat=2)], ids="-".join)
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    monkeypatch.setattr(SqliteLog, "_deadline_s", PATIENCE_S)
+    monkeypatch.setattr(RedisLog, "_timeout_s", PATIENCE_S)
+    here, there = (_place(kind, n, tmp_path, redis_server) for n, kind in enumerate(request.param))
+    yield Pair((here, there), Clock())
+    here.close()
+    there.close()
+
+
+each_target = pytest.mark.parametrize("pair", [("sqlite", kind) for kind in KINDS], indirect=True, ids="-".join)
+in_memory = pytest.mark.parametrize("pair", [("memory", "memory")], indirect=True, ids="-".join)
+
+
+def move(old: Log, new: Log) -> Moved:
+    (step,) = plan_move(old, new, [P])
+    return carry_out(old, new, step, lambda *_: None)
+
+
+def state_of(log: Log) -> dict[str, str]:
+    return dict(log.change(P, dict.fromkeys(log.names(P)), {}).state)
+
+
+def past_of(log: Log) -> list[Entry]:
+    return list(log.past(P, START, END, 100_000))
+
+
+def content(log: Log) -> dict[str, Any]:
+    """All that anybody can see of a project, but the epoch."""
+    entries = entries_of(log)
+    return {
+        "log": entries,
+        "past": past_of(log),
+        "trimmed": log.begin(P).trimmed,
+        "corrections": dict(log.corrections(P, [entry.key for entry in entries])),
+        "state": state_of(log),
+    }
+
+
+def used(log: Log, clock: Clock) -> None:
+    """Something of everything that a log can hold."""
+    old = added(log, charge(100), charge(50), others(7))
+    added(log, correction(old[0], 60))
+    clock.now_ms += DAY_MS
+    log.trim(P, clock.now_ms - HOUR_MS)
+    new = added(log, charge(10), charge(20), marker(), others(9, of="usage", at=(NOW_MS, NOW_MS + 3 * DAY_MS)))
+    clock.now_ms += 1_000
+    added(log, correction(new[0], 5), charge(30))
+    added(log, correction(new[0], 8, before_units=5))
+    keys = (f"k{n}" for n in itertools.count())
+    state = State(log, P, lambda: next(keys), clock)
+    state.exhaust(Exhaustion("search", NOW_MS, NOW_MS + 2 * DAY_MS, "quota", "web1"))
+    state.claim(CLAIM)
+    state.keep_places(CLAIM, "job", {"DE": "page 2\n'\"é\t"})
+    state.add_refusals([RefusalCount(clock.now_ms, "day", "job", "limit", 3)], ["{}"])
+    log.change(P, {}, {LONGEST: str(DAY_MS), SUMS: Sums(new[0].id, [ChargedSum("search.list", "job", 3, 9, 0)]).text()})
+    log.keep_views(P, log.begin(P).epoch, {"v": f"{log.begin(P).epoch} 1 0-0 0-0 -"})
+
+
+def in_use(pair: Pair, *entries: Entry) -> list[Entry]:
+    """Entries that somebody else has added to the new ledger, which has begun another log."""
+    assert ask(pair.new, *entries, epoch="", new_epoch="theirs", seq=7).word == "APPENDED"
+    return entries_of(pair.new)
+
+
+def is_open(log: Log) -> bool:
+    """Whether somebody may append to a log that is in use."""
+    epoch = log.begin(P).epoch
+    return bool(epoch) and not is_closed(epoch)
+
+
+# -- what moves --------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_counts_moves_there_and_back(pair: Pair) -> None:
+    used(pair.old, pair.clock)
+    held = content(pair.old)
+    assert move(pair.old, pair.new) == Moved(P, "move", 5)
+    assert content(pair.new) == held
+    assert pair.old.begin(P).epoch == f"!{pair.new.label}"
+    assert is_open(pair.new)
+    assert move(pair.old, pair.new) == Moved(P, "moved already", 5)
+
+    added(pair.new, charge(40))
+    held = content(pair.new)
+    assert move(pair.new, pair.old) == Moved(P, "move", 6)
+    assert content(pair.old) == held
+    assert (is_open(pair.old), pair.new.begin(P).epoch) == (True, f"!{pair.old.label}")
+    assert move(pair.old, pair.new).kind == "move"
+    assert content(pair.new) == held
+
+
+def test_a_log_that_has_moved_has_an_epoch_of_its_own_and_no_kept_views(pair: Pair) -> None:
+    """So every machine compares it with what it has seen."""
+    used(pair.old, pair.clock)
+    epoch = pair.old.begin(P).epoch
+    move(pair.old, pair.new)
+    beginning = pair.new.begin(P, ("v",))
+    assert (beginning.epoch != epoch, dict(beginning.state)) == (True, {})
+
+
+def test_who_asks_the_old_log_gets_nothing_and_reads_where_it_has_moved(pair: Pair) -> None:
+    used(pair.old, pair.clock)
+    epoch = pair.old.begin(P).epoch
+    move(pair.old, pair.new)
+    before, seal = content(pair.old), f"!{pair.new.label}"
+    reply = ask(pair.old, charge(), epoch=epoch, seen=before["log"][-1].id)
+    assert (reply.word, reply.epoch) == ("BEHIND", seal)
+    assert not pair.old.change(P, {}, {"facts": "x"}).done
+    pair.clock.now_ms += 10 * LEASE_MS
+    assert pair.old.fence(P, seal, "token") == (False, seal)
+    with pytest.raises(LedgerError, match=f"has moved to {pair.new.label}"):
+        State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
+    assert content(pair.old) == before
+
+
+def test_a_project_that_holds_nothing_is_closed(pair: Pair) -> None:
+    """A machine that still has the old url must not begin it there."""
+    used(pair.old, pair.clock)
+    steps = plan_move(pair.old, pair.new, [P, "q"])
+    assert [step.kind for step in steps] == ["move", "nothing"]
+    for step in steps:
+        carry_out(pair.old, pair.new, step, lambda *_: None)
+    assert pair.old.begin("q").epoch == f"!{pair.new.label}"
+    assert pair.new.begin("q").epoch == ""
+    assert [step.kind for step in plan_move(pair.old, pair.new, [P, "q"])] == ["moved already"] * 2
+
+
+def test_claims_and_places_move_though_nothing_was_charged(pair: Pair) -> None:
+    State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
+    assert move(pair.old, pair.new).kind == "move"
+    assert list(state_of(pair.new)) == ["claim:job"]
+    add(pair.new, charge())
+
+
+@each_target
+def test_the_owner_sees_how_many_entries_were_read(pair: Pair) -> None:
+    used(pair.old, pair.clock)
+    numbers: list[int] = []
+    (step,) = plan_move(pair.old, pair.new, [P])
+    carry_out(pair.old, pair.new, step, lambda project, number: numbers.append(number))
+    assert max(numbers) == len(entries_of(pair.old))
+
+
+def test_an_entry_that_nobody_can_read_stays_behind(pair: Pair) -> None:
+    first, spoilt, last = added(pair.old, charge(), charge(), charge())
+    pair.places[0].spoil(pair.old, spoilt.id)
+    move(pair.old, pair.new)
+    assert entries_of(pair.new) == [first, last]
+
+
+# -- a target that is in use -------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_in_use_gets_the_union(pair: Pair) -> None:
+    theirs = in_use(pair, charge(1), charge(2))
+    added(pair.new, correction(theirs[1], 9))
+    pair.clock.now_ms += 5
+    ours = added(pair.old, charge(3), charge(4))
+    added(pair.old, correction(ours[0], 8))
+    both = sorted([*entries_of(pair.new), *entries_of(pair.old)])
+    move(pair.old, pair.new)
+    assert entries_of(pair.new) == both
+    corrections = pair.new.corrections(P, [theirs[1].key, ours[0].key])
+    assert [correction.units for correction in corrections.values()] == [9, 8]
+
+
+def test_two_entries_of_one_place_both_move_each_under_its_key(pair: Pair) -> None:
+    (theirs,) = in_use(pair, charge(1))
+    assert ask(pair.old, charge(2), epoch="", seq=7).id == theirs.id
+    (ours,) = entries_of(pair.old)
+    move(pair.old, pair.new)
+    assert {entry.key: entry.units for entry in entries_of(pair.new)} == {theirs.key: 1, ours.key: 2}
+
+
+def test_what_both_states_have_is_united(pair: Pair) -> None:
+    keys = (f"k{n}" for n in itertools.count())
+    ours, theirs = (State(log, P, lambda: next(keys), pair.clock) for log in (pair.old, pair.new))
+    ours.exhaust(Exhaustion("search", NOW_MS, NOW_MS + DAY_MS, "quota", "web1"))
+    theirs.exhaust(Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "quota", "web2"))
+    ours.add_refusals([RefusalCount(NOW_MS, "day", "a", "limit", 3), RefusalCount(NOW_MS, "day", "b", "limit", 2)])
+    theirs.add_refusals([RefusalCount(NOW_MS, "day", "a", "limit", 5)])
+    theirs.claim(CLAIM._replace(hold_ms=2 * HOUR_MS))
+    ours.claim(CLAIM)
+    theirs.claim(CLAIM._replace(name="other"))
+    for log, longest_ms, charges in ((pair.old, HOUR_MS, 4), (pair.new, DAY_MS, 7)):
+        sums = Sums((NOW_MS, charges), [ChargedSum("search.list", "job", charges, 10, charges)])
+        log.change(P, {}, {LONGEST: str(longest_ms), SUMS: sums.text(), "only": log.label})
+    claimed = state_of(pair.new)["claim:job"]
+    move(pair.old, pair.new)
+    state = state_of(pair.new)
+    assert [each.bucket for each in Facts.read(state[FACTS]).exhaustions] == ["search", "uploads"]
+    assert state[LONGEST] == str(DAY_MS), "the log is kept for the longest window of both"
+    assert (state["claim:job"], "claim:other" in state) == (claimed, True)
+    refusals = State(pair.new, P, lambda: "k", pair.clock).refusals()
+    assert {(count.job, count.calls) for count in refusals.counts} == {("a", 5), ("b", 2)}
+    assert {(count.job, count.calls) for count in refusals.sums} == {("a", 5), ("b", 2)}
+    assert Sums.read(state[SUMS]).rows() == [ChargedSum("search.list", "job", 7, 10, 7)]
+    assert state["only"] == pair.old.label
+
+
+def test_a_field_that_nobody_can_read_keeps_nothing_from_moving(pair: Pair) -> None:
+    names = (FACTS, LONGEST, SUMS, "refusals", "refused:1", "refused_sums", "claim:job", "place:job|DE")
+    pair.old.change(P, {}, dict.fromkeys(names, "[1"))
+    pair.new.change(P, {}, dict.fromkeys(names, "?"))
+    add(pair.old, charge(3))
+    move(pair.old, pair.new)
+    assert len(entries_of(pair.new)) == 1
+
+
+@pytest.mark.parametrize("longer", ["old", "new"])
+def test_what_one_of_both_still_has_for_its_longer_window_stays_in_the_log(pair: Pair, longer: str) -> None:
+    """And it is there once, also after it has moved back."""
+    (theirs,) = in_use(pair, charge(1))
+    (ours,) = added(pair.old, charge(2))
+    pair.clock.now_ms += 3 * DAY_MS
+    late = added(pair.new, charge(4)) + added(pair.old, charge(8))
+    shorter = pair.new if longer == "old" else pair.old
+    shorter.trim(P, pair.clock.now_ms - DAY_MS)
+    move(pair.old, pair.new)
+    kept = {entry.key: entry.units for entry in entries_of(pair.new)}
+    assert kept == {entry.key: entry.units for entry in (theirs, ours, *late)}
+    for old, new in ((pair.new, pair.old), (pair.old, pair.new)):
+        move(old, new)
+        entries = entries_of(new)
+        assert {entry.key: entry.units for entry in entries} == kept
+        assert len(entries) == len(kept)
+
+
+# -- what cannot be moved ----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_moved_is_one_line_and_changes_nothing(pair: Pair) -> None:
+    def refuses(old: Log, new: Log, why: str) -> None:
+        before = [(content(log), log.begin(P).epoch) for log in (pair.old, pair.new)]
+        with pytest.raises(MoveRefused) as raised:
+            plan_move(old, new, [P])
+        assert why in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert [(content(log), log.begin(P).epoch) for log in (pair.old, pair.new)] == before
+
+    refuses(pair.old, pair.new, "holds nothing of project p")
+    refuses(pair.old, pair.old, "is both the old ledger and the new one")
+    add(pair.old, charge())
+    assert pair.old.seal(P, fence(pair.old), "redis://third/0")
+    refuses(pair.old, pair.new, "has moved to redis://third/0 already")
+    add(pair.new, charge())
+    refuses(pair.new, pair.old, "has moved to redis://third/0; name another ledger")
+
+
+def test_a_copy_of_a_log_is_told_from_another_log(pair: Pair) -> None:
+    """Both have one epoch, as where a file was copied by hand: nobody can say which of them is in use."""
+    add(pair.old, charge())
+    add(pair.new, charge())
+    with pytest.raises(MoveRefused, match="hold one log, or are one ledger: nothing was changed"):
+        plan_move(pair.old, pair.new, [P])
+
+
+@pytest.mark.parametrize("holds", ["charges", "claims", "nothing"])
+@pytest.mark.parametrize("pair", [("sqlite", "redis"), ("redis", "sqlite")], indirect=True, ids="-".join)
+def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> None:
+    other = pair.open(0)
+    other.label += "?"
+    if holds == "charges":
+        used(pair.old, pair.clock)
+    elif holds == "claims":
+        State(pair.old, P, lambda: "k", pair.clock).claim(CLAIM)
+    before, epoch = content(pair.old), pair.old.begin(P).epoch
+
+    def move_there() -> None:
+        steps = [Step(P, "nothing")] if holds == "nothing" else plan_move(pair.old, other, [P])
+        carry_out(pair.old, other, steps[0], lambda *_: None)
+
+    with pytest.raises(MoveRefused, match=r"one ledger|the other url"):
+        move_there()
+    assert (content(pair.old), pair.old.begin(P).epoch) == (before, epoch)
+
+
+# -- stopped, and taken back -------------------------------------------------------------------------------------------
+
+
+class Mover:
+    """The two logs as one mover has them, which is stopped after so many writes; of the last one it hears nothing if
+    `unheard`."""
+
+    def __init__(self, pair: Pair, writes: int, *, unheard: bool = False) -> None:
+        self.left, self.unheard = writes, unheard
+        self.old: Any = _Stopping(self, pair.old)
+        self.new: Any = _Stopping(self, pair.new)
+
+
+class _Stopping:
+    def __init__(self, mover: Mover, log: Log) -> None:
+        self._mover, self._log = mover, log
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._log, name)
+        if not callable(asked):
+            return asked
+
+        def ask_until_stopped(*args: Any, **more: Any) -> Any:
+            writes = name in WRITES and not (name == "change" and not args[2])
+            if self._mover.left < writes or self._mover.left < 0:
+                self._mover.left = -1
+                raise LedgerError("stopped")
+            answer = asked(*args, **more)
+            self._mover.left -= writes
+            if self._mover.unheard and writes and not self._mover.left:
+                self._mover.left = -1
+                raise LedgerError("stopped")
+            return answer
+
+        return ask_until_stopped
+
+
+@pytest.mark.parametrize("unheard", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
+@in_memory
+def test_a_move_that_is_stopped_anywhere_goes_on_or_has_done_nothing(
+    pair: Pair, place: int, back: bool, unheard: bool
+) -> None:
+    """As by a kill: nothing is given back. At no moment are both open, and each charge is there once."""
+    used(pair.old, pair.clock)
+    held = content(pair.old)
+    mover = Mover(pair, place, unheard=unheard)
+    with pytest.raises(LedgerError) if place < WRITES_OF_A_MOVE or unheard else nullcontext():
+        move(mover.old, mover.new)
+    assert is_open(pair.old) + is_open(pair.new) <= 1
+    if is_seal(pair.old.begin(P).epoch):
+        assert content(pair.new) == held, "it is there before the old one is closed"
+    pair.clock.now_ms += LEASE_MS
+    if back and not is_open(pair.new):
+        if not is_seal(pair.old.begin(P).epoch) and not pair.new.names(P):
+            return  # nothing is there, and the fence around the old one is over
+        move(pair.new, pair.old)
+        assert (is_open(pair.old), content(pair.old)) == (True, held)
+        assert is_seal(pair.new.begin(P).epoch)
+        return
+    move(pair.old, pair.new)
+    assert (content(pair.new), is_open(pair.new)) == (held, True)
+    assert pair.old.begin(P).epoch == f"!{pair.new.label}"
+
+
+def test_a_move_has_as_many_writes_as_the_test_of_stopping_tries(pair: Pair) -> None:
+    used(pair.old, pair.clock)
+    mover = Mover(pair, 100)
+    move(mover.old, mover.new)
+    assert 100 - mover.left == WRITES_OF_A_MOVE
+
+
+@each_target
+def test_a_move_that_fails_gives_the_old_log_back_as_it_was(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its own epoch: nobody need compare anything."""
+    used(pair.old, pair.clock)
+    held, epoch = content(pair.old), pair.old.begin(P).epoch
+
+    def fails(*_: Any, **more: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(pair.new), "replace", fails)
+    with pytest.raises(KeyboardInterrupt):
+        move(pair.old, pair.new)
+    assert (content(pair.old), pair.old.begin(P).epoch) == (held, epoch)
+    assert pair.new.begin(P).epoch == ""
+    add(pair.old, charge())
+
+
+@each_target
+def test_a_way_back_that_fails_leaves_the_seal(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    used(pair.old, pair.clock)
+    move(pair.old, pair.new)
+
+    def fails(*_: Any, **more: Any) -> bool:
+        raise LedgerError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(pair.old), "replace", fails)
+        with pytest.raises(LedgerError, match="no answer"):
+            move(pair.new, pair.old)
+    assert pair.old.begin(P).epoch == f"!{pair.new.label}"
+    assert is_open(pair.new)
+    assert move(pair.new, pair.old).kind == "move"
+
+
+@each_target
+def test_a_log_that_was_replaced_does_not_stand_under_its_old_epoch(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has read it under that one would not read what was put into it."""
+    used(pair.old, pair.clock)
+    in_use(pair, charge())
+
+    def fails(*_: Any) -> bool:
+        raise LedgerError("no answer")
+
+    monkeypatch.setattr(type(pair.old), "seal", fails)
+    with pytest.raises(LedgerError, match="no answer"):
+        move(pair.old, pair.new)
+    assert is_fence(pair.new.begin(P).epoch)
+    assert is_open(pair.old)
+
+
+@pytest.mark.parametrize("pair", [*itertools.product(("sqlite", "redis"), repeat=2)], indirect=True, ids="-".join)
+def test_what_the_new_ledger_lost_is_moved_once_more(pair: Pair) -> None:
+    """The old one is read, which stays closed."""
+    used(pair.old, pair.clock)
+    held = content(pair.old)
+    move(pair.old, pair.new)
+    pair.places[1].lose("log", "state")
+    assert move(pair.old, pair.new).kind == "go on"
+    assert content(pair.new) == held
+    assert is_open(pair.new)
+    assert is_seal(pair.old.begin(P).epoch)
+
+
+# -- others meanwhile --------------------------------------------------------------------------------------------------
+
+
+def test_nobody_appends_to_either_log_while_it_moves(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    used(pair.old, pair.clock)
+    (theirs,) = in_use(pair, charge())
+    epochs = [(log, log.begin(P).epoch, log.begin(P).tip) for log in (pair.old, pair.new)]
+    words: list[str] = []
+    replace = fences.Fence.replace
+
+    def beside(fence: fences.Fence, *args: Any) -> None:
+        for log, epoch, tip in epochs:
+            words.append(ask(log, charge(), epoch=epoch, seen=tip, room=99).word)
+            words.append(str(log.change(P, {}, {"facts": "x"}).done))
+        replace(fence, *args)
+
+    monkeypatch.setattr(fences.Fence, "replace", beside)
+    move(pair.old, pair.new)
+    assert words == ["BEHIND", "False"] * 2
+    assert theirs in entries_of(pair.new)
+
+
+@each_target
+def test_the_past_is_copied_while_everybody_goes_on_and_what_came_to_it_meanwhile_behind_the_fence(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(pair.old, pair.clock)
+    before, take = past_of(pair.old), fences.Fence.take
+
+    def late(fence: fences.Fence) -> None:
+        if is_open(pair.old):
+            assert past_of(pair.new) == before
+            pair.old.trim(P, pair.clock.now_ms)
+        take(fence)
+
+    monkeypatch.setattr(fences.Fence, "take", late)
+    move(pair.old, pair.new)
+    assert len(past_of(pair.new)) > len(before)
+    assert past_of(pair.new) == past_of(pair.old)
+
+
+@in_memory
+def test_the_fences_are_renewed_for_as_long_as_the_copy_takes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "RENEW_S", 0.005)
+    used(pair.old, pair.clock)
+    read, stolen = pair.old.read, list[bool]()
+
+    def slow(*args: Any) -> Any:
+        for _ in range(6):
+            pair.clock.now_ms += LEASE_MS // 2
+            for log in (pair.old, pair.new):
+                until_it_ends_at(log, pair.clock.now_ms + LEASE_MS)
+            stolen.extend(log.fence(P, "", "thief")[0] for log in (pair.old, pair.new))
+        return read(*args)
+
+    (step,) = plan_move(pair.old, pair.new, [P])
+    monkeypatch.setattr(pair.old, "read", slow)
+    monkeypatch.setattr(fences.Fence, "replace", _once_slow(pair, monkeypatch, fences.Fence.replace))
+    carry_out(pair.old, pair.new, step, lambda *_: None)
+    assert stolen
+    assert not any(stolen)
+    assert is_open(pair.new)
+
+
+def _once_slow(pair: Pair, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., None]) -> Callable[..., None]:
+    """From now on nothing is slow: the log is read to count it once it has moved."""
+
+    def becomes(fence: fences.Fence, *args: Any) -> None:
+        monkeypatch.delattr(pair.old, "read")
+        replace(fence, *args)
+
+    return becomes
+
+
+def until_it_ends_at(log: Log, end_ms: int) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while not log.begin(P).epoch.endswith(f":{end_ms}"):
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+
+
+@in_memory
+def test_a_mover_waits_for_the_fence_of_somebody_else_and_then_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fences, "WAIT_S", 0.05)
+    used(pair.old, pair.clock)
+    held, standing = content(pair.old), fence(pair.old, "theirs")
+    with pytest.raises(FenceLostError, match=r"another `quota ledger move`, .*run this again"):
+        move(pair.old, pair.new)
+    assert (content(pair.old), pair.old.begin(P).epoch) == (held, standing)
+    assert not is_fence(pair.new.begin(P).epoch), "the other fence is given back"
+    pair.clock.now_ms += LEASE_MS
+    assert move(pair.old, pair.new).kind == "move"
+
+
+@in_memory
+def test_a_log_that_somebody_else_has_fenced_meanwhile_is_not_sealed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mover was held up for longer than its lease, and others have charged since: it begins again."""
+    used(pair.old, pair.clock)
+    replace, late = fences.Fence.replace, list[Entry]()
+
+    def held_up(fence: fences.Fence, *args: Any) -> None:
+        replace(fence, *args)
+        if not late:
+            pair.clock.now_ms += LEASE_MS
+            done, stands = pair.old.fence(P, "", "theirs")
+            assert done
+            assert pair.old.replace(P, stands, pair.old.begin(P).tip, entries_of(pair.old), "second")
+            late.extend(added(pair.old, charge(77)))
+
+    monkeypatch.setattr(fences.Fence, "replace", held_up)
+    pair.clock.now_ms += 1
+    assert move(pair.old, pair.new).kind == "move"
+    assert late[0] in entries_of(pair.new)
+    assert len(entries_of(pair.new)) == len({entry.key for entry in entries_of(pair.new)})
+
+
+@pytest.mark.parametrize("there_and_back", [False, True])
+def test_of_two_movers_at_once_one_wins_and_nothing_is_lost(pair: Pair, there_and_back: bool) -> None:
+    used(pair.old, pair.clock)
+    (theirs,) = in_use(pair, charge(1))
+    keys = {entry.key for entry in [theirs, *entries_of(pair.old)]}
+    errors: list[str] = []
+
+    def mover(old: Log, new: Log) -> None:
+        try:
+            move(old, new)
+        except (FenceLostError, MoveRefused) as error:
+            errors.append(str(error))
+
+    ways = [(pair.open(0), pair.open(1)) for _ in range(2)]
+    if there_and_back:
+        ways[1] = ways[1][1], ways[1][0]
+    threads = [Thread(target=mover, args=way) for way in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert there_and_back or errors == []
+    assert [is_open(pair.old), is_open(pair.new)].count(True) == 1
+    entries = entries_of(pair.old if is_open(pair.old) else pair.new)
+    assert {entry.key for entry in entries} == keys
+    assert len(entries) == len(keys)

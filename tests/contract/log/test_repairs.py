@@ -1,0 +1,347 @@
+"""`quota ledger repair`: after a clock that was wrong, what is dated ahead is dated now, and counts for one window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from contract.log.logs import NOW_MS, Clock, P, added, ask, charge, correction, entries_of, fence, marker, others
+from quota.deciding import fence as fences
+from quota.deciding.fence import FenceLostError
+from quota.deciding.project import LONGEST, Project
+from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, happened, repair
+from quota.errors import LedgerError, RepairRefused, UnusableLedger
+from quota.journal.journal import Journal
+from quota.ledger.identity import Identity
+from quota.ledger.log import LEASE_MS, SLACK_MS, Log, is_fence
+from quota.ledger.state import State
+from quota.rules.claims import Claim
+from quota.rules.entry import END, START, Entry
+from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
+from quota.rules.keys import Keys
+from quota.rules.sums import SUMS, ChargedSum, Sums
+from quota.terms.limits import DAY_MS, HOUR_MS
+from support.setup import budget_of, limit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from contract.log.logs import Place
+
+YEAR_MS = 365 * DAY_MS
+LATER_MS = NOW_MS + HOUR_MS
+"""When the clock is right again."""
+
+
+def at(clock: Clock, ms: int, log: Log, *entries: Entry) -> list[Entry]:
+    """Entries that were added while the clock read this."""
+    clock.now_ms = ms
+    made = added(log, *entries)
+    clock.now_ms = LATER_MS
+    return made
+
+
+def repaired(log: Log) -> list[Entry]:
+    repair(log, P, LATER_MS)
+    return entries_of(log)
+
+
+def nothing_ahead(log: Log) -> bool:
+    return not ahead(log, P).found
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_dated_ahead_is_dated_now_in_its_order_and_under_its_keys(log: Log, clock: Clock) -> None:
+    sound = added(log, charge(1), charge(2))
+    before = at(clock, NOW_MS + YEAR_MS, log, charge(3), marker(), charge(4))
+    before += at(clock, NOW_MS + YEAR_MS + 5, log, charge(5))
+    before += added(log, charge(6))
+    entries = repaired(log)
+    assert entries[:2] == sound
+    assert [entry.key for entry in entries[2:]] == [entry.key for entry in before]
+    assert {entry.id[0] for entry in entries[2:]} == {LATER_MS}
+    assert [entry._replace(id=START) for entry in entries[2:]] == [entry._replace(id=START) for entry in before]
+    assert nothing_ahead(log)
+
+
+def test_a_charge_that_is_dated_now_keeps_its_corrections(log: Log, clock: Clock) -> None:
+    (sound,) = added(log, charge(10))
+    first, second = at(clock, NOW_MS + YEAR_MS, log, charge(20), charge(30))
+    added(log, correction(sound, 11), correction(first, 21))
+    added(log, correction(first, 0, before_units=21))
+    entries = repaired(log)
+    places = {entry.key: entry.id for entry in entries}
+    corrections = [entry for entry in entries if entry.kind == "correction"]
+    assert [(entry.of, entry.at) for entry in corrections] == [
+        (sound.key, sound.id),
+        (first.key, places[first.key]),
+        (first.key, places[first.key]),
+    ]
+    assert [(entry.before_units, entry.units) for entry in corrections] == [(10, 11), (20, 21), (21, 0)]
+    noted = log.corrections(P, [sound.key, first.key, second.key])
+    assert {key: each.units for key, each in noted.items()} == {sound.key: 11, first.key: 0}
+
+
+def test_who_charges_next_is_dated_by_the_clock_again(log: Log, clock: Clock) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    epoch = log.begin(P).epoch
+    repaired(log)
+    assert log.begin(P).epoch not in ("", epoch)
+    clock.now_ms += 1
+    assert ask(log, charge(), epoch=epoch, room=9).word == "BEHIND"
+    reply = ask(log, charge(), room=9)
+    assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS + 1)
+
+
+def test_what_only_upstream_counted_in_a_period_of_the_future_counts_for_as_long_from_now(
+    log: Log, clock: Clock
+) -> None:
+    past, future = (NOW_MS, NOW_MS + DAY_MS), (NOW_MS + YEAR_MS, NOW_MS + YEAR_MS + DAY_MS)
+    at(clock, NOW_MS + YEAR_MS, log, others(5, at=past), others(6, at=future))
+    assert [entry.at for entry in repaired(log)] == [past, (LATER_MS, LATER_MS + DAY_MS)]
+
+
+def test_an_entry_that_nobody_can_read_is_left_out(log: Log, clock: Clock, place: Place) -> None:
+    first, spoilt, last = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
+    place.spoil(log, spoilt.id)
+    assert [entry.key for entry in repaired(log)] == [first.key, last.key]
+
+
+def test_many_entries_are_repaired_at_once(log: Log, clock: Clock) -> None:
+    clock.now_ms = NOW_MS + YEAR_MS
+    keys = [entry.key for _ in range(11) for entry in added(log, *[charge() for _ in range(500)])]
+    clock.now_ms = LATER_MS
+    repair(log, P, LATER_MS)
+    entries = log.read(P, START, END, 10_000)
+    assert [entry.key for entry in entries] == keys
+
+
+def test_what_a_clock_ahead_moved_to_the_past_counts_again(log: Log, clock: Clock) -> None:
+    """Only what some window may still count comes back."""
+    log.change(P, {}, {LONGEST: str(DAY_MS)})
+    clock.now_ms = NOW_MS - 3 * DAY_MS
+    old = added(log, charge(1))
+    clock.now_ms = NOW_MS
+    kept = added(log, charge(100))
+    kept += added(log, correction(kept[0], 60))
+    kept += at(clock, NOW_MS + 10 * DAY_MS, log, charge(7))
+    clock.now_ms = NOW_MS + 20 * DAY_MS
+    kept += added(log, charge(8))
+    assert log.trim(P, clock.now_ms - DAY_MS - SLACK_MS) == 4
+    clock.now_ms = LATER_MS
+    entries = repaired(log)
+    assert [entry.key for entry in entries] == [entry.key for entry in kept]
+    assert [entry.id[0] for entry in entries] == [NOW_MS, NOW_MS, LATER_MS, LATER_MS]
+    assert log.corrections(P, [kept[0].key])[kept[0].key].units == 60
+    assert old[0].id < log.begin(P).trimmed < kept[0].id
+    assert ask(log, charge(), seen=entries[-1].id, room=9).word == "APPENDED"
+
+
+def test_what_is_dated_rightly_is_not_moved(log: Log, clock: Clock) -> None:
+    entries, before = added(log, charge(), charge()), log.begin(P)
+    log.change(P, {}, {FACTS: Facts().text()})
+    clock.now_ms = LATER_MS
+    repair(log, P, LATER_MS)
+    assert (entries_of(log), log.begin(P).epoch) == (entries, before.epoch)
+
+
+def test_repaired_again_nothing_changes(log: Log, clock: Clock) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge(), charge())
+    entries, epoch = repaired(log), log.begin(P).epoch
+    clock.now_ms += 1
+    repair(log, P, clock.now_ms)
+    assert (entries_of(log), log.begin(P).epoch) == (entries, epoch)
+
+
+def test_the_sums_go_on_where_they_were(log: Log, clock: Clock) -> None:
+    """What was summed is not summed again, and what is charged next is not taken for summed."""
+    made = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
+    rows = [ChargedSum("videos.list", "job", 2, 2, 0)]
+    log.change(P, {}, {SUMS: Sums(made[1].id, rows).text()})
+    entries = repaired(log)
+    sums = Sums.read(log.begin(P, (), (SUMS,)).state[SUMS])
+    assert (sums.head, sums.rows()) == (entries[1].id, rows)
+
+
+# -- the state ---------------------------------------------------------------------------------------------------------
+
+
+def test_exhaustions_of_the_future_go_and_others_stay(log: Log, clock: Clock) -> None:
+    clock.now_ms = NOW_MS + YEAR_MS
+    state = State(log, P, lambda: "k", clock)
+    state.exhaust(Exhaustion("search", clock.now_ms, clock.now_ms + DAY_MS, "quota", "web1"))
+    state.exhaust(Exhaustion("units", NOW_MS, NOW_MS + 2 * YEAR_MS, "quota", "web1"))
+    state.exhaust(Exhaustion("uploads", NOW_MS, NOW_MS + 2 * YEAR_MS, "quota", "web1"))
+    state.reopen("uploads")
+    clock.now_ms = LATER_MS
+    assert ahead(log, P).exhaustions == 2
+    repair(log, P, LATER_MS)
+    assert [each.bucket for each in state.facts().exhaustions] == ["units"]
+    assert nothing_ahead(log)
+
+
+def test_the_facts_that_happened_are_those_up_to_now() -> None:
+    compared = [Compared(bucket, 1, 1, 0, 0, NOW_MS, NOW_MS, at_ms) for bucket, at_ms in (("a", 1), ("b", LATER_MS))]
+    grants = (Grant("a", 5, NOW_MS, LATER_MS),)
+    facts = Facts((), grants, LATER_MS, tuple(compared))
+    assert happened(facts, NOW_MS) == Facts((), grants, NOW_MS, (compared[0],))
+    assert happened(facts, LATER_MS) == facts
+
+
+def test_claims_of_the_future_lapse_as_those_of_now_do(log: Log, clock: Clock) -> None:
+    """Each time they are read they would be dated now, and never lapse."""
+    sound = Claim("sound", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
+    state = State(log, P, lambda: "k", clock)
+    state.claim(sound._replace(hold_ms=2 * HOUR_MS))
+    before = dict(log.begin(P, (), ("claim:sound",)).state)
+    clock.now_ms = NOW_MS + YEAR_MS
+    state.claim(sound._replace(name="ahead"))
+    clock.now_ms = LATER_MS
+    assert ahead(log, P) == Ahead(LATER_MS, 0, 0, 0, 0, claims=1)
+    repair(log, P, LATER_MS)
+    assert nothing_ahead(log)
+    assert dict(log.begin(P, (), ("claim:sound",)).state) == before
+    other = sound._replace(name="ahead", owner="other", run="other", machine="web2")
+    clock.now_ms = LATER_MS + HOUR_MS - 1
+    assert "DE" in state.claim(other).elsewhere
+    clock.now_ms += 1
+    assert state.claim(other).elsewhere == {}
+
+
+def test_a_claim_that_nobody_can_read_keeps_nothing_from_being_repaired(log: Log, clock: Clock) -> None:
+    log.change(P, {}, {"claim:a": "?", "claim:b": "", "claim:c": f"{NOW_MS + YEAR_MS} ?", FACTS: "?", SUMS: "?"})
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    assert {entry.id[0] for entry in repaired(log)} == {LATER_MS}
+    assert nothing_ahead(log)
+
+
+# -- what is ahead -----------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_sees_how_much_is_dated_ahead(log: Log, clock: Clock) -> None:
+    (sound,) = added(log, charge(1))
+    first, _ = at(clock, NOW_MS + YEAR_MS, log, charge(100), charge(50))
+    added(log, correction(first, 40), correction(sound, 5))
+    assert ahead(log, P) == Ahead(LATER_MS, NOW_MS + YEAR_MS, charges=2, units=90, exhaustions=0, claims=0)
+    clock.now_ms = NOW_MS + YEAR_MS
+    assert ahead(log, P) == Ahead(NOW_MS + YEAR_MS, NOW_MS + YEAR_MS, 0, 0, 0, 0)
+    assert nothing_ahead(log)
+
+
+def test_nothing_is_ahead_in_an_empty_log(log: Log) -> None:
+    assert ahead(log, P) == Ahead(NOW_MS, 0, 0, 0, 0, 0)
+    repair(log, P, NOW_MS)
+    assert log.begin(P).epoch == ""
+
+
+# -- what cannot be repaired -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart_ms", [SAME_CLOCK_MS + 1, -SAME_CLOCK_MS - 1, YEAR_MS, -YEAR_MS])
+def test_while_the_clocks_disagree_nothing_is_done(log: Log, clock: Clock, apart_ms: int) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    before, epoch = entries_of(log), log.begin(P).epoch
+    with pytest.raises(RepairRefused, match="this machine's clock reads 20"):
+        repair(log, P, LATER_MS + apart_ms)
+    assert (entries_of(log), log.begin(P).epoch) == (before, epoch)
+    repair(log, P, LATER_MS + (SAME_CLOCK_MS if apart_ms > 0 else -SAME_CLOCK_MS))
+    assert nothing_ahead(log)
+
+
+def test_a_log_that_has_moved_is_repaired_where_it_has_moved_to(log: Log, clock: Clock) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    before = entries_of(log)
+    log.seal(P, fence(log), "redis://elsewhere/0")
+    with pytest.raises(UnusableLedger, match="has moved to redis://elsewhere/0"):
+        repair(log, P, LATER_MS)
+    assert (entries_of(log), log.begin(P).epoch) == (before, "!redis://elsewhere/0")
+
+
+def test_a_repair_that_fails_leaves_the_log_as_it_was(log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    before, epoch = entries_of(log), log.begin(P).epoch
+
+    def fails(*_: Any, **more: Any) -> bool:
+        raise LedgerError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(log), "replace", fails)
+        with pytest.raises(LedgerError, match="no answer"):
+            repair(log, P, LATER_MS)
+    assert (entries_of(log), log.begin(P).epoch) == (before, epoch)
+    repair(log, P, LATER_MS)
+    assert nothing_ahead(log)
+
+
+def test_who_repairs_waits_for_the_fence_of_somebody_else(
+    log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fences, "WAIT_S", 0.05)
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    standing = fence(log, "theirs")
+    with pytest.raises(FenceLostError, match="run this again"):
+        repair(log, P, LATER_MS)
+    assert log.begin(P).epoch == standing
+    clock.now_ms += LEASE_MS
+    repair(log, P, clock.now_ms)
+    assert nothing_ahead(log)
+
+
+def test_nobody_charges_between_the_reading_and_the_repair(
+    log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(clock, NOW_MS + YEAR_MS, log, charge())
+    epoch, tip, replace = log.begin(P).epoch, log.begin(P).tip, fences.Fence.replace
+    words: list[str] = []
+
+    def beside(fence: fences.Fence, *args: Any) -> None:
+        words.append(ask(log, charge(), epoch=epoch, seen=tip, room=9).word)
+        assert is_fence(log.begin(P).epoch)
+        replace(fence, *args)
+
+    monkeypatch.setattr(fences.Fence, "replace", beside)
+    assert len(repaired(log)) == 1
+    assert words == ["BEHIND"]
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def test_machines_that_saw_what_was_dated_ahead_put_nothing_back(log: Log, clock: Clock, tmp_path: Path) -> None:
+    """Their journals have it under its key. It counts once, for a window from the repair, for all of them."""
+    budgets = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        budgets.append(budget_of(log, limit(100), project=P, clock=clock, folder=folder))
+    for clock.now_ms, units in ((NOW_MS, 10), (NOW_MS + YEAR_MS, 20)):
+        for budget in budgets:
+            assert budget.charge("videos.list", units=units).admitted
+    clock.now_ms = LATER_MS
+    repair(log, P, LATER_MS)
+    keys = [entry.key for entry in entries_of(log)]
+    for budget in budgets:
+        assert budget.usage()[0].used_units == 60
+    assert [entry.key for entry in entries_of(log)] == keys
+    assert budgets[0].charge("videos.list", units=40).admitted
+    refused = budgets[1].charge("videos.list", units=50)
+    assert (refused.admitted, refused.retry_at_ms) == (False, LATER_MS + DAY_MS)
+    clock.now_ms = NOW_MS + DAY_MS
+    assert budgets[1].usage()[0].used_units == 80
+    clock.now_ms = LATER_MS + DAY_MS
+    assert [budget.usage()[0].used_units for budget in budgets] == [0, 0]
+
+
+def test_a_machine_that_puts_back_what_was_lost_dates_nothing_ahead(log: Log, clock: Clock, tmp_path: Path) -> None:
+    """It was emptied while its machines remembered charges of the future."""
+    journal = Journal(tmp_path, Identity("test", P), keep_ms=DAY_MS)
+    project = Project(log, P, journal=journal, keys=Keys(folder=tmp_path), clock=clock)
+    made = at(clock, NOW_MS + YEAR_MS, log, charge(20))
+    journal.write(log.begin(P).epoch, made)
+    assert log.replace(P, fence(log), made[0].id, [], "another")
+    project.read_on()
+    assert [(entry.key, entry.id[0]) for entry in entries_of(log)] == [(made[0].key, LATER_MS)]
+    assert nothing_ahead(log)
