@@ -3,8 +3,8 @@
 --
 -- Guarantee: one atomic step. The charge is in the log when this returns ADMITTED, and nothing is written otherwise. It counts the
 -- window in the log, so a window of more than 20,000 entries is an error: use `quota charge` or `quota proxy` for that. After a
--- lost answer ask again with the same key: a charge that is in the window already is the answer. What upstream has closed it
--- does not see.
+-- lost answer ask again with the same key: a charge that is in the window already is the answer. What upstream grants lowers no
+-- cap here, and of its exhaustions the script knows that of the charge's own bucket.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
 -- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
@@ -20,6 +20,7 @@
 -- Reply {OUTCOME, ID, clock_ms, EPOCH, USED of each limit}: USED includes the charge if it was admitted.
 --       ADMITTED  it is charged under ID: send the call
 --       REFUSED   for some limit USED + cost is above its cap
+--       EXHAUSTED upstream said "no more" of this bucket
 --       CLOCK     the caller's clock is more than 5 s ahead of the server's, or more than an hour behind it
 --       BEHIND    the log is another than the caller's, or nobody may append now: any `quota` command puts it right
 
@@ -60,7 +61,7 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
 end
 
 local clock_ms, ms = clock(args[1] + 0)
-local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed')
+local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed', 'longest_ms', 'facts')
 local holds, keep_ms = tonumber(fields[2] or 0) or 0, math.max(longest_ms, tonumber(fields[3] or 0) or 0)
 local stored, is_closed = standing(fields[1] or '', holds)
 if is_closed or (epoch ~= '' and epoch ~= stored) then return { 'BEHIND', '', clock_ms, stored } end
@@ -103,12 +104,19 @@ for _, entry in ipairs(entries) do
     end
   end
 end
-local fits = true
+-- Whether upstream has closed the bucket: `closing` in quota/rules/facts.py.
+local is_exhausted, is_read, facts = false, pcall(cjson.decode, fields[6] or '{}')
+for _, exhaustion in ipairs(is_read and type(facts) == 'table' and facts.version == 1 and facts.exhaustions or {}) do
+  local of, _, until_ms, _, _, reopened_ms = unpack(exhaustion)
+  is_exhausted = is_exhausted or (of == args[6] and reopened_ms == 0 and until_ms > now_ms)
+end
+local fits = not is_exhausted
 for _, limit in ipairs(limits) do
   for _, n in pairs(limit.others) do limit.used = limit.used + n end
   fits = fits and (limit.cost == 0 or limit.used + limit.cost <= limit.cap)
 end
-local reply = { earlier and 'ADMITTED' or fits and 'ADMITTED' or 'REFUSED', earlier or '', clock_ms, stored }
+local outcome = (earlier or fits) and 'ADMITTED' or is_exhausted and 'EXHAUSTED' or 'REFUSED'
+local reply = { outcome, earlier or '', clock_ms, stored }
 for n, limit in ipairs(limits) do
   reply[n + 4] = limit.used + (fits and not earlier and limit.cost or 0)
 end
@@ -121,7 +129,7 @@ local seq = int(tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 if last_ms + 0 >= clock_ms then ms, seq = last_ms, int(last_seq + 1) end
 try_rights()
 call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1), 'keep_ms', int(keep_ms),
-  'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
+  'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))
 call('XADD', log, ms .. '-' .. seq, 'e', table.concat({ args[5], key, args[6], args[7], args[8], args[9] }, '\t'))
 live_on(keep_ms)
 reply[2], reply[4] = ms .. '-' .. seq, stored ~= '' and stored or key

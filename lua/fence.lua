@@ -17,6 +17,7 @@ local LEASE_MS = 2000 -- no fence ends later than this after now, unless its clo
 
 -- @include parts/int.lua
 -- @include parts/clock.lua
+-- @include parts/log_fence.lua
 -- @include parts/log_standing.lua
 -- @include parts/log_lifetime.lua
 
@@ -25,7 +26,7 @@ local fields = redis.call('HMGET', state, 'epoch', 'holds', 'keep_ms')
 local stored = standing(fields[1] or '', tonumber(fields[2] or 0) or 0)
 local kind, becomes = string.sub(stored, 1, 1), nil
 if url ~= '' then
-  if kind ~= '~' or stored ~= epoch then return { 0, stored } end
+  if not is_of(epoch, stored) then return { 0, stored } end
   becomes = '!' .. url
 else
   local owner, end_text = string.match(stored, '^~(.*):(%d*)$')

@@ -5,9 +5,9 @@
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected that were built (build.lua)
 -- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
---       2 fence     the epoch until now
+--       2 fence     the epoch until now, as its author had it first or has renewed it
 --       3 tip       the newest entry that the author has read; 0-0 = none
---       4 epoch     of the new log
+--       4 epoch     of the new log; '' = the fence stays
 --       5 entries, 6 corrections: how many were built
 --       7 trimmed   the newest entry that has left, or '' = as before
 --       then FIELD TEXT of each view that is kept
@@ -20,19 +20,21 @@ local trimmed, FIRST_VIEW = ARGV[7], 8
 
 -- @include parts/int.lua
 -- @include parts/clock.lua
+-- @include parts/log_fence.lua
 -- @include parts/log_lifetime.lua
 -- @include parts/log_rights.lua
 
 local clock_ms = clock(tonumber(ARGV[1]))
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-if string.sub(fence, 1, 1) ~= '~' or call('HGET', state, 'epoch') ~= fence or (newest and newest[1] or '0-0') ~= tip
+local stands = call('HGET', state, 'epoch') or ''
+if not is_of(fence, stands) or (newest and newest[1] or '0-0') ~= tip
   or call('XLEN', built_log) ~= entries or call('HLEN', built_corrected) ~= corrections
 then
   call('DEL', built_log, built_corrected)
   return 0
 end
 try_rights()
-call('HSET', state, 'epoch', fence) -- as it is: only the right to do that is tried
+call('HSET', state, 'epoch', stands) -- as it is: only the right to do that is tried
 if entries > 0 then call('RENAME', built_log, log) else call('DEL', log) end
 if corrections > 0 then call('RENAME', built_corrected, corrected) else call('DEL', corrected) end
 local fields = call('HGETALL', state)
@@ -41,7 +43,7 @@ for at = 1, #fields, 2 do
 end
 local keep_ms = tonumber(call('HGET', state, 'keep_ms') or 0) or 0
 local holds = (entries > 0 and 1 or 0) + (corrections > 0 and 1 or 0)
-call('HSET', state, 'epoch', epoch, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
+call('HSET', state, 'epoch', epoch ~= '' and epoch or stands, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
 if trimmed ~= '' then call('HSET', state, 'trimmed', trimmed) end
 for at = FIRST_VIEW, #ARGV, 2 do call('HSET', state, ARGV[at], ARGV[at + 1]) end
 live_on(keep_ms)

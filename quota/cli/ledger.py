@@ -53,8 +53,8 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     the new one. Then everything is copied, and NEW opens. Nothing is granted twice: charges, corrections and what
     upstream closed count on.
 
-    It moves the projects of this configuration. NEW must hold nothing of them, unless it is where they came from: the
-    way back is a move too. An interrupted move goes on when it is run again; if it is not, OLD goes on by itself within
+    It moves the projects of this configuration. What NEW already holds of them counts on, too. The way back is a move
+    like this one. An interrupted move goes on when it is run again; if it is not, OLD goes on by itself within
     2 s, unless all was copied by then. Exit status 1: it cannot be done, and nothing was changed.
 
     A url may be "env:NAME" or "file:PATH" here too: its password does not show in the list of processes then. That of
@@ -242,12 +242,16 @@ def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
         lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
     if ahead.exhaustions:
         lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
+    if ahead.claims:
+        lines.append(f"the claims of {many(ahead.claims, 'job')} {dated}")
+    if ahead.newest_ms > ahead.now_ms and not lines:
+        lines.append(f"entries other than charges {dated}, the newest {rfc3339(ahead.newest_ms)}")
     return lines or ["nothing is dated ahead"]
 
 
 def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
     newest = rfc3339(ahead.newest_ms) if ahead.newest_ms else None
-    return {"project": project, "newest": newest, **members(ahead, "charges units exhaustions")}
+    return {"project": project, "newest": newest, **members(ahead, "charges units exhaustions claims")}
 
 
 # -- for other languages -----------------------------------------------------------------------------------------------

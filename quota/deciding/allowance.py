@@ -7,12 +7,14 @@
 A draw is a charge under its own key, and counts from the time at which it is handed over. Its call may have reached the
 ledger before its answer was lost, so the log is searched for the key first: from where its first try had read on, or,
 in the log of another epoch, everywhere.
+
+An outage is two lines of a process's log, however many calls are drawn: `allowance_drawn` at the first one, with what
+is wrong with the ledger, and then `debt_repaid`, or `allowance_used` if the process ends before that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
@@ -48,8 +50,11 @@ def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], becau
     limits = {"now_ms": now_ms, "window_ms": window_ms, "allowance_units": allowance.allowance_units}
     if not draws.draw(charges, epoch, seen, **limits):
         return None
-    warn("allowance_drawn", because, project=project.name, units=units, left=max(0, left_units))
-    return max(0, left_units)
+    left_units = max(0, left_units)
+    if not project.drawn:
+        warn("allowance_drawn", because, project=project.name, units=units, left=left_units)
+    project.drawn.append((units, left_units))
+    return left_units
 
 
 def hand_over(project: Project) -> None:
@@ -58,12 +63,13 @@ def hand_over(project: Project) -> None:
     journal = project.journal
     if journal is None or not journal.draws.owed():
         return
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(journal.locked())
-        except LedgerError:
-            return
+    try:
+        lock = journal.locked()
+    except LedgerError:
+        return
+    with lock:
         project.read_on()
+        units = []
         for owed in journal.draws.owed():
             if owed.handed_id is not None:
                 correct(project, owed.handed_id[0], [owed.entry.key], owed.entry.units)
@@ -71,7 +77,21 @@ def hand_over(project: Project) -> None:
             else:
                 at = _find(project, owed) or add(project, [owed.entry])
                 correct(project, at[0], [owed.entry.key], owed.entry.units)
+                units.append(owed.entry.units)
             journal.draws.handed_over(project.reading.epoch, [(owed, at)])
+
+    if units:
+        warn("debt_repaid", project=project.name, charges=len(units), units=sum(units))
+    project.drawn.clear()
+
+
+def say_used(project: Project) -> None:
+    """Say at its end what a process drew and did not hand over itself. `allowance_drawn` has said all of a single
+    draw."""
+    if len(project.drawn) > 1:
+        _, left_units = project.drawn[-1]
+        units = sum(units for units, _ in project.drawn)
+        warn("allowance_used", project=project.name, charges=len(project.drawn), units=units, left=left_units)
 
 
 def owed_units(project: Project) -> int:
@@ -97,6 +117,8 @@ def _find(project: Project, owed: Draw) -> Id | None:
         entries = project.log.read(project.name, after, END, MAX_READ)
         for entry in entries:
             if entry.key == owed.entry.key:
+                if project.journal is not None:  # whoever made it had no answer, and did not note it
+                    project.journal.write(project.reading.epoch, [entry])
                 return entry.id
         if len(entries) < MAX_READ:
             return None

@@ -90,6 +90,7 @@ class Answers:
             retry_at_ms,
             states,
             detail,
+            ahead_ms=self.project.ahead_ms(outcome.now_ms),
         )
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:

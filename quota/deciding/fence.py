@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, RLock, Thread
 
@@ -82,13 +82,11 @@ class Fence:
     def _fence(self, clock_ms: int) -> str:
         return f"{FENCE}{self.token}:{clock_ms + LEASE_MS}"
 
-    def change(self, becomes: dict[str, str | None]) -> None:
+    def change(self, becomes: Mapping[str, str | None]) -> None:
         """Change fields of the state behind the fence."""
         with self._lock:
-            changed = self.log.change(self.project, {EPOCH: self.epoch}, becomes)
-            if not changed.done:
+            if not self.log.change(self.project, {EPOCH: self.epoch}, becomes).done:
                 raise self._overtaken()
-            self.epoch = becomes.get(EPOCH) or self.epoch
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -98,7 +96,11 @@ class Fence:
         def renew() -> None:
             with suppress(LedgerError):  # the next change says so
                 while not ended.wait(RENEW_S):
-                    self.change({EPOCH: self._fence(self.log.now_ms())})
+                    with self._lock:
+                        done, stands = self.log.fence(self.project, self.epoch, self.token)
+                        if not done:
+                            return
+                        self.epoch = stands
 
         thread = Thread(target=renew, name="quota-fence", daemon=True)
         thread.start()
@@ -111,7 +113,7 @@ class Fence:
     def replace(self, entries: Sequence[Entry], trimmed: Id) -> None:
         """Put these entries in the place of the log, which stays behind the fence."""
         tip = self.log.begin(self.project).tip
-        if not self.log.replace(self.project, self.epoch, tip, entries, self.epoch, trimmed=trimmed):
+        if not self.log.replace(self.project, self.epoch, tip, entries, "", trimmed=trimmed):
             raise self._overtaken()
         self.stood = BROKEN  # what stood before is no more
 
@@ -126,7 +128,7 @@ class Fence:
         self.epoch = ""
 
     def give_back(self) -> None:
-        """Take the fence away, where one of ours stands before what it stood before at first. Else its lease ends."""
+        """Let what the log had before stand again. Where that was a fence, too, the lease of ours ends by itself."""
         if is_seal(self.stood) and self.epoch:
             self.log.seal(self.project, self.epoch, self.stood.removeprefix(SEAL))
         elif self.epoch and not is_fence(self.stood):

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_READ, PAST_MS, SLACK_MS
+from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import Spent, spent
 from quota.rules.sums import SUMS, ChargedSum, Sums
@@ -30,20 +30,27 @@ def charges(
 
 
 def entries(project: Project, after: Id = START, progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
-    """All entries behind one, in order: of the past, then of the log. What is moved from one to the other meanwhile
-    comes once at most. What is younger than SLACK_MS is only in the log."""
-    count, log = 0, project.log
-    for read in (log.read,) if after[0] > project.wall() - SLACK_MS else (log.past, log.read):
-        while True:
-            piece = read(project.name, after, END, MAX_READ)
-            yield from piece
-            if piece:
-                after = piece[-1].id
-                count += len(piece)
-                if progress is not None:
-                    progress(count)
-            if len(piece) < MAX_READ:
-                break
+    """All entries behind one, in order: of the past up to where the log was trimmed, then of the log. What is trimmed
+    meanwhile comes once."""
+    count, log, name = 0, project.log, project.name
+    trimmed = project.reading.trimmed
+    while True:
+        is_past = after < trimmed
+        piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
+        if not is_past:
+            trimmed = log.begin(name).trimmed
+            if after < trimmed:
+                continue  # what was to be read next is in the past
+        yield from piece
+        count += len(piece)
+        if progress is not None and piece:
+            progress(count)
+        if piece and len(piece) == MAX_READ:
+            after = piece[-1].id
+        elif is_past:
+            after = trimmed
+        else:
+            return
 
 
 def sums(project: Project) -> Sequence[ChargedSum]:
@@ -66,12 +73,14 @@ def sums(project: Project) -> Sequence[ChargedSum]:
 
 def whole_since_ms(project: Project) -> int:
     """Since when nothing is missing in the history; 0: it has all. Raises LedgerError."""
-    beginning = project.log.begin(project.name)
+    log, name = project.log, project.name
+    beginning = log.begin(name)
     if beginning.trimmed == START:
         return 0
-    oldest = project.log.past(project.name, START, END, 1)
+    oldest = log.past(name, START, beginning.trimmed, 1)
     if not oldest:
         return beginning.trimmed[0]
-    # The past is shortened from its beginning: what reaches back as far as it is kept has lost what was older.
+    # What reaches back as far as the past is kept, or fills it, has lost what was older.
     oldest_ms = oldest[0].id[0]
-    return oldest_ms if oldest_ms <= beginning.clock_ms - PAST_MS + DAY_MS else 0
+    is_cut = oldest_ms <= beginning.clock_ms - PAST_MS + DAY_MS or log.past_length(name) >= MAX_PAST
+    return oldest_ms if is_cut else 0

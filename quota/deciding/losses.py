@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, elapsed_s
@@ -71,11 +71,11 @@ def put_back(project: Project) -> None:
         _unfenced(project, ends_s)
         _begin_anew(project)
         return
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(journal.locked())
-        except LedgerError:  # another process of this machine is at it
-            raise StillCountingError from None
+    try:
+        lock = journal.locked()
+    except LedgerError:  # another process of this machine is at it
+        raise StillCountingError from None
+    with lock:
         while not _put_back_here(project, journal, ends_s):
             if elapsed_s() > ends_s + LEASE_MS / 1_000:
                 raise StillCountingError
@@ -109,15 +109,16 @@ def _must_compare(project: Project, journal: Journal, beginning: Beginning) -> b
     epoch = beginning.epoch
     if is_fence(epoch) or project.reading.pending or journal.uncompared(epoch):
         return True
-    newest = journal.newest(epoch)
-    return newest > beginning.tip and not is_there(project, newest)
+    return lacks(project, beginning, journal.newest(epoch))
 
 
-def is_there(project: Project, entry_id: Id) -> bool:
-    """Whether the log has an entry with this id."""
-    ms, seq = entry_id
+def lacks(project: Project, beginning: Beginning, newest: Id) -> bool:
+    """Whether the log lacks the newest entry that this machine has seen of it. Others may have appended since."""
+    if newest <= beginning.trimmed or newest == beginning.tip:
+        return False
+    ms, seq = newest
     before = (ms, seq - 1) if seq else (ms - 1, END[1])
-    return bool(project.log.read(project.name, before, entry_id, 1))
+    return not project.log.read(project.name, before, newest, 1)
 
 
 def _begin_anew(project: Project) -> None:
@@ -138,7 +139,8 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     position = journal.position()
     seen = [entry for _, entry in journal.records()]
     lost = missing(have, seen, beginning.trimmed, oldest_ms)
-    facts = facts_rules.union(Facts.read(beginning.state.get(FACTS, "")), Facts.read(journal.facts()))
+    stand = Facts.read(beginning.state.get(FACTS, ""))
+    facts = facts_rules.union(stand, Facts.read(journal.facts()).happened(beginning.clock_ms))
     epoch, tip = beginning.epoch, beginning.tip
     if lost or fence:
         done, fence = log.fence(name, beginning.epoch, project.keys.next())
@@ -158,7 +160,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
             warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
             if units:
                 _tell(project, Loss(beginning.clock_ms, one_line(machine_name())[:64], len(units), sum(units)))
-    if facts != Facts.read(beginning.state.get(FACTS, "")):
+    if facts != stand:
         facts = project.state.unite(facts)
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)

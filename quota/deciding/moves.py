@@ -144,11 +144,10 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
     with given_back(*fenced):
         for side in fenced:
             side.take()
-        with nullcontext() if was_sealed else source.renewed():
-            with target.renewed():
-                _copy_past(old, new, project, past, progress)
-                _copy_state(old, target)
-                entries, trimmed = _united(old, new, project, progress)
+        with nullcontext() if was_sealed else source.renewed(), target.renewed():
+            _copy_past(old, new, project, past, progress)
+            _copy_state(old, target)
+            entries, trimmed = _united(old, new, project, progress)
             target.replace(entries, trimmed)
         if not was_sealed:
             source.seal(new.label)
@@ -174,10 +173,7 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     have, seen = [
         # By key: what the log still has may be in the past, too.
         {
-            entry.key: entry
-            for read in (log.past, log.read)
-            for entry in _entries(read, project, trimmed, progress)
-            if entry.kind != "unreadable"
+            entry.key: entry for read in (log.past, log.read) for entry in _entries(read, project, trimmed, progress)
         }.values()
         for log in (new, old)
     ]

@@ -15,17 +15,19 @@ Where the ledger has lost what this machine saw, `quota.deciding.losses` puts it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
-from quota.common.clock import elapsed_s, host_clock
+from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
-from quota.deciding.allowance import hand_over
-from quota.deciding.losses import StillCountingError, is_there, put_back
+from quota.common.log import warn
+from quota.deciding.allowance import hand_over, say_used
+from quota.deciding.losses import StillCountingError, lacks, put_back
 from quota.deciding.question import Look, Others, Outcome, Question
+from quota.decision import REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import (
@@ -116,6 +118,9 @@ class Project(OfOneProcess):
         self.wall = wall or clock or host_clock
         self.state = State(log, name, self.keys.next, clock)
         self.reading = Reading()
+        self.drawn: list[tuple[int, int]] = []
+        """What this process has drawn in an outage, each time with what remained of the allowance, in units."""
+        self._is_ahead = False
         self._trimmed_at_ms = 0
         self._owes_again_s = self._read_back_s = 0.0
         self._named_ms = 0
@@ -146,7 +151,7 @@ class Project(OfOneProcess):
         Raises LedgerError where the ledger does not answer. The calls may have been charged then.
         """
         try:
-            if elapsed_s() >= self._owes_again_s:
+            if self.drawn or elapsed_s() >= self._owes_again_s:
                 self._owes_again_s = elapsed_s() + AGAIN_S
                 hand_over(self)
             try:
@@ -191,8 +196,9 @@ class Project(OfOneProcess):
                 if not (self.log.shared or is_alone):
                     raise OvertakenError
                 request = request._replace(rooms=look.rooms(question.views, costs))
-            reply, used_units = self.ask(request, question.views)
-            if reply.word == "BEHIND":
+            is_late = self.journal is not None and self.journal.is_late(look.mark.epoch)
+            reply, used_units = (None, None) if is_late else self.ask(request, question.views)
+            if reply is None or reply.word == "BEHIND":
                 losses += 1
                 if losses > MAX_LOSSES:
                     raise StillCountingError
@@ -287,24 +293,27 @@ class Project(OfOneProcess):
             return None
         entries: Sequence[Entry] = unseen
         own: list[Entry] = []
-        if first is not None and not (unseen and first <= unseen[-1].id):  # else an earlier try appended them
+        if first is not None and unseen and first <= unseen[-1].id:  # an earlier try appended them
+            keys = {entry.key for entry in request.entries}
+            own = [entry for entry in unseen if entry.key in keys]
+        elif first is not None:
             ms, seq = first
             own = [Entry((ms, seq + n), *entry[1:]) for n, entry in enumerate(request.entries)]
             entries = [*unseen, *own]
         new = reading.take(Mark(request.epoch, request.seen), epoch, entries)
         if request.epoch != reading.epoch and epoch != reading.epoch:
             new = list(entries)  # of another log than this process reads now: the journal is compared with that
-        if new:
-            self._note(epoch, new, {entry.key for entry in own})
+        if new or own:
+            self._note(epoch, new, own)
         totals = reading.totals
         return tuple([totals[view].used_units for view in views]) if all(map(totals.__contains__, views)) else None
 
-    def _note(self, epoch: str, entries: Sequence[Entry], own: Collection[str] = ()) -> None:
+    def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal what was read of others, and this process's `own`. Other processes of this machine have
         noted theirs."""
-        if self.journal is not None and entries:
+        if self.journal is not None:
             is_ours = self.keys.is_of_this_machine
-            seen = [entry for entry in entries if entry.key in own or not is_ours(entry.key)]
+            seen = [*(entry for entry in entries if not is_ours(entry.key)), *own]
             if seen:
                 self.journal.write(epoch, seen)
 
@@ -330,23 +339,21 @@ class Project(OfOneProcess):
         epoch, journal = beginning.epoch, self.journal
         if is_seal(epoch):
             raise moved(self.log.label, epoch)
-        behind = journal is not None and (
-            journal.uncompared(epoch)
-            or ((newest := journal.newest(epoch)) > beginning.tip and not is_there(self, newest))
-        )
+        behind = journal is not None and (journal.uncompared(epoch) or lacks(self, beginning, journal.newest(epoch)))
         if is_fence(epoch) or behind:
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             put_back(self)
             return
-        facts = Facts.read(beginning.state.get(FACTS, ""))
+        facts = beginning.state.get(FACTS, "")
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
-            self.reading.begin(epoch, beginning.tip, beginning.trimmed, facts)
+            self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
             self._take_views(views, beginning)
 
         self.in_turn(take)
         self._note(epoch, beginning.entries)
+        self._note_facts(epoch, facts, beginning.tip)
         if journal is not None and beginning.tip != START:
             whole = journal.whole(epoch) or (
                 START,
@@ -405,12 +412,15 @@ class Project(OfOneProcess):
 
     def _read_facts(self) -> None:
         """Read the facts that a marker says have changed."""
-        markers = self.reading.markers
+        markers, seen = self.reading.markers, self.reading.seen
         changed = self.log.change(self.name, {FACTS: None}, {})
         text = changed.state.get(FACTS, "")
         self.in_turn(lambda: self.reading.learn_facts(Facts.read(text), markers))
+        self._note_facts(changed.epoch, text, seen)
+
+    def _note_facts(self, epoch: str, text: str, seen: Id) -> None:
         if self.journal is not None and text:
-            self.journal.write_facts(changed.epoch, text)
+            self.journal.write_facts(epoch, text, seen)
 
     def _read_back(self) -> None:
         """Read a piece of what was only counted, so that it can be put back after a loss. It may fail without harm."""
@@ -424,6 +434,24 @@ class Project(OfOneProcess):
             self._unread = None if done else (entries[-1].id, unread[1])
             if epoch == self.reading.epoch:  # what came since was noted as it was read
                 journal.note_whole(epoch, unread[0], self.reading.seen if done else entries[-1].id)
+
+    def ahead_ms(self, now_ms: int) -> int:
+        """The time of the newest entry, if that is so far ahead that a clock was wrong, else 0. That is logged once,
+        until it is mended."""
+        newest_ms = self.reading.seen[0]
+        is_ahead = newest_ms > now_ms + SLACK_MS
+        if is_ahead and not self._is_ahead:
+            warn(
+                "ledger_ahead",
+                "a clock was wrong, and what it dated ahead counts for that much longer; if the clocks are right now, "
+                f"run `{REPAIR}`",
+                project=self.name,
+                ledger=self.log.label,
+                newest=rfc3339(newest_ms),
+                now=rfc3339(now_ms),
+            )
+        self._is_ahead = is_ahead
+        return newest_ms if is_ahead else 0
 
     # -- what leaves -------------------------------------------------------------------------------------------------
 
@@ -504,6 +532,7 @@ class Project(OfOneProcess):
 
     def close(self) -> None:
         """Keep what was computed, and let every later decision raise SessionClosedError: its ledger is closed."""
+        say_used(self)
         if self.reading.unkept:
             self.keep()
         ends_s = elapsed_s() + END_WITHIN_S

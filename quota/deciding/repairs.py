@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from quota.common.clock import rfc3339
@@ -63,7 +62,7 @@ def ahead(log: Log, project: str) -> Ahead:
         beginning.tip[0],
         len(charges),
         sum(charge.units for charge in charges),
-        len(facts.exhaustions) - len(happened(facts, now_ms).exhaustions),
+        len(facts.exhaustions) - len(facts.happened(now_ms).exhaustions),
         len(_claims_ahead(log, project, now_ms)),
     )
 
@@ -92,12 +91,12 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:
-                becomes[FACTS] = happened(Facts.read(state[FACTS]), now_ms).text()
+                becomes[FACTS] = Facts.read(state[FACTS]).happened(now_ms).text()
             if SUMS in state:
                 becomes[SUMS] = _summed_to(Sums.read(state[SUMS]), before, after).text()
             if becomes:
                 fence.change(becomes)
-        fence.replace(after, trimmed)
+            fence.replace(after, trimmed)
         fence.open()
 
 
@@ -107,16 +106,6 @@ def check_clocks(ledger_ms: int, host_ms: int) -> None:
         raise RepairRefused(
             f"this machine's clock reads {rfc3339(host_ms)}, the ledger's {rfc3339(ledger_ms)}; {SET_THE_CLOCK}"
         )
-
-
-def happened(facts: Facts, now_ms: int) -> Facts:
-    """The facts without what is of the future: what was said later would not count, or not for ever."""
-    return replace(
-        facts,
-        exhaustions=tuple(x for x in facts.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
-        granted_ms=min(facts.granted_ms, now_ms),
-        compared=tuple(comparison for comparison in facts.compared if comparison.at_ms <= now_ms),
-    )
 
 
 def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:
@@ -154,9 +143,9 @@ def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> S
 
 
 def _past_and_log(log: Log, project: str, after: Id) -> Sequence[Entry]:
-    """All that is behind an entry, each once, without what nobody can read."""
+    """All that is behind an entry, each once."""
     entries = [*_entries(log, project, after, past=True), *_entries(log, project, after)]
-    return [*{entry.key: entry for entry in entries if entry.kind != "unreadable"}.values()]
+    return [*{entry.key: entry for entry in entries}.values()]
 
 
 def _entries(log: Log, project: str, after: Id, *, past: bool = False) -> list[Entry]:

@@ -181,7 +181,7 @@ class Draws:
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
-            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; check the disk") from error
+            raise LedgerError(f"{self._what}: {error.strerror}, so nothing is drawn; mend that") from error
 
     def _alone(self) -> AbstractContextManager[object]:
         with self._errors():

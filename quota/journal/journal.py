@@ -94,6 +94,8 @@ class Journal(OfOneProcess):
         self._recent_epoch = ""
         self._newest: dict[str, Id] = {}
         self._confirmed: set[str] = set()
+        self._noted: set[str] = set()
+        """The epochs of what was noted since it was last known that all of it is compared; "": it may be any."""
         self._followed: tuple[Opened | None, int, int] = (None, 0, 0)
         self._clean: tuple[object, ...] = ()
         self._clean_ends: Position = {}
@@ -132,6 +134,7 @@ class Journal(OfOneProcess):
             if not news:
                 return
             newest = news[0].id if len(news) == 1 else max(entry.id for entry in news)
+            self._noted.add(epoch)
             self._store(epoch, news, newest)
             if newest > self._newest.get(epoch, START):
                 self._note_newest(epoch, newest)
@@ -199,9 +202,23 @@ class Journal(OfOneProcess):
             self._change_marks(lambda marks: marks._replace(epoch=epoch, compared=ends), wait_s=0)
         return not is_clean
 
+    def is_late(self, epoch: str) -> bool:
+        """Whether, when the `newest` was asked for, something had come that was not compared with the log of this
+        epoch: of a process or a thread that was slow, and still had an answer of the log before it."""
+        with self._lock:
+            if self._noted <= {epoch}:
+                return False
+            if self.uncompared(epoch):
+                return True
+            self._noted.clear()
+            return False
+
     def compared(self, epoch: str, through: Position) -> None:
         """Note that the log of this epoch has all that was noted up to `through`."""
         self._change_marks(lambda marks: marks._replace(epoch=epoch, compared=dict(through)))
+        with self._lock:
+            if self.position() == through:  # also where the marks cannot be written
+                self._noted.clear()
 
     def whole(self, epoch: str) -> tuple[Id, Id] | None:
         """Behind which entry, and up to which, all of the log of this epoch is noted here."""
@@ -348,12 +365,14 @@ class Journal(OfOneProcess):
         if not goes_on:
             at = max(0, size - TAIL_BYTES)
             self._confirmed.clear()
+            self._noted.add("")
         whole, newline, _ = os.pread(file.fd, size - at, at).rpartition(b"\n")
         for line in whole.split(b"\n"):
             record = read_record(line)
             if record is not None:
                 self._note_newest(record.epoch, record.id)
                 self._confirmed.add(record.epoch)
+                self._noted.add(record.epoch)
         self._followed = (file, at + len(whole) + len(newline), size)
 
     def _search_back(self, files: DayFiles, epoch: str) -> None:

@@ -240,9 +240,10 @@ class Log(Protocol):
         views: Mapping[str, str] | None = None,
         trimmed: Id | None = None,
     ) -> bool:
-        """Put another log in the place of the one behind this fence, in one step, if the fence still stands and the
-        newest entry is still `tip`. Its epoch is `epoch`, its corrections are those in it, and `views` are all that is
-        kept; facts, claims and places stay. It is built beside first; what was built is checked by its length."""
+        """Put another log in the place of the one behind this fence, in one step, if its owner still has it and the
+        newest entry is still `tip`. Its epoch is `epoch` (""; the fence stays), its corrections are those in it, and
+        `views` are all that is kept; facts, claims and places
+        stay. It is built beside first; what was built is checked by its length."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
         """Close the log behind this fence for good: it has moved to `url`. Lives for KEPT_MS."""
@@ -253,6 +254,9 @@ class Log(Protocol):
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """As `read`, of what has left the log. No decision reads it."""
+
+    def past_length(self, project: str) -> int:
+        """How many entries the past has: at least MAX_PAST where it was shortened to that."""
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         """Add entries to the past, which are older than those of the log. Those that are there stay once."""
@@ -287,6 +291,11 @@ def fence_is_over(epoch: str, clock_ms: int) -> bool:
     """Whether the lease of a fence has ended, or ends later than any lease can."""
     _, _, end = epoch.rpartition(":")
     return not end.isdigit() or not clock_ms < int(end) <= clock_ms + LEASE_MS
+
+
+def is_of(fence: str, stands: str) -> bool:
+    """Whether what stands is this fence, which its owner may have renewed."""
+    return is_fence(fence) and stands.rpartition(":")[0] == fence.rpartition(":")[0]
 
 
 def fenced(stands: str, epoch: str, token: str, clock_ms: int, lease_ms: int) -> str | None:

@@ -34,7 +34,7 @@ from quota.ledger.log import (
     earliest_head,
     fenced,
     is_closed,
-    is_fence,
+    is_of,
     next_id,
     word_of,
 )
@@ -246,11 +246,11 @@ class MemoryLog(OfOneProcess):
         trimmed: Id | None = None,
     ) -> bool:
         def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
-            if not is_fence(fence) or moment.epoch != fence or moment.tip != tip:
+            if not is_of(fence, moment.epoch) or moment.tip != tip:
                 return False, None
             state = {name: text for name, text in moment.state.items() if not name.startswith(VIEW)}
             return True, moment.becomes(
-                epoch=epoch,
+                epoch=epoch or moment.epoch,
                 older=tuple(entries),
                 newer=(),
                 corrected=_corrections(entries),
@@ -262,7 +262,7 @@ class MemoryLog(OfOneProcess):
 
     def seal(self, project: str, fence: str, url: str) -> bool:
         def rule(moment: _Moment) -> tuple[bool, _Moment | None]:
-            if not is_fence(fence) or moment.epoch != fence:
+            if not is_of(fence, moment.epoch):
                 return False, None
             return True, moment.becomes(epoch=SEAL + url)
 
@@ -295,6 +295,9 @@ class MemoryLog(OfOneProcess):
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return [entry for entry in _behind(self._now(project).past, after, count) if entry.id <= through]
+
+    def past_length(self, project: str) -> int:
+        return len(self._now(project).past)
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         def rule(moment: _Moment) -> tuple[None, _Moment | None]:

@@ -83,5 +83,5 @@ def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Findin
             yield warning(
                 "server keys",
                 f"{key} has no lifetime: another program took it away",
-                "charge once; the first charge of a minute gives it one again",
+                "charge once: that gives it one again",
             )

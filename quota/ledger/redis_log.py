@@ -138,7 +138,13 @@ class RedisLog(OfOneProcess):
             return Beginning(clock_ms, epoch, read_id(tip), read_id(trimmed), state, _entries(lines), whole == 1)
 
         args = [self._clock_text(), str(len(views)), *names]
-        return self._read(read, self._run("begin", keys_of(project)[:3], args, reads=True))
+        beginning = self._read(read, self._run("begin", keys_of(project)[:3], args, reads=True))
+        if not beginning.epoch and int(self._command("EXISTS", f"quota:{{{project}}}:state")):
+            raise UnusableLedger(
+                f"ledger {self.label} was written by an older quota-ledger, whose charges this one cannot read; give "
+                f"the ledger another database, or delete the keys quota:{{{project}}}:*"
+            )
+        return beginning
 
     def append(self, project: str, request: Append) -> Reply:
         epoch, seen, entries, room, now_ms, latest_ms, must, rooms, seq, new_epoch, clock_ms, keep_ms = request
@@ -255,6 +261,9 @@ class RedisLog(OfOneProcess):
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._range(keys_of(project).past, after, through, count)
+
+    def past_length(self, project: str) -> int:
+        return int(self._command("XLEN", keys_of(project).past))
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         older: list[Entry] = []

@@ -38,7 +38,7 @@ from quota.ledger.log import (
     earliest_head,
     fenced,
     is_closed,
-    is_fence,
+    is_of,
     next_id,
     word_of,
 )
@@ -241,7 +241,7 @@ class SqliteLog(OfOneProcess):
 
         def work(db: sqlite3.Connection) -> bool:
             stands, trimmed_until_now = _standing(db, project)
-            if not is_fence(fence) or stands != fence or _tip(db, project) != tip:
+            if not is_of(fence, stands) or _tip(db, project) != tip:
                 return False
             db.execute("DELETE FROM log WHERE project = ?", (project,))
             db.execute("DELETE FROM corrected WHERE project = ?", (project,))
@@ -249,7 +249,8 @@ class SqliteLog(OfOneProcess):
             db.executemany(_ADD, rows)
             db.executemany(_CORRECT, corrections)
             # An empty log is one, too: what says so is that something may have been trimmed.
-            _put(db, project, {EPOCH: epoch, TRIMMED: id_text(trimmed_until_now if trimmed is None else trimmed)})
+            has_left = trimmed_until_now if trimmed is None else trimmed
+            _put(db, project, {EPOCH: epoch or stands, TRIMMED: id_text(has_left)})
             _put(db, project, {VIEW + name: text for name, text in (views or {}).items()})
             return True
 
@@ -257,7 +258,7 @@ class SqliteLog(OfOneProcess):
 
     def seal(self, project: str, fence: str, url: str) -> bool:
         def work(db: sqlite3.Connection) -> bool:
-            if not is_fence(fence) or _standing(db, project)[0] != fence:
+            if not is_of(fence, _standing(db, project)[0]):
                 return False
             _put(db, project, {EPOCH: SEAL + url})
             return True
@@ -283,6 +284,10 @@ class SqliteLog(OfOneProcess):
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._read(_READ_PAST, (project, *after, *through, count))
+
+    def past_length(self, project: str) -> int:
+        query = "SELECT count(*) FROM past WHERE project = ?"
+        return self._file.transact(lambda db: int(db.execute(query, (project,)).fetchone()[0]), write=None)
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         self._file.transact(lambda db: self._add_past(db, project, entries), write=True)

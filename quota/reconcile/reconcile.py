@@ -212,7 +212,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         buckets=buckets,
         apart=apart,
         grants=grants,
-        counted=tuple(_counted(project, budget, now_ms)),
+        counted=tuple(_counted(project, budget)),
         lowered=lowered,
         tightened=added or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
         lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
@@ -308,12 +308,12 @@ def _count_others(
     return added
 
 
-def _counted(project: Project, budget: Budget, now_ms: int) -> Iterator[Counts]:
+def _counted(project: Project, budget: Budget) -> Iterator[Counts]:
     """What each limit counts that only upstream knew of."""
     for limit in budget.limits:
-        units = sum(of.units for of in project.others(limit.view) if of.until_ms > now_ms)
+        units = project.upstream_units(limit.view)
         if units:
-            yield Counts(limit.name, units, max(of.until_ms for of in project.others(limit.view)))
+            yield Counts(limit.name, units, max(project.others_leave_ms(limit.view)))
 
 
 def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:

@@ -84,11 +84,17 @@ def unpacked(entry_id: Id, line: str) -> Entry:
         kind = _KINDS[line[0]]
         units, key, bucket, method, job, region, *more = fields
         of, at, before_units = more if kind != "marker" else ("", "0-0", "0")
-        return Entry(
-            entry_id, int(units[1:]), bucket, method, job, region, key, kind, of, read_id(at), int(before_units)
-        )
+        numbers = _digits(units[1:]), _digits(before_units)
+        return Entry(entry_id, numbers[0], bucket, method, job, region, key, kind, of, read_id(at), numbers[1])
     except (ValueError, KeyError, IndexError):
         return Entry(entry_id, 0, "", "", "", "", "", "unreadable")
+
+
+def _digits(text: str) -> int:
+    """Units are never below 0, whoever wrote the line. Raises ValueError."""
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
 
 
 def id_text(entry_id: Id) -> str:

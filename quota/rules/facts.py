@@ -155,6 +155,16 @@ class Facts:
         """What was recorded last of a bucket, also if it is over, or was lifted."""
         return next((exhaustion for exhaustion in self.exhaustions if exhaustion.bucket == bucket), None)
 
+    def happened(self, now_ms: int) -> Facts:
+        """The facts without what is of the future: a wrong clock dated that, and what was said later would not count,
+        or not for ever."""
+        return replace(
+            self,
+            exhaustions=tuple(x for x in self.exhaustions if max(x.since_ms, x.reopened_ms) <= now_ms),
+            granted_ms=min(self.granted_ms, now_ms),
+            compared=tuple(comparison for comparison in self.compared if comparison.at_ms <= now_ms),
+        )
+
     def has_change(self, key: str) -> bool:
         """Whether the change of this key was made, as far as that is remembered."""
         return any(change.key == key for change in self.changed_by)

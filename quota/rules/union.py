@@ -2,7 +2,7 @@
 
 Entries are known by their keys. What both have keeps the log's place and units; what only one has keeps its own time.
 Of two entries with one id the later one moves up, so places are unique. Of two branches of corrections of one charge
-the later ids win: each correction begins with what the one before it said.
+the later ids win: each correction begins with what the one before it said. What nobody can read is left out.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def union(
     """The entries of a log, and those that it has lost, in order. A correction whose charge is missing brings it back,
     unless that has left the log: it was `trimmed`. What lies further ahead of the clock than `ahead_ms` is dated by the
     clock."""
-    together = [*log, *lost]
+    together = [entry for entry in (*log, *lost) if entry.kind != "unreadable"]
     charges = {entry.key for entry in together if entry.kind == "charge"}
-    for entry in [*log, *lost]:
-        if entry.kind == "correction" and entry.of not in charges and entry.at > trimmed:
+    corrections = sorted([entry for entry in together if entry.kind == "correction"], key=lambda entry: entry.id)
+    for entry in corrections:  # a charge counted what the first of them began with
+        if entry.of not in charges and entry.at > trimmed:
             charges.add(entry.of)
             together.append(_charge_of(entry))
     together.sort(key=lambda entry: (entry.id, entry.kind != "charge"))

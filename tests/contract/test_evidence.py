@@ -109,13 +109,8 @@ class World:
         self.onlooker = self.budget(0)
 
     def budget(self, skew_ms: int) -> Budget:
-        return budget_of(
-            self.setup.ledger,
-            *default_limits(self.book),
-            project=self.setup.project,
-            book=self.book,
-            clock=lambda: self.setup.now_ms + skew_ms,
-        )
+        project = self.setup.opened(wall=lambda: self.setup.now_ms + skew_ms)
+        return Budget(credential="main", book=self.book, limits=default_limits(self.book), project=project)
 
     def later(self, in_ms: int, what: Callable[[], None]) -> None:
         heapq.heappush(self._next, (self.setup.now_ms + in_ms, next(self._numbers), what))
@@ -165,19 +160,18 @@ class World:
 
     def answered(self, budget: Budget, call: Call, left: int, ends_ms: int, date_ms: int) -> None:
         self.settle(budget, call, call.units)
-        account = budget
-        reset_ms = ends_ms - date_ms + account.clock() if self.says_reset else None
+        now_ms = project_of(budget).now_ms()
+        reset_ms = ends_ms - date_ms + now_ms if self.says_reset else None
         level = Level("core", left, 1_000, reset_ms)
         before = self.used()
-        told = dict(account.told_ms)
-        if found := news(account, call.decision, [level], account.clock()):
-            observe(account, call.decision, [said.level for said in found])
+        heard_ms = max(budget.heard_ms.values(), default=0)
+        worth = hear(budget, call.decision, level)
         after = self.used()
         for name, units in before.items():
             assert after[name] >= units, "a header freed units"
         self.check()
-        if not found and told != {} and account.clock() - max(told.values()) < SECOND_MS:
-            return  # told within this second
+        if not worth and now_ms - heard_ms < SECOND_MS:
+            return  # the ledger was asked within this second
         self.follows(call, after, 1_000 - left, reset_ms)
 
     # -- what must hold ----------------------------------------------------------------------------------------------
@@ -206,7 +200,6 @@ class World:
         """What counts here for others is no more than they used, in the period of upstream that is ours."""
         now_ms = self.setup.now_ms
         self.upstream.turn(now_ms + self.upstream.skew_ms)
-        states = {state.name: state for state in self.onlooker.usage()}
         if self.upstream.calendar:
             hour = now_ms // HOUR_MS
             periods = {hour, self.upstream.period} if self.upstream.period > hour else {hour}
@@ -220,8 +213,8 @@ class World:
         for period in periods:
             missed = [c for c in self.calls if c.counted_in == period and charged_ms(c.decision) < least_ms]
             most = max(most, self.others[period] + sum(call.units for call in missed))
-        for state in states.values():
-            assert state.upstream_units <= most, (state, most, periods)
+        for name, units in others_in(self.onlooker).items():
+            assert units <= most, (name, units, most, periods)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -253,14 +246,17 @@ def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
 
 def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
     """What an answer says; how many levels of it were worth a question."""
-    found = news(budget, decision, levels, project_of(budget).now_ms())
-    if found:
-        observe(budget, project_of(budget), decision, [said.level for said in found])
-    return len(found)
+    project = project_of(budget)
+    worth = news(budget, decision, levels, project.now_ms())
+    if worth:
+        observe(budget, project, decision, [heard.level for heard in worth])
+    return len(worth)
 
 
-def others_in(budget: Budget) -> set[int]:
-    return {state.upstream_units for state in budget.usage()}
+def others_in(budget: Budget) -> dict[str, int]:
+    """What only upstream has counted, by limit."""
+    budget.usage()
+    return {limit.name: project_of(budget).upstream_units(limit.view) for limit in budget.limits}
 
 
 def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
@@ -279,9 +275,9 @@ def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert others_in(budgets[0]) == {300}
+    assert {*others_in(budgets[0]).values()} == {300}
     setup.now_ms += MINUTE_MS
-    assert others_in(budgets[0]) == {0}, "upstream has reset"
+    assert {*others_in(budgets[0]).values()} == {0}, "upstream has reset"
 
 
 def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: Setup) -> None:
@@ -295,12 +291,12 @@ def test_a_process_asks_once_a_second_and_only_for_more_than_one_percent(setup: 
     assert call(999) == 0, "all of it was ours"
     assert call(989) == 0, "9 of others are less than 1 percent of 950"
     assert call(987) == 1, "10 are more"
-    assert others_in(budget) == {10}
+    assert {*others_in(budget).values()} == {10}
     assert call(800) == 0, "told within this second"
     assert call(0) == 1, "but not that nothing remains"
     setup.now_ms += SECOND_MS
     assert call(800) == 0, "less than was told"
-    assert others_in(budget) == {995}, "what nothing remains of counts as used up, and is not freed"
+    assert {*others_in(budget).values()} == {995}, "what nothing remains of counts as used up, and is not freed"
 
 
 def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
@@ -326,8 +322,8 @@ def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
     decision = budget.charge("read")
     levels = Level("core", 899, 1_000, setup.now_ms + HOUR_MS), Level("points", 795, 900, setup.now_ms + SECOND_MS)
     assert hear(budget, decision, *levels) == 2
-    states = {state.name: (state.used_units, state.upstream_units) for state in budget.usage()}
-    assert sorted(states.values()) == [(5, 0), (101, 100), (105, 100)], states
+    others = others_in(budget)
+    assert sorted((state.used_units, others[state.name]) for state in budget.usage()) == [(5, 0), (101, 100), (105, 100)]
 
 
 def test_a_smaller_limit_of_an_answer_lowers_ours_until_one_says_otherwise(setup: Setup) -> None:

@@ -192,15 +192,6 @@ STEPS = [
     Step("after the store's commit", "return", "quota.jobs.store.store:Store.save_page", 3, 3, 3),
     Step("after a region's last page", "return", "quota.jobs.store.store:Store.save_page", 2, 2, 2),
     Step("before the report", "call", "quota.jobs.runner:_Run._report", 1, 4, 4),
-    Step(
-        "in the report's reading",
-        "call",
-        "quota.jobs.runner:_Run._report",
-        1,
-        4,
-        4,
-        "quota.deciding.history:entries",
-    ),
     Step("before the report is printed", "call", "quota.jobs.tick:print_report", 1, 4, 4),
     Step("after the report", "return", "quota.jobs.tick:print_report", 1, 4, 4),
 ]

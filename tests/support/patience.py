@@ -50,6 +50,12 @@ def be_patient() -> None:
         setattr(owner, name, PATIENCE_S)
 
 
+def be_impatient() -> None:
+    """As for users: for a process of a patient test that is to show how long they wait."""
+    for (owner, name), wall_s in zip(WALLS, REAL, strict=True):
+        setattr(owner, name, wall_s)
+
+
 def patient(code: str, *args: str, options: tuple[str, ...] = ()) -> list[str]:
     """The command of a process of its own that runs this code, as patient, with these arguments. `options` are
     Python's."""

@@ -172,7 +172,6 @@ def test_names_that_are_none_are_an_error(ledger: SqliteLog, names: Any) -> None
         lambda: Selector(jobs=names),
         lambda: Pool("search", names, ()),
         lambda: Pool("search", (), names),
-        lambda: read_spending(names, "method", 0),
         lambda: read_spending([], names, 0),
     ):
         with pytest.raises(UsageError) as refused:

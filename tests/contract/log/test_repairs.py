@@ -10,7 +10,7 @@ from contract.log.logs import NOW_MS, Clock, P, added, ask, charge, correction, 
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
 from quota.deciding.project import LONGEST, Project
-from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, happened, repair
+from quota.deciding.repairs import SAME_CLOCK_MS, Ahead, ahead, repair
 from quota.errors import LedgerError, RepairRefused, UnusableLedger
 from quota.journal.journal import Journal
 from quota.ledger.identity import Identity
@@ -187,8 +187,8 @@ def test_the_facts_that_happened_are_those_up_to_now() -> None:
     compared = [Compared(bucket, 1, 1, 0, 0, NOW_MS, NOW_MS, at_ms) for bucket, at_ms in (("a", 1), ("b", LATER_MS))]
     grants = (Grant("a", 5, NOW_MS, LATER_MS),)
     facts = Facts((), grants, LATER_MS, tuple(compared))
-    assert happened(facts, NOW_MS) == Facts((), grants, NOW_MS, (compared[0],))
-    assert happened(facts, LATER_MS) == facts
+    assert facts.happened(NOW_MS) == Facts((), grants, NOW_MS, (compared[0],))
+    assert facts.happened(LATER_MS) == facts
 
 
 def test_claims_of_the_future_lapse_as_those_of_now_do(log: Log, clock: Clock) -> None:
