@@ -17,7 +17,8 @@
 --         cap        the number it may not exceed
 --         cost       what the charge adds to it: its units or 1 call; 0 = it does not count it
 --         window_ms
--- Reply {OUTCOME, ID, clock_ms, EPOCH, USED of each limit}: USED includes the charge if it was admitted.
+-- Reply {OUTCOME, ID, clock_ms, EPOCH, USED of each limit}: USED includes the charge if it was admitted. ID is MS-KEY, as
+--       `quota refund` takes it, or empty.
 --       ADMITTED  it is charged under ID: send the call
 --       REFUSED   for some limit USED + cost is above its cap
 --       EXHAUSTED upstream said "no more" of this bucket
@@ -98,7 +99,7 @@ for _, entry in ipairs(entries) do
   local kind, n, own, bucket, method, job, region, rest = match(line_of(entry) or '',
     '^([co]?)(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)(.*)$')
   if kind then
-    if own == key then earlier = entry[1] end
+    if own == key then earlier = match(entry[1], '^%d+') .. '-' .. key end
     for _, limit in ipairs(limits) do
       count(limit, match(entry[1], '^%d+') + 0, kind, n + 0, bucket, method, job, region, rest)
     end
@@ -132,5 +133,5 @@ call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(h
   'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))
 call('XADD', log, ms .. '-' .. seq, 'e', table.concat({ args[5], key, args[6], args[7], args[8], args[9] }, '\t'))
 live_on(keep_ms)
-reply[2], reply[4] = ms .. '-' .. seq, stored ~= '' and stored or key
+reply[2], reply[4] = ms .. '-' .. key, stored ~= '' and stored or key
 return reply

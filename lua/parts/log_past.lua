@@ -9,10 +9,13 @@ local function add_to_past(id, line)
   end
   return #redis.call('XRANGE', past, id, id) > 0
 end
--- The past is kept for 35 days, and not more of it than this.
+-- The past is kept for 35 days, with the last entry before them, which tells that there was more; and not more of it
+-- than this.
 local MAX_PAST = '500000'
 local function keep_past(clock_ms)
-  redis.call('XTRIM', past, 'MINID', '~', int(math.max(0, clock_ms - PAST_MS)))
+  local until_id = '(' .. int(math.max(1, clock_ms - PAST_MS)) .. '-0'
+  local last = redis.call('XREVRANGE', past, until_id, '-', 'COUNT', 1)[1]
+  if last then redis.call('XTRIM', past, 'MINID', '~', last[1]) end
   redis.call('XTRIM', past, 'MAXLEN', '~', MAX_PAST)
   redis.call('PEXPIRE', past, int(PAST_MS))
 end

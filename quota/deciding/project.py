@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -406,8 +407,11 @@ class Project(OfOneProcess):
         if any(correction.id > total.head for correction in corrections.values()):
             mark = Mark(self.reading.epoch, self.reading.seen)
             request = self.request(self.look_at(mark))
-            self._hear(request, self.log.append(self.name, request), ())
-            return
+            reply = self.log.append(self.name, request)
+            self._hear(request, reply, ())
+            if reply.unseen:
+                return
+            # Else what is noted is of no entry, or nobody may read on now: reading again would change nothing.
         total.take_leaving(wanted, entries, {key: correction.units for key, correction in corrections.items()})
 
     def _read_facts(self) -> None:
@@ -511,13 +515,14 @@ class Project(OfOneProcess):
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self) -> None:
-        """Keep what was computed of the log, for processes that start. It may fail without harm."""
-        with suppress(LedgerError):
+    def keep(self) -> bool:
+        """Keep what was computed of the log, for processes that start. It may fail without harm: False."""
+        try:
             mark, views = self.in_turn(lambda: (self.reading.epoch, self.reading.kept_views()))
             self.reading.unkept = 0
-            if views and mark:
-                self.log.keep_views(self.name, mark, views)
+            return bool(views and mark) and self.log.keep_views(self.name, mark, views)
+        except LedgerError:
+            return False
 
     def _trim(self) -> None:
         """Move what has left every window to the past, now and then. It may fail without harm."""
@@ -530,12 +535,13 @@ class Project(OfOneProcess):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Keep what was computed, and let every later decision raise SessionClosedError: its ledger is closed."""
+    def close(self, ends_s: float = inf) -> None:
+        """Keep what was computed, if there is time until `ends_s`, and let every later decision raise
+        SessionClosedError: its ledger is closed."""
         say_used(self)
-        if self.reading.unkept:
-            self.keep()
-        ends_s = elapsed_s() + END_WITHIN_S
+        if self.reading.unkept and elapsed_s() < ends_s and self.keep():
+            self._trim()
+        ends_s = min(elapsed_s() + END_WITHIN_S, ends_s)
         while self._unread is not None and elapsed_s() < ends_s:
             before = self._unread
             self._read_back()
@@ -543,7 +549,7 @@ class Project(OfOneProcess):
                 break
         if self.journal is not None:
             self.journal.close()
-        self.log = self.state = _CLOSED
+        self.log = self.state = self.journal = _CLOSED
 
     # -- turns -------------------------------------------------------------------------------------------------------
 

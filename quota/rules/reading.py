@@ -125,6 +125,7 @@ class Reading:
             total.take(entry)
         if len(entries) < wanted.most:
             total.skip_to(wanted.through)
+        self.unkept += len(entries)
 
     def learn_facts(self, facts: Facts, markers: int) -> None:
         """Take the facts that were read after so many markers."""

@@ -1,4 +1,4 @@
-"""What lua/README.md shows is run: from redis-cli and PHP, on one budget with Python."""
+"""What lua/README.md shows is run: from redis-cli, PHP, Go, Node and Python, on one budget."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
+from e2e.inbound.test_other_languages import SEND
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_log import keys_of, script
+from quota.rules.facts import Exhaustion
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.proxy import Proxy
-from support.setup import budget_of
+from support.setup import budget_of, state_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
 DAY = Limit("day", 9_500, View(Selector(buckets=("units",)), Sliding(DAY_MS)), 10_000, 500)
+KEYS = keys_of("demo")
 
 ONLY_A_SERVER = f"""#!{sys.executable}
 import sys, redis
@@ -37,7 +41,7 @@ if "-x" in sys.argv:
     words.append(sys.stdin.read())
 reply = redis.Redis(port=PORT, decode_responses=True).execute_command(*words)
 if isinstance(reply, str):
-    print(f'"{{reply}}"' if "--no-raw" in sys.argv else reply)
+    print(reply)
 else:
     for number, line in enumerate(reply, 1):
         print(f"{{number}}) (integer) {{line}}" if isinstance(line, int) else f'{{number}}) "{{line}}"')
@@ -49,11 +53,29 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def budget(server: RedisServer) -> Iterator[Budget]:
+def budget(server: RedisServer, tmp_path: Path) -> Iterator[Budget]:
     """The README's project and limit, in Python."""
     ledger = open_ledger(server.url)
-    yield budget_of(ledger, DAY, project="demo")
+    yield budget_of(ledger, DAY, project="demo", folder=tmp_path)
     ledger.close()
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        yield client
+
+
+def charge(
+    client: redis.Redis, key: str, *, epoch: str = "", now_ms: int = 0, cap_units: int = 9_500, window_ms: int = DAY_MS
+) -> list[Any]:
+    """The reply to a charge of 100 units, by another program."""
+    call = (100, "units", "search.list", "nightly", "DE", "units|*|*", cap_units, 100, window_ms)
+    reply: Any = client.eval(script("charge")[0], 3, *KEYS[:3], now_ms, 0, epoch, key, *call)
+    return [*reply]
+
+
+# -- redis-cli ---------------------------------------------------------------------------------------------------------
 
 
 def shell(server: RedisServer, folder: Path, *, with_cli: bool) -> dict[str, str]:
@@ -99,20 +121,45 @@ def test_the_commands_print_what_the_readme_shows(
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert timeless(done.stdout) == timeless(shown)
-    assert budget.usage()[0].used_units == 201, "Python sees the charges on its own view"
-    assert budget.charge("videos.list", units=9_299).admitted
+    assert budget.usage()[0].used_units == 200, "Python sees the charges on its own view"
+    assert budget.charge("videos.list", units=9_300).admitted
     assert not budget.peek("videos.list").admitted
 
 
-# -- PHP, Go -----------------------------------------------------------------------------------------------------------
+# -- PHP, Go, Node -----------------------------------------------------------------------------------------------------
 
 GO_PACKAGES = Path("/usr/share/gocode")
 """Where Debian has the packages that Go programs import."""
 
+GO_WALLS = 'const address, patience = "127.0.0.1:6379", 350 * time.Millisecond'
+
+GO_WALLS_OF_THE_TEST = """
+var address = "127.0.0.1:" + os.Args[1]
+var patience, _ = time.ParseDuration(os.Args[2] + "s")
+"""
+
+NODE_MAIN = """
+(async () => {
+  const { send, close } = connect(process.argv[2]);
+  let losing = process.argv[4] === 'losing';
+  const sendAndLose = async (...words) => {
+    const reply = await send(...words);
+    if (losing) {
+      losing = false;
+      throw new Error('the answer is lost');
+    }
+    return reply;
+  };
+  console.log(JSON.stringify(await charge(sendAndLose, 'demo', 'search.list', 100, 'nightly', 'DE')));
+  close();
+})();
+"""
+"""Behind the README's function: one charge. With `losing`, its first answer arrives here and no further."""
+
 
 @pytest.fixture(scope="module")
 def php(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that runs the README's program; the server's port follows it."""
+    """The command that runs the README's program; the server's port and the program's patience in s follow it."""
     path = shutil.which("php")
     if path is None:
         pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
@@ -120,9 +167,10 @@ def php(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if "redis" not in modules.split():
         pytest.skip("php has no redis extension; on Debian: apt-get install php-redis")
     program, _ = blocks("php")
-    assert program.count("= 6379") == 1
+    assert (program.count("'DE')"), program.count("0.35")) == (1, 2)
+    program = program.replace("'DE')", "'DE', (int) $argv[1])").replace("0.35", "(float) $GLOBALS['argv'][2]")
     source = tmp_path_factory.mktemp("php") / "charge.php"
-    source.write_text(program.replace("new Ledger()", "new Ledger(port: (int) $argv[1])"), encoding="utf-8")
+    source.write_text(program, encoding="utf-8")
     return [path, str(source)]
 
 
@@ -134,8 +182,8 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         pytest.skip("no go, or no redigo; on Debian: apt-get install golang-go golang-github-gomodule-redigo-dev")
     folder = tmp_path_factory.mktemp("go")
     (program,) = blocks("go")
-    assert program.count('"127.0.0.1:6379"') == 1
-    (folder / "charge.go").write_text(program.replace('127.0.0.1:6379"', '127.0.0.1:" + os.Args[1]'), encoding="utf-8")
+    assert program.count(GO_WALLS) == 1
+    (folder / "charge.go").write_text(program.replace(GO_WALLS, GO_WALLS_OF_THE_TEST), encoding="utf-8")
     env = {
         **os.environ,
         "GO111MODULE": "off",
@@ -147,17 +195,45 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder / "charge")]
 
 
-@pytest.fixture(params=["php", "go"])
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """As `php`."""
+    path = shutil.which("node")
+    if path is None:
+        pytest.skip("no node on PATH; on Debian: apt-get install nodejs")
+    program, _ = blocks("js")
+    source = tmp_path_factory.mktemp("node") / "charge.js"
+    source.write_text(program + SEND + NODE_MAIN, encoding="utf-8")
+    return [path, str(source)]
+
+
+@pytest.fixture(params=["php", "go", "node"])
 def program(request: pytest.FixtureRequest) -> list[str]:
     command: list[str] = request.getfixturevalue(request.param)
     return command
 
 
-def run(program: list[str], port: int, folder: Path) -> list[dict[str, object]]:
-    """What the README's program prints with the server at this port."""
-    done = subprocess.run([*program, str(port)], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+@pytest.fixture(params=["php", "go"])
+def connecting(request: pytest.FixtureRequest) -> list[str]:
+    """A program that makes its own connections."""
+    command: list[str] = request.getfixturevalue(request.param)
+    return command
+
+
+def run_at(
+    program: list[str], port: int, folder: Path, *words: str, patience_s: float = 20
+) -> subprocess.CompletedProcess[str]:
+    """Run the README's program with the server at this port."""
+    command = [*program, str(port), str(patience_s), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(program: list[str], port: int, folder: Path, *words: str) -> dict[str, Any]:
+    """What it prints."""
+    done = run_at(program, port, folder, *words)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def test_other_languages_and_python_share_one_budget(
@@ -165,47 +241,115 @@ def test_other_languages_and_python_share_one_budget(
 ) -> None:
     for _ in range(94):
         assert budget.charge("search.list").admitted
-    (last,) = run(program, server.port, home)
+    last = run(program, server.port, home)
     assert (last["outcome"], last["used_units"]) == ("ADMITTED", 9_500)
     assert not budget.charge("videos.list").admitted
-    assert budget.refund(str(last["id"])).job == "nightly"
+    assert budget.refund(last["id"]).job == "nightly"
     assert budget.charge("search.list").admitted
-    assert run(program, server.port, home) == [{"outcome": "REFUSED", "id": "-", "used_units": 9_500}]
+    assert run(program, server.port, home) == {"outcome": "REFUSED", "id": "", "used_units": 9_500}
 
 
-def test_they_read_on_where_there_is_more(server: RedisServer, budget: Budget, program: list[str], home: Path) -> None:
-    others = budget_of(budget.ledger, project="demo")
-    for _ in range(2_100):
-        others.charge("videos.list")
-    (answer,) = run(program, server.port, home)
-    assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 2_200)
-
-
-@pytest.mark.parametrize("kind", ["drop-reply", "swallow-reply", "drop-request"])
-def test_they_charge_once_when_an_answer_is_lost(
-    server: RedisServer, budget: Budget, program: list[str], home: Path, kind: str
+def test_a_bucket_that_upstream_has_closed_is_closed_to_other_languages_too(
+    server: RedisServer, budget: Budget, program: list[str], home: Path
 ) -> None:
-    assert budget.charge("videos.list").admitted, "and the server knows the script"
+    state, now_ms = state_at(budget.ledger, "demo"), budget.ledger.now_ms()
+    state.exhaust(Exhaustion("search", now_ms, now_ms + DAY_MS, "quotaExceeded", "test"))
+    assert run(program, server.port, home)["outcome"] == "ADMITTED", "another bucket is closed"
+    state.exhaust(Exhaustion("units", now_ms, now_ms + DAY_MS, "quotaExceeded", "test"))
+    assert run(program, server.port, home) == {"outcome": "EXHAUSTED", "id": "", "used_units": 100}
+    assert state.reopen("units", "upstream was wrong")
+    assert run(program, server.port, home)["outcome"] == "ADMITTED"
+
+
+@pytest.mark.parametrize("kind", ["drop-reply", "drop-request"])
+def test_they_charge_once_when_an_answer_is_lost(
+    server: RedisServer, client: redis.Redis, budget: Budget, connecting: list[str], home: Path, kind: str
+) -> None:
+    charge(client, "tick0900-1")
     with Proxy(server.port) as proxy:
         proxy.fail(kind)  # type: ignore[arg-type]
-        (answer,) = run(program, proxy.port, home)
+        answer = run(connecting, proxy.port, home)
         assert proxy.requests == 2
-    assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 101)
-    assert budget.usage()[0].used_units == 101
+    assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 200)
+    assert budget.usage()[0].used_units == 200
+
+
+def test_node_charges_once_when_an_answer_is_lost(
+    server: RedisServer, budget: Budget, node: list[str], home: Path
+) -> None:
+    answer = run(node, server.port, home, "losing")
+    assert (answer["outcome"], answer["used_units"]) == ("ADMITTED", 100)
+    assert budget.usage()[0].used_units == 100
+
+
+def test_they_end_with_an_error_where_two_answers_do_not_come_in_time(
+    server: RedisServer, client: redis.Redis, connecting: list[str], home: Path
+) -> None:
+    charge(client, "tick0900-1")
+    with Proxy(server.port) as proxy:
+        proxy.fail("swallow-request", times=2)
+        done = run_at(connecting, proxy.port, home, patience_s=0.2)
+    assert done.returncode != 0
+    assert "ADMITTED" not in done.stdout
 
 
 def test_what_the_server_refuses_is_an_error_that_names_it_and_is_not_asked_again(
-    server: RedisServer, budget: Budget, program: list[str], home: Path
+    server: RedisServer, client: redis.Redis, connecting: list[str], home: Path
 ) -> None:
-    assert budget.charge("videos.list").admitted, "and the server knows the script"
-    with redis.Redis(port=server.port) as client:
-        client.set("quota:{demo}:log", "not a log", ex=600)
+    charge(client, "tick0900-1")
+    client.set(KEYS.log, "not a log", ex=600)
     with Proxy(server.port) as proxy:
-        command = [*program, str(proxy.port)]
-        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+        done = run_at(connecting, proxy.port, home)
         assert proxy.requests == 1
     assert done.returncode != 0
     assert "WRONGTYPE" in done.stdout + done.stderr
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: redis.Redis, home: Path) -> None:
+    (settings,), (program,) = blocks("toml"), blocks("python")
+    assert settings.count("127.0.0.1:6379") == 1
+    (home / "quota.toml").write_text(settings.replace(":6379", f":{server.port}"), encoding="utf-8")
+    charge(client, "tick0900-1")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=home,
+        env={**os.environ, "YOUTUBE_API_KEY": "key", "QUOTA_STATE_DIR": str(home / "state")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True 9300\n", "", 0)
+    assert charge(client, "tick0900-2")[4] == 300
+
+
+# -- what it says of the ledger ----------------------------------------------------------------------------------------
+
+
+def test_what_other_programs_charged_comes_back_after_the_server_was_emptied(
+    client: redis.Redis, budget: Budget
+) -> None:
+    epoch = charge(client, "tick0900-1")[3]
+    assert budget.usage()[0].used_units == 100
+    client.flushall()
+    assert charge(client, "tick0900-2", epoch=epoch)[::3] == ["BEHIND", ""]
+    assert budget.usage()[0].used_units == 100
+    assert charge(client, "tick0900-3", epoch=epoch)[0] == "BEHIND"
+    assert charge(client, "tick0900-4")[::4] == ["ADMITTED", 200]
+
+
+def test_a_charge_counts_as_long_as_another_programs_window_whatever_limits_python_has(
+    client: redis.Redis, budget: Budget
+) -> None:
+    """Whoever charges with a window notes how long it is, and nobody moves charges from the log before."""
+    three_days_ago_ms = budget.ledger.now_ms() - 3 * DAY_MS
+    assert charge(client, "tick0900-1", now_ms=three_days_ago_ms, cap_units=350, window_ms=7 * DAY_MS)[4] == 100
+    for _ in range(110):
+        assert budget.charge("videos.list").admitted, "after some of them Python trims the log"
+    assert charge(client, "tick0900-2", cap_units=350, window_ms=7 * DAY_MS)[::4] == ["ADMITTED", 310]
 
 
 def test_every_script_is_in_the_readme() -> None:

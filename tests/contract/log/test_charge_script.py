@@ -11,7 +11,7 @@ import redis
 
 from quota.ledger.log import ANY, Append
 from quota.ledger.redis_log import RedisLog, keys_of, script
-from quota.rules.entry import END, START, Entry, read_id
+from quota.rules.entry import END, START, Entry
 from quota.rules.total import total_of
 from quota.terms.limits import HOUR_MS, Selector, Sliding, View
 from support.servers import RedisServer, immortal
@@ -117,7 +117,7 @@ def test_it_counts_as_the_running_totals_do(seed: int, client: redis.Redis, log:
         }
         reply = charge(client, f"k{number}", pick.randrange(5), now_ms=now_ms, limits=limits, **call)
         entries = log.read(P, START, END, 5_000)
-        before = [entry for entry in entries if entry.id < read_id(reply[1])]
+        before = [entry for entry in entries if entry.id < next(x.id for x in entries if x.key == f"k{number}")]
         for used, (view, _) in zip(reply[4:], views, strict=True):
             total = total_of(view, before, now_ms)
             assert total.drop(now_ms) is None
