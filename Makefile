@@ -34,38 +34,33 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware && \
 		../$(BIN)/python -m bench.proxied && ../$(BIN)/python -m bench.crowd
 
-# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 50 runs of a
-# job whose machines die, 100,000 random inputs to everything that reads what others wrote, a busy year, a hundred
-# kills of each job, the uploads of 500 channels, 1,500 histories of losses and as many random plans, 100 histories of
-# each refusal beside the log and of what was spent, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks,
-# moves stopped at every place and 40 killed, 2,000 faults of the connections of event loops, 100 histories of cut
-# connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, 20,000
-# charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, runs that
-# have their whole time to stop, and every command of the tests of commands in a process that starts from nothing.
+# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around each
+# change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what others
+# wrote, a hundred kills of each job, the uploads of 500 channels, 1,500 random plans, schemas and environments, ledgers
+# that lose what they have for 10 minutes, 2,000 faults of the connections of event loops, 100 histories of cut
+# connections under each library that is instrumented, bodies of 2 GB and 1,000 slow callers of the proxy, decisions
+# interrupted by signals at every place, runs that have their whole time to stop, and every command of the tests of
+# commands in a process that starts from nothing.
 soak: .venv/installed-test
-	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
+	@QUOTA_TEST_OPERATIONS=60000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/rules
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
 	@QUOTA_TEST_RUNS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_machines_that_die.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
-	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
 	@QUOTA_TEST_KILLS=100 QUOTA_TEST_CROWD=16 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k "anywhere or at_once" tests/e2e/test_processes.py $(addprefix tests/e2e/jobs/test_,fetches.py described_api.py)
 	@QUOTA_TEST_CHANNELS=500 $(BIN)/python -m pytest -n 0 -q --timeout 3600 -k 500 tests/e2e/jobs/test_fetches.py
 	@QUOTA_TEST_CALLS=50 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_reservations_at_once.py
-	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/contract/recovery/test_meanwhile.py tests/unit/jobs/test_simulation.py tests/unit/settings/test_schema.py
+	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/jobs/test_simulation.py $(addprefix tests/unit/settings/test_,schema.py environment.py)
+	@cd tests && ../$(BIN)/python -m support.torture 600 6
 	@QUOTA_TEST_LENGTH=90 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/unit/settings/test_large_configurations.py
-	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py
-	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
-	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
-	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
 	@QUOTA_TEST_EVERY_BYTE=1 QUOTA_TEST_BODY_MB=2000 QUOTA_TEST_SLOW=1000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/proxy
 	@QUOTA_TEST_CUTS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/clients/test_instrument.py -k cut
 	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
 	@QUOTA_TEST_ROWS=1000000 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k constant tests/e2e/jobs/test_data.py
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
-	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e tests/contract/test_status.py tests/contract/test_spending.py tests/contract/test_explain.py
-	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_machines.py -k interrupt
+	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e $(addprefix tests/contract/test_,status.py spending.py explain.py)
+	@QUOTA_TEST_INTERRUPTED=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py
 
 # The site, into build/site; a warning is an error. Sphinx is in an environment of its own.
 docs: build/docs-tools/installed
@@ -99,7 +94,7 @@ build/examples/%/installed:
 chaos: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m chaos
 
-# 200 mutants of the core, one token changed in each: which of them no test knows. An hour or two. COUNT=15 SEED=2 makes fewer
+# 200 mutants of the core, one token changed in each: which of them no test knows. Some hours. COUNT=15 SEED=2 makes fewer
 # and others.
 mutants: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

@@ -115,8 +115,9 @@ class AsyncBudget(OfOneProcess):
         if not charges:
             return budget._free(checklist)
         try:
-            return await self._awaiter.ask(partial(budget._ask, checklist, charges, commit=commit), self._give_back)
-        except LedgerError as error:  # no thread was free to ask
+            asking = partial(budget._ask_ledger, checklist, charges, commit=commit)
+            return await self._awaiter.ask(asking, self._give_back)
+        except LedgerError as error:  # it does not answer, or no thread was free to ask
             without = partial(budget._without, checklist, charges, error, commit=commit)
             return await self._awaiter.in_thread(without, self._give_back)
 

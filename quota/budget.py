@@ -33,7 +33,7 @@ from quota.common.log import line
 from quota.common.text import listed, many, show
 from quota.deciding.allowance import Allowance, draw, owed_units, settle_draw
 from quota.deciding.answers import Answers
-from quota.deciding.corrections import add, correct
+from quota.deciding.corrections import add, correct, insist
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
@@ -165,7 +165,7 @@ class Budget(OfOneProcess):
         ms, key, further = parts_of_id(charge_id)
         keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
         drawn = [settle_draw(self._project, name, units if name == key else 0) for name in keys]
-        before = drawn[0] or correct(self._project, ms, keys, units)
+        before = drawn[0] or insist(self._project, lambda: correct(self._project, ms, keys, units))
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
@@ -235,7 +235,8 @@ class Budget(OfOneProcess):
         `quota.rules.entry.Entry` for the rest."""
         key, period = self._project.keys.next(), (since_ms, until_ms)
         window = str(window_ms) if window_ms else ""
-        add(self._project, [Entry(START, units, bucket, window, "", noun, key, "others", name, period)])
+        others = Entry(START, units, bucket, window, "", noun, key, "others", name, period)
+        insist(self._project, lambda: add(self._project, [others]))
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
@@ -256,9 +257,13 @@ class Budget(OfOneProcess):
     def _ask(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
         """The decision about priced calls, by the ledger, or without it."""
         try:
-            outcome = self._project.decide(self.answers.question(checklist, charges), commit=commit)
+            return self._ask_ledger(checklist, charges, commit=commit)
         except LedgerError as error:
             return self._without(checklist, charges, error, commit=commit)
+
+    def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
+        """The ledger's decision about priced calls. Raises LedgerError."""
+        outcome = self._project.decide(self.answers.question(checklist, charges), commit=commit)
         decision = self.answers.decision(checklist, outcome, commit=commit)
         if self._recorder is not None:
             self._recorder.answered()
@@ -269,6 +274,8 @@ class Budget(OfOneProcess):
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
     ) -> list[Decision]:
         """The decision about priced calls while the ledger does not answer."""
+        if self._recorder is not None:
+            self._recorder.unanswered()
         decision = self._go_without(checklist, charges, trouble, commit=commit)
         first_ms = decision.decided_at_ms if decision.source else None
         return self._of_each(checklist, charges, decision, first_ms, commit=commit)

@@ -311,11 +311,11 @@ class Session(OfOneProcess):
             self._closed = True
             while self._services:
                 self._services.pop().close()
-            close_all(self._recorders.values())
+            ends_s = close_all(self._recorders.values())
             self._recorders = {}
             self._budgets = {}
             while self._projects:
-                self._projects.popitem()[1].close()
+                self._projects.popitem()[1].close(ends_s)
             ledger, self._ledger = self._ledger, None
             if ledger is not None:
                 ledger.close()

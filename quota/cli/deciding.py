@@ -115,7 +115,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 
     \b
     Example:
-      quota refund 1795233255077-0
+      quota refund 1795233255077-0ff326d374b1gnQ2ZQJQO7o
     """
     _correct(charge_id, None, credential, config)
 
@@ -132,7 +132,7 @@ def settle(charge_id: str, units: int, credential: str | None, config: str | Non
 
     \b
     Example:
-      quota settle 1795233255077-0 35
+      quota settle 1795233255077-0ff326d374b1gnQ2ZQJQO7o 35
     """
     _correct(charge_id, units, credential, config)
 

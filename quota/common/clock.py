@@ -18,8 +18,8 @@ elapsed_s: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOC
 
 
 def utc(at_ms: int) -> datetime:
-    """An aware datetime in UTC, exact to the millisecond."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    """An aware datetime in UTC, exact to the millisecond. What lies outside of 0 to LATEST_MS is shown as that."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=min(max(0, at_ms), LATEST_MS))
 
 
 def local(at_ms: int) -> datetime:

@@ -22,10 +22,15 @@ from quota.deciding.corrections import add, correct
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_READ
 from quota.rules.entry import END, START, Entry, Id
+from quota.rules.keys import is_reservation
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
     from quota.journal.draws import Draw
+    from quota.journal.journal import Journal
+
+HANDED_AT_ONCE = 500
+"""So many draws are handed over in one step."""
 
 
 class Allowance(NamedTuple):
@@ -63,26 +68,36 @@ def hand_over(project: Project) -> None:
     journal = project.journal
     if journal is None or not journal.draws.owed():
         return
+    project.read_on()  # while the ledger does not answer, nobody waits for it with the lock
     try:
         lock = journal.locked()
     except LedgerError:
         return
+    units: list[int] = []
     with lock:
-        project.read_on()
-        units = []
-        for owed in journal.draws.owed():
-            if owed.handed_id is not None:
-                correct(project, owed.handed_id[0], [owed.entry.key], owed.entry.units)
-                at = owed.handed_id
-            else:
-                at = _find(project, owed) or add(project, [owed.entry])
-                correct(project, at[0], [owed.entry.key], owed.entry.units)
-                units.append(owed.entry.units)
-            journal.draws.handed_over(project.reading.epoch, [(owed, at)])
-
+        owed = journal.draws.owed()
+        for at in range(0, len(owed), HANDED_AT_ONCE):
+            units += _hand_over(project, journal, owed[at : at + HANDED_AT_ONCE])
     if units:
         warn("debt_repaid", project=project.name, charges=len(units), units=sum(units))
     project.drawn.clear()
+
+
+def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list[int]:
+    """Hand over some draws; returns their units, as far as that was noted."""
+    new = [draw for draw in owed if draw.handed_id is None]
+    places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
+    places |= _find(project, journal, new)
+    told = [draw for draw in owed if draw.entry.key in places or is_reservation(draw.entry.key)]
+    missing = [draw.entry for draw in new if draw.entry.key not in places]
+    if missing:
+        ms, seq = add(project, missing)
+        places |= {entry.key: (ms, seq + n) for n, entry in enumerate(missing)}
+    for draw in told:
+        correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
+    handed = [(draw, places[draw.entry.key]) for draw in owed]
+    is_noted = journal.draws.handed_over(project.reading.epoch, handed)
+    return [draw.entry.units for draw in new] if is_noted else []
 
 
 def say_used(project: Project) -> None:
@@ -110,16 +125,17 @@ def settle_draw(project: Project, key: str, units: int) -> Entry | None:
     return None if before is None else before.entry
 
 
-def _find(project: Project, owed: Draw) -> Id | None:
-    """Where the log has the call of a draw, whose answer was lost."""
-    after = owed.seen if owed.epoch == project.reading.epoch else START
-    while True:
+def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str, Id]:
+    """Where the log has calls whose answers were lost before they were drawn."""
+    places: dict[str, Id] = {}
+    keys = {draw.entry.key for draw in draws}
+    after = min((draw.seen if draw.epoch == project.reading.epoch else START for draw in draws), default=END)
+    while keys:
         entries = project.log.read(project.name, after, END, MAX_READ)
-        for entry in entries:
-            if entry.key == owed.entry.key:
-                if project.journal is not None:  # whoever made it had no answer, and did not note it
-                    project.journal.write(project.reading.epoch, [entry])
-                return entry.id
+        there = [entry for entry in entries if entry.key in keys]
+        places |= {entry.key: entry.id for entry in there}
+        journal.write(project.reading.epoch, there)  # whoever made them had no answer, and did not note them
         if len(entries) < MAX_READ:
-            return None
+            break
         after = entries[-1].id
+    return places

@@ -2,23 +2,30 @@
 
 correct    let a charge count so many units from now on
 add        append entries
+insist     do one of these, also while what a ledger has lost is put back
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from quota.deciding.losses import put_back
-from quota.decision import SET_THE_CLOCK
+from quota.common.clock import elapsed_s
+from quota.deciding.losses import StillCountingError, put_back
+from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
-from quota.ledger.log import ANY, MAX_READ
+from quota.ledger.log import ANY, LEASE_MS, MAX_READ
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.keys import is_reservation
 from quota.rules.reading import Mark
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
+
+T = TypeVar("T")
+
+INSIST_S = 2 * LEASE_MS / 1_000
+"""So long a caller waits while a log is put together, also by a process that was killed in the middle."""
 
 MAX_TRIES = 100
 """How often an entry is appended again, while others correct the same charge."""
@@ -29,6 +36,9 @@ def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> Entry
     and idempotent. Returns the first with what it counted before; None, and nothing is done, where the log has not
     all of them. Raises LedgerError."""
     charges = _charges(project, ms, keys)
+    if len(charges) < len(keys):
+        put_back(project)  # the ledger may just have lost it
+        charges = _charges(project, ms, keys)
     if len(charges) < len(keys):
         return None
 
@@ -54,6 +64,17 @@ def add(project: Project, entries: Sequence[Entry]) -> Id:
     return _append_until_done(project, lambda: (entries[0], entries)).id
 
 
+def insist(project: Project, work: Callable[[], T]) -> T:
+    """Do what is never refused. Raises LedgerError, also where a log is put together for too long."""
+    ends_s = elapsed_s() + INSIST_S
+    while True:
+        try:
+            return work()
+        except StillCountingError:
+            if elapsed_s() > ends_s:
+                raise LedgerError(f"ledger {project.log.label}: {COUNTING}; try again") from None
+
+
 def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entry, Sequence[Entry]]]) -> Entry:
     """Append what follows from the log as it is, again where something unread contradicts it. Returns the entry
     that was named beside it, with the id of the first one that was appended, if that is the same."""
@@ -64,9 +85,12 @@ def _append_until_done(project: Project, entries_of_now: Callable[[], tuple[Entr
         before, entries = entries_of_now()
         if not entries:
             return before
-        reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
-        written = reply.id or project.reading.pending.pop(entries[0].key, None)
+        written = project.reading.pending.get(entries[0].key)  # by an earlier try, whose answer was lost
+        if written is None:
+            reply, _ = project.ask(project.request(project.look_at(mark), entries, ANY))
+            written = reply.id or project.reading.pending.get(entries[0].key)
         if written is not None:
+            project.reading.pending.pop(entries[0].key, None)
             return before._replace(id=written) if before is entries[0] else before
         if reply.word == "BEHIND":
             put_back(project)

@@ -160,7 +160,7 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) -> Id:
     """Copy what has left the log behind an entry; returns the newest."""
     while entries := _entries(old.past, project, after, progress, PAST_AT_ONCE):
-        new.add_past(project, entries)
+        new.add_past(project, [entry for entry in entries if entry.kind != "unreadable"])
         after = entries[-1].id
     return after
 

@@ -184,6 +184,10 @@ class Project(OfOneProcess):
                 if elapsed_s() > ends_s:
                     raise StillCountingError
                 continue
+            first = self.reading.pending.get(charges[0].key) if charges else None
+            if first is not None:  # an earlier try, whose answer was lost, has appended them: they were read since
+                used = tuple(look.used_units)
+                return Outcome("ok", look.now_ms, look.now_ms, used, look.caps, None, first, look.facts)
             # Here a call is refused, and nowhere else: a limit has no room for it, or upstream has closed its bucket.
             room = look.room(costs)
             fits = room >= 0 and look.closing is None
@@ -310,22 +314,26 @@ class Project(OfOneProcess):
         return tuple([totals[view].used_units for view in views]) if all(map(totals.__contains__, views)) else None
 
     def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
-        """Note in the journal what was read of others, and this process's `own`. Other processes of this machine have
-        noted theirs."""
+        """Note in the journal what was read of others, and this process's `own`, also where an answer that was lost
+        would have shown it. Other processes of this machine have noted theirs."""
         if self.journal is not None:
-            is_ours = self.keys.is_of_this_machine
-            seen = [*(entry for entry in entries if not is_ours(entry.key)), *own]
+            is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
+            seen = [*(entry for entry in entries if not is_ours(entry.key) or entry.key in pending), *own]
             if seen:
                 self.journal.write(epoch, seen)
 
     def read_on(self) -> None:
         """Read all that is new in the log. Raises LedgerError, and StillCountingError while it is put together."""
+        losses = 0
         while True:
             if not self.reading.began:
                 self.begin(())
             mark = self.in_turn(lambda: Mark(self.reading.epoch, self.reading.seen))
             reply, _ = self.ask(self.request(self.look_at(mark)))
             if reply.word == "BEHIND":
+                losses += 1
+                if losses > MAX_LOSSES:
+                    raise StillCountingError
                 put_back(self)
             elif reply.whole:
                 return

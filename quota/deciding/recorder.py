@@ -76,6 +76,10 @@ class Recorder:
             self._due_s = elapsed_s() + ATTEND_EVERY_S
             self._hand_over()
 
+    def unanswered(self) -> None:
+        """The ledger has just not answered: it is not asked before it does."""
+        self._answers = False
+
     def close(self) -> None:
         """Hand over what is left, if the ledger answers. It may be called twice."""
         if self._answers and self._counts:
@@ -106,13 +110,14 @@ class Recorder:
 _recorders: WeakSet[Recorder] = WeakSet()
 
 
-def close_all(recorders: Iterable[Recorder]) -> None:
-    """Close them, all within ALL_END_WITHIN_S. What is not handed over by then is lost, as where the ledger does not
-    answer: counts for people, which no decision reads."""
+def close_all(recorders: Iterable[Recorder]) -> float:
+    """Close them, all within ALL_END_WITHIN_S; returns when that is over. What is not handed over by then is lost, as
+    where the ledger does not answer: counts for people, which no decision reads."""
     ends_s = elapsed_s() + ALL_END_WITHIN_S
     for recorder in recorders:
         if elapsed_s() < ends_s:
             recorder.close()
+    return ends_s
 
 
 @atexit.register

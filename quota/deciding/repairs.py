@@ -138,7 +138,7 @@ def _period_from(entry: Entry, now_ms: int) -> Entry:
 def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> Sums:
     """The sums, with the place that the entry up to which they go has now."""
     places = {entry.key: entry.id for entry in after}
-    summed = [places[entry.key] for entry in before if entry.id <= sums.head]
+    summed = [places[entry.key] for entry in before if entry.id <= sums.head and entry.key in places]
     return Sums(max(summed), sums.rows()) if summed else sums
 
 

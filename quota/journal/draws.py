@@ -138,20 +138,29 @@ class Draws:
             with self._errors():
                 draws = self._draws()[0]
         except LedgerError as error:
-            if not self._warned:
-                self._warned = True
-                warn("allowance_unreadable", error, project=self._identity.project)
+            self._complain(error)
             return []
         owed = [draw for draw in draws.values() if draw.is_owed and draw.identity == self._identity.hash]
         if not owed:
             self._nothing_until_s = now_s + LOOK_AGAIN_S
         return owed
 
-    def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> None:
+    def handed_over(self, epoch: str, handed: Sequence[tuple[Draw, Id]]) -> bool:
         """The log of this epoch has these draws, as they are here, under these ids. One that was corrected meanwhile is
-        still `owed`: the ledger is to be told. Raises LedgerError: then they are handed over again."""
-        with self._alone(), self._errors():
-            self._append([_handed_line(draw.entry.key, epoch, at, draw.entry.units) for draw, at in handed])
+        still `owed`: the ledger is to be told. False where that cannot be noted, which is said once: they are handed
+        over again, and the log has them already."""
+        try:
+            with self._alone(), self._errors():
+                self._append([_handed_line(draw.entry.key, epoch, at, draw.entry.units) for draw, at in handed])
+        except LedgerError as error:
+            self._complain(error)
+            return False
+        return True
+
+    def _complain(self, error: LedgerError) -> None:
+        if not self._warned:
+            self._warned = True
+            warn("allowance_unreadable", error, project=self._identity.project)
 
     def settle(self, key: str, units: int) -> Draw | None:
         """Set what a draw counts; the draw as it was before. None: there is no such draw here, only in the ledger.

@@ -69,7 +69,7 @@ SLACK_MS = 25 * HOUR_MS
 
 PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000
-"""What is trimmed goes to the past, which keeps so much."""
+"""What is trimmed goes to the past, which keeps so much. Of what is older the last entry stays: there was more."""
 
 KEPT_MS = 400 * DAY_MS
 """How long a seal is kept."""

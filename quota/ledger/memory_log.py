@@ -311,7 +311,8 @@ class MemoryLog(OfOneProcess):
             return moment.past
         older, since = _split(moment.past, _before(min(entries).id))
         since = tuple(sorted({entry.id: entry for entry in [*entries, *since]}.values()))
-        return _split((*older, *since), just_before(self._clock() - self._past_ms))[1][-MAX_PAST:]
+        older, since = _split((*older, *since), just_before(self._clock() - self._past_ms))
+        return (*older[-1:], *since)[-MAX_PAST:]
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 

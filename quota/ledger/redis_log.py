@@ -280,6 +280,7 @@ class RedisLog(OfOneProcess):
             entries = self._range(past, START, END, 2 * MAX_PAST)
             ids = {entry.id for entry in entries}
             merged = sorted([*entries, *(entry for entry in older if entry.id not in ids)])
+            merged = [entry for entry in merged if entry.kind != "unreadable"]
             built = _beside(past)
             self._build(built, merged)
             args = [self._clock_text(), str(len(entries)), str(len(merged))]

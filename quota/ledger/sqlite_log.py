@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
 from quota.common.fork import OfOneProcess
-from quota.common.sqlite_file import DEADLINE_S, DamagedError
+from quota.common.sqlite_file import DEADLINE_S, DamagedError, checked_row
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.file_url import label_of, path_of
@@ -65,6 +65,10 @@ _HAS = "SELECT 1 FROM log WHERE project = ? AND ms = ? AND seq = ?"
 _TIP = "SELECT ms, seq FROM log WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 _ADD = "INSERT INTO log VALUES (?, ?, ?, ?)"
 _ADD_PAST = "INSERT OR IGNORE INTO past VALUES (?, ?, ?, ?)"
+_DROP_PAST = (
+    "DELETE FROM past WHERE project = ? AND (ms, seq) < "
+    "(SELECT ms, seq FROM past WHERE project = ? AND ms < ? ORDER BY ms DESC, seq DESC LIMIT 1)"
+)
 _SHORTEN_PAST = (
     "DELETE FROM past WHERE project = ? AND (ms, seq) <= "
     "(SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?)"
@@ -131,7 +135,7 @@ class SqliteLog(OfOneProcess):
         seen = tip = request.seen
         clock_ms = self._clock() if request.clock_ms is None else request.clock_ms
         stored = db.execute(_GET, (project, EPOCH)).fetchone()
-        epoch = stored[0] if stored else ""
+        epoch = str(stored[0]) if stored else ""
         unseen = _entries(db.execute(_READ_FROM, (project, *seen, MAX_UNSEEN + 2)))
         if unseen and unseen[0].id == seen:
             del unseen[0]
@@ -164,7 +168,8 @@ class SqliteLog(OfOneProcess):
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
         def work(db: sqlite3.Connection) -> dict[str, Correction]:
             rows = {key: db.execute(_CORRECTION, (project, key)).fetchone() for key in keys}
-            return {key: Correction(row[0], (row[1], row[2])) for key, row in rows.items() if row is not None}
+            noted = {key: checked_row(row, integers=3) for key, row in rows.items() if row is not None}
+            return {key: Correction(row[0], (row[1], row[2])) for key, row in noted.items()}
 
         return self._file.transact(work, write=False)
 
@@ -294,14 +299,14 @@ class SqliteLog(OfOneProcess):
 
     def _add_past(self, db: sqlite3.Connection, project: str, entries: Iterable[Entry]) -> None:
         db.executemany(_ADD_PAST, [(project, *entry.id, packed(entry)) for entry in entries])
-        db.execute("DELETE FROM past WHERE project = ? AND ms < ?", (project, self._clock() - PAST_MS))
+        db.execute(_DROP_PAST, (project, project, self._clock() - PAST_MS))
         db.execute(_SHORTEN_PAST, (project, project, MAX_PAST))
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 
     def projects(self) -> Sequence[str]:
         query = "SELECT project FROM state WHERE name = ? ORDER BY project"
-        return self._file.transact(lambda db: [project for (project,) in db.execute(query, (EPOCH,))], write=None)
+        return self._file.transact(lambda db: [str(project) for (project,) in db.execute(query, (EPOCH,))], write=None)
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.common.findings import warning  # late: `quota doctor` alone asks
@@ -321,7 +326,14 @@ class SqliteLog(OfOneProcess):
 
 def _entries(rows: sqlite3.Cursor) -> list[Entry]:
     """The entries of rows. A line that somebody else wrote may be no text."""
-    return [unpacked((ms, seq), str(line)) for ms, seq, line in rows.fetchall()]
+    return [unpacked(_id(ms, seq), str(line)) for ms, seq, line in rows.fetchall()]
+
+
+def _id(ms: object, seq: object) -> Id:
+    """The id of a row. Raises DamagedError for what no clock says."""
+    if type(ms) is not int or type(seq) is not int or not (0 <= ms < 2**53 and 0 <= seq < 2**53):
+        raise DamagedError(f"{ms!r:.50} {seq!r:.50}")
+    return ms, seq
 
 
 def _standing(db: sqlite3.Connection, project: str) -> tuple[str, Id]:
@@ -342,7 +354,7 @@ def _standing(db: sqlite3.Connection, project: str) -> tuple[str, Id]:
 def _tip(db: sqlite3.Connection, project: str) -> Id:
     """The newest entry."""
     row = db.execute(_TIP, (project,)).fetchone()
-    return START if row is None else (row[0], row[1])
+    return START if row is None else _id(*row)
 
 
 def _has(db: sqlite3.Connection, project: str, entry_id: Id, unseen: Sequence[Entry]) -> bool:
@@ -382,7 +394,7 @@ def _as_last_counted(db: sqlite3.Connection, project: str, entry: Entry) -> Entr
 def _fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> dict[str, str]:
     """Those of these fields that there are."""
     rows = {name: db.execute(_GET, (project, name)).fetchone() for name in names}
-    return {name: row[0] for name, row in rows.items() if row is not None}
+    return {name: str(row[0]) for name, row in rows.items() if row is not None}
 
 
 def _put(db: sqlite3.Connection, project: str, fields: Mapping[str, str | None]) -> None:

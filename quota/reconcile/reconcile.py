@@ -103,7 +103,7 @@ class Reconciled(NamedTuple):
             "tolerance_ms": TOLERANCE_MS,
             "buckets": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.buckets],
             "apart": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.apart],
-            "unlogged": [members(row, "limit units until") for row in self.counted],
+            "others": [members(row, "limit units until") for row in self.counted],
             "lowered": [
                 members(row, "limit configured_units granted_units until") | {"limit_units": row.enforced_units}
                 for row in self.lowered

@@ -29,6 +29,9 @@ CALLS = "calls"
 
 Kind = Literal["charge", "correction", "others", "marker", "unreadable"]
 
+_MAX_DIGITS = 15
+"""A number with more digits may be beyond 2^53."""
+
 _KINDS: dict[str, Kind] = {"c": "correction", "o": "others", "m": "marker"}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
@@ -80,7 +83,8 @@ def unpacked(entry_id: Id, line: str) -> Entry:
     try:
         if len(fields) == 6 and line[:1].isdigit():
             units, key, bucket, method, job, region = fields
-            return _new(Entry, (entry_id, int(units), bucket, method, job, region, key, "charge", "", START, 0))
+            count = _digits(units)
+            return _new(Entry, (entry_id, count, bucket, method, job, region, key, "charge", "", START, 0))
         kind = _KINDS[line[0]]
         units, key, bucket, method, job, region, *more = fields
         of, at, before_units = more if kind != "marker" else ("", "0-0", "0")
@@ -91,8 +95,8 @@ def unpacked(entry_id: Id, line: str) -> Entry:
 
 
 def _digits(text: str) -> int:
-    """Units are never below 0, whoever wrote the line. Raises ValueError."""
-    if not text.isdecimal():
+    """Units are never below 0 nor beyond 2^53, whoever wrote the line. Raises ValueError."""
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise ValueError(text)
     return int(text)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from quota.common.clock import NEVER
+from quota.common.clock import LATEST_MS, NEVER
 from quota.terms.limits import Calendar, Limit, View, paced_until
 
 
@@ -80,7 +80,7 @@ def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int
     """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
     edge: then the edge after it, and so on); before that, its pace may make room."""
     view, at_ms = full.limit.view, from_ms
-    while True:
+    while at_ms < LATEST_MS:
         edges = window.edges(at_ms)
         used_units = leaves.used_after(view, at_ms)
         next_ms = min([edges[1], *(leaves_ms for leaves_ms in leaves.others_leave_ms(view) if leaves_ms > at_ms)])
@@ -91,4 +91,8 @@ def _calendar_room_at(full: Full, window: Calendar, leaves: Leaves, from_ms: int
             # Else something leaves before the pace makes room.
             if paced_ms < next_ms:
                 return paced_ms
+        else:  # there is no room until something leaves, which may be dated far ahead
+            left_units = leaves.used_after(view, from_ms) - used_units
+            next_ms = max(next_ms, leaves.frees_at_ms(view, left_units + 1) or 0)
         at_ms = next_ms
+    return NEVER

@@ -204,7 +204,9 @@ class RunningTotal:
 
     @property
     def used_units(self) -> int:
-        return self.charged + self.others_after(self.at_ms) if self.others else self.charged
+        """Never below 0: whoever writes a log may correct what it does not hold."""
+        charged = self.charged if self.charged > 0 else 0
+        return charged + self.others_after(self.at_ms) if self.others else charged
 
     def frees_at_ms(self, units: int) -> int | None:
         """When so many of the used units (1 or more) will have left a sliding window, if nothing more is charged. None:
@@ -238,15 +240,17 @@ class RunningTotal:
         if self.leaving_to < self.head and self.leaving_to[0] <= cutoff_ms:
             return None
         left = sum(leaving.cost for leaving in self.leaving if leaving.id[0] <= cutoff_ms)
-        return self.charged - left + others
+        return max(0, self.charged - left) + others
 
     # -- keeping it --------------------------------------------------------------------------------------------------
 
     def kept(self, epoch: str) -> str:
-        """`EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`, for who comes next."""
+        """`EPOCH TOTAL GONE HEAD NEXT_MS OTHERS`, for who comes next. GONE: nothing up to here is counted, because it
+        has left the window, or the log before that."""
         next_ms = self.leaving[0].id[0] if self.leaving else max(self.next_ms, self.leaving_to[0])
+        gone = max(self.gone, min(self.floor, self.head))
         others = ",".join(f"{units}:{leaves_ms}:{name}" for (name, leaves_ms), units in self.others.items()) or "-"
-        return f"{epoch} {self.charged} {id_text(self.gone)} {id_text(self.head)} {next_ms} {others}"
+        return f"{epoch} {self.charged} {id_text(gone)} {id_text(self.head)} {next_ms} {others}"
 
     def resume(self, kept: str, epoch: str, tip: Id, trimmed: Id, now_ms: int) -> bool:
         """Go on where what was kept ends. False where that does not hold: it is of another epoch, ends behind the tip
@@ -263,11 +267,11 @@ class RunningTotal:
         if (
             of_epoch != epoch
             or not trimmed <= gone <= head <= tip
-            or gone[0] > max(0, cutoff_ms)
+            or (gone[0] > max(0, cutoff_ms) and gone != trimmed)
             or head[0] <= cutoff_ms
         ):
             return False
-        self.start(gone)
+        self.start(min(gone, (max(0, cutoff_ms), _LAST)))
         self.charged, self.head, self.next_ms, self.others = charged, head, next_at_ms, others_units
         return True
 

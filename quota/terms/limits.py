@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
+from quota.common.clock import LATEST_MS
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
@@ -142,7 +143,8 @@ class Calendar:
         return f"{self.period}{begins} in {self.zone}"
 
     def edges(self, now_ms: int) -> Edges:
-        """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]."""
+        """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]; of LATEST_MS for later times."""
+        now_ms = min(now_ms, LATEST_MS)
         known = _edges_seen.get(self, _NONE_SEEN)
         for edges in known:
             if edges[0] <= now_ms < edges[1]:

@@ -63,7 +63,7 @@ def main() -> None:
             growth.measure(
                 report, "Redis", lambda _: server.url, effort.sizes, effort.full, growth_rounds, effort.calls
             )
-            on_sqlite.measure(report, folder, rounds, effort.calls, before)
+            on_sqlite.measure(report, folder, rounds, effort.calls, before, effort.full)
             on_sqlite.measure_size(report, folder, effort.share)
             growth.measure(
                 report,

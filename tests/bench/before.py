@@ -1,35 +1,35 @@
 """Decisions as an earlier revision made them, in the same race as today's.
 
-The earlier code is installed in a folder and called in a process of its own, which makes and times its calls when told
-to and is idle while others are measured. The same code differs by some hundredths between a process of its own and the
-one that the others share; so today's guarded decisions, which are held against the earlier ones, are called both ways.
-
-    python -m bench.before URL PROJECT [STATE]
-
-reads a number of calls from each line of stdin and answers with a line: the ns that each of them took.
+The earlier code is installed in a folder and called in a process of its own (`bench.sessions`), which makes and times
+its calls when told to and is idle while others are measured. The same code differs by some hundredths between a process
+of its own and the one that the others share; so today's code, which is held against the earlier one, is called so, too.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import site
 import subprocess
 import sys
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cold import REPOSITORY, lay_out
-from bench.race import Contestant, time_calls
+from bench.kinds import DECISIONS
+from bench.race import Contestant
 from bench.report import Bar, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-GUARDED = "quota, 1 limit, guarded, in its own process"
+NOW = "now"
+HELD = "1 unit"
+"""This decision must not be slower than it was."""
+
+HELD_MOST = 1.03
 
 
 class Before:
@@ -41,49 +41,49 @@ class Before:
     def __init__(self, revision: str, folder: Path) -> None:
         unknown = f"git knows no commit {revision} here"
         self.revision = _run(unknown, "git", "rev-parse", "--verify", "--quiet", "--short=7", f"{revision}^{{commit}}")
-        self._row = f"as of {self.revision}, 1 limit, guarded"
-        self._earlier, self._today, self._state = folder / "earlier", folder / "today", folder / "state"
+        self._folder, self._earlier, self._today = folder, folder / "earlier", folder / "today"
         self._processes: list[subprocess.Popen[str]] = []
         folder.mkdir()
         archive, source = folder / "source.zip", folder / "source"
         failed = f"{self.revision} cannot be installed"
         _run(failed, "git", "archive", "--format=zip", f"--output={archive}", self.revision)
         shutil.unpack_archive(archive, source)
-        self._measures = source / "tests"  # its own: an earlier revision has other names
-        if not (self._measures / "bench" / "before.py").exists():
-            sys.exit(f"bench: {self.revision} is older than this comparison: it cannot measure itself")
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
         _run(failed, *pip, "--target", str(self._earlier), str(source))
         lay_out(self._today)
-        self._state.mkdir()
 
-    def contestants(self, kind: str, url_of: Callable[[str], str]) -> list[Contestant]:
-        """A guarded decision then, and one now. `url_of` gives the ledger for a name, which is also the project's."""
-        then, now = f"{kind}-then", f"{kind}-now"
+    def contestants(self, kind: str, url_of: Callable[[str], str], full: int) -> list[Contestant]:
+        """All kinds of decisions, then and now. `url_of` gives the ledger for a name, which is also the projects'."""
         return [
-            self._contestant(self._row, self._earlier, self._measures, url_of(then), then),
-            self._contestant(GUARDED, self._today, REPOSITORY / "tests", url_of(now), now),
+            contestant
+            for when, packages in ((self.revision, self._earlier), (NOW, self._today))
+            for contestant in self._contestants(when, packages, url_of(f"{kind}-{when}"), f"{kind}-{when}", full)
         ]
 
-    def hold(self, report: Report, kind: str, ratio: Mapping[str, float]) -> None:
-        """A decision must not be slower than it was."""
-        report.bars.append(
-            Bar(f"{kind}, guarded beside one of {self.revision}", ratio[GUARDED] / ratio[self._row], 1.03)
-        )
+    def show(self, report: Report, kind: str, ratio: Mapping[str, float]) -> None:
+        """A table of what each decision took, and takes."""
+        rows = {}
+        for name in DECISIONS:
+            then, now = ratio[f"{self.revision}: {name}"], ratio[f"{NOW}: {name}"]
+            rows[name] = (then, now, now / then)
+        columns = (self.revision, NOW, "of before")
+        report.ratios(f"{kind.lower()}-before", f"{kind}: before and now, as ratios to the floor", columns, rows)
+        report.bars.append(Bar(f"{kind}, {HELD}, beside {self.revision}", rows[HELD][2], HELD_MOST))
 
     def close(self) -> None:
         for process in self._processes:
             process.communicate()  # the end of its stdin is its end
 
-    def _contestant(self, name: str, packages: Path, measures: Path, url: str, project: str) -> Contestant:
+    def _contestants(self, when: str, packages: Path, url: str, name: str, full: int) -> list[Contestant]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("QUOTA_", "PYTHON"))}
-        places = [str(packages), str(measures), *site.getsitepackages()]
-        state = self._state / project
-        state.mkdir(parents=True)
+        folder = self._folder / name
+        folder.mkdir()
+        environment["QUOTA_STATE_DIR"] = str(folder / "state")
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages), str(REPOSITORY / "tests"), *site.getsitepackages()])
         process = subprocess.Popen(
             # Without `site`, nothing reads the .pth file by which an editable install leads to the working tree.
-            [sys.executable, "-S", "-P", "-m", "bench.before", url, project, str(state)],
-            env=environment | {"PYTHONPATH": os.pathsep.join(places)},
+            [sys.executable, "-S", "-P", "-m", "bench.sessions", url, str(folder), str(full)],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,18 +92,22 @@ class Before:
         self._processes.append(process)
 
         def answer() -> str:
+            assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                _give_up(f"cannot measure '{name}'", process.communicate()[1])
+                _give_up(f"cannot measure '{when}'", process.communicate()[1])
             return line.rstrip("\n")
 
-        def time_there(calls: int) -> list[int]:
-            print(calls, file=process.stdin, flush=True)
+        def times_ns(kind: str, calls: int) -> list[int]:
+            print(calls, kind, file=process.stdin, flush=True)
             return [int(ns) for ns in answer().split()]
 
         for place in answer().split(os.pathsep):
-            assert Path(place).is_relative_to(packages), f"'{name}' would measure {place}"
-        return Contestant(name, lambda: time_there(1), time_calls=time_there)
+            assert Path(place).is_relative_to(packages), f"'{when}' would measure {place}"
+        return [
+            Contestant(f"{when}: {kind}", partial(times_ns, kind, 1), time_calls=partial(times_ns, kind))
+            for kind in DECISIONS
+        ]
 
 
 def _run(failure: str, *command: str) -> str:
@@ -120,27 +124,3 @@ def _give_up(failure: str, said: str) -> NoReturn:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("ERROR: ")] or lines  # pip says less in its last lines
     sys.exit(": ".join(["bench", failure, *telling[-1:]]))
-
-
-def serve(url: str, project: str, state: str | None = None) -> None:
-    """Say where the code is from, then charge as told; guarded if there is a state folder.
-
-    Later revisions start this module of an earlier one: the arguments and what is printed must stay.
-    """
-    import quota
-    from bench.budgets import CHEAP, budget, charging, guarded, one
-    from quota.ledger.factory import open_ledger
-
-    print(quota.__file__, *import_module("quota.lua").__path__, sep=os.pathsep, flush=True)
-    ledger = open_ledger(url)
-    spent = guarded(ledger, project, one(), Path(state)) if state else budget(ledger, project, one())
-    call = charging(spent, CHEAP, 1)
-    gc.disable()  # as in the race
-    for line in sys.stdin:
-        calls = int(line)
-        time_calls(call, calls // 2)  # the first ones after a change of process are slow
-        print(*time_calls(call, calls), flush=True)
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bench.kinds import CHEAP, DEAR, DECISIONS, LABELS
 from quota.budget import Budget
-from quota.common.clock import host_clock
-from quota.decision import Decision
-from quota.ledger.entry import Charge
-from quota.recovery.allowance import Allowance
+from quota.deciding.allowance import Allowance
+from quota.deciding.corrections import add
+from quota.deciding.project import Project
+from quota.deciding.recorder import Recorder
+from quota.journal.journal import Journal
+from quota.ledger.identity import Identity
+from quota.rules.entry import START, Entry
+from quota.rules.keys import Keys
 from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 
@@ -17,13 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.decision import Decision
-    from quota.ledger.contract import Ledger
+    from quota.ledger.log import Log
 
 PLENTY = 10**9
-CHEAP, DEAR = "videos.list", "search.list"
-DEAR_UNITS = 100
-LABELS = {"job": "trending", "region": "US"}
-REPAID_AT_ONCE = 100
+ADDED_AT_ONCE = 500
 NOTHING = "return 1"
 """The script of the floors."""
 
@@ -49,24 +51,27 @@ def three(units: int = PLENTY) -> list[Limit]:
     return [day(units), Limit("pacific-day", units, pacific, units, 0), Limit("search", units, search, units, 0)]
 
 
-def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
-    return Budget(credential="main", project=project, book=BOOK, limits=limits, ledger=ledger, clock=clock)
+def budget(ledger: Log, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
+    """Without what a machine remembers of the log."""
+    return Budget(credential="main", book=BOOK, limits=limits, project=Project(ledger, project, clock=clock))
 
 
-def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
-    """As a session makes it: with what remembers the ledger, and what answers while the ledger cannot."""
-    from quota.recovery.high_water_mark import (
-        HighWaterMark,
-    )  # not above: an earlier revision, as in `bench.before`, has none
-
+def guarded(ledger: Log, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
+    """As a session makes it: with a journal of what this machine saw of the log, with what answers while the ledger
+    cannot, and with what counts refusals."""
+    opened = Project(
+        ledger,
+        project,
+        journal=Journal(folder, Identity(ledger.label, project), keep_ms=DAY_MS),
+        keys=Keys(folder=folder),
+    )
     return Budget(
         credential="main",
-        project=project,
         book=BOOK,
         limits=limits,
-        ledger=ledger,
-        high_water_mark=HighWaterMark(str(folder / "high-water-marks" / project / "1"), project),
-        allowance=Allowance(str(folder / "allowance.db"), 1, 50, host_clock),
+        project=opened,
+        allowance=Allowance(1, 50),
+        recorder=Recorder(opened.state),
     )
 
 
@@ -81,41 +86,51 @@ def charging(spent: Budget, method: str, units: int) -> Callable[[], Decision]:
     return call
 
 
-def refusing(ledger: Ledger, project: str, *, walked: int) -> Callable[[], Decision]:
-    """A charge of 100 that is refused, and whose time to come back is known after `walked` entries of the log."""
-    units = DEAR_UNITS // walked
-    full = budget(ledger, project, [day(5 * DEAR_UNITS)])
-    for _ in range(5 * walked):
-        full.charge(CHEAP, units=units, **LABELS)
+def refusing(full: Budget, units: int) -> Callable[[], Decision]:
+    """A charge that must be refused."""
 
     def call() -> Decision:
-        decision = full.charge(DEAR, **LABELS)
+        decision = full.charge(DEAR, units=units, **LABELS)
         assert decision.reason == "limit", decision
         return decision
 
     return call
 
 
-def refusing_when_full(full: Budget, ledger: Ledger, charges: int, units: int) -> Callable[[], Decision]:
-    """A charge that is refused by the limits of a budget, each of them full of charges of 1."""
-    full.charge(DEAR, units=1, **LABELS)  # a ledger has an epoch once somebody was admitted
-    fill(ledger, full.project, charges - 1, DEAR)
-    full.charge(DEAR, units=2, **LABELS)  # the totals are known then, and when another call fits
-
-    def call() -> Decision:
-        decision = full.charge(DEAR, units=units, **LABELS)
-        assert not decision.admitted, decision
-        return decision
-
-    return call
+def fill_up(full: Budget, charges: int) -> Budget:
+    """Fill the limits of a budget with charges of 1. It has read them when this returns."""
+    fill(full.ledger, full.project, charges, DEAR)
+    full.charge(DEAR, units=2, **LABELS)
+    return full
 
 
-def fill(ledger: Ledger, project: str, charges: int, method: str = CHEAP, after: int = 0) -> None:
-    """Put charges into the log quickly, a hundred in each call, without deciding about them; `after` so many before."""
-    for first in range(after + 1, after + charges + 1, REPAID_AT_ONCE):
-        numbers = range(first, min(first + REPAID_AT_ONCE, after + charges + 1))
-        batch = [(n, Charge(1, "units", method, "trending", "US", f"filling-{n}")) for n in numbers]
-        ledger.repay(project, "bench", batch)
+def fill(
+    ledger: Log,
+    project: str,
+    charges: int,
+    method: str = CHEAP,
+    *,
+    after: int = 0,
+    clock: Callable[[], int] | None = None,
+) -> None:
+    """Put charges into the log quickly, many at once, without deciding about them; `after` so many before."""
+    opened = Project(ledger, project, clock=clock)
+    for first in range(after, after + charges, ADDED_AT_ONCE):
+        numbers = range(first, min(first + ADDED_AT_ONCE, after + charges))
+        add(opened, [Entry(START, 1, "units", method, "trending", "US", f"filling-{n}") for n in numbers])
+
+
+def decisions(ledger: Log, folder: Path, full: int) -> dict[str, Callable[[], Decision]]:
+    """The guarded decisions, each of a project of its own. Those that are refused meet `full` charges of 1."""
+    calls = {}
+    for number, (name, kind) in enumerate(DECISIONS.items()):
+        limits = three(full if kind.refused else PLENTY)[: kind.limits]
+        spent = guarded(ledger, f"decision-{number}", limits, folder)
+        if kind.refused:
+            calls[name] = refusing(fill_up(spent, full), kind.units)
+        else:
+            calls[name] = charging(spent, kind.method, kind.units)
+    return calls
 
 
 class SteppingClock:
@@ -129,7 +144,7 @@ class SteppingClock:
 
 
 def spread_over_a_day(
-    ledger: Ledger, clock: SteppingClock, project: str, charges: int, units: int, limits: Sequence[Limit] = ()
+    ledger: Log, clock: SteppingClock, project: str, charges: int, units: int, limits: Sequence[Limit] = ()
 ) -> Callable[[], Decision]:
     """Fill a day evenly; what is returned goes on at that pace, so that each charge comes as one expires."""
     spent = budget(ledger, project, limits or [day()], clock=clock)

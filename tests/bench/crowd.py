@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from bench.budgets import CHEAP, charging, guarded, one
+from bench.budgets import charging, guarded, one
 from bench.inbound import POLICIES, asking
+from bench.kinds import CHEAP
 from bench.race import time_calls
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import open_ledger

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.budgets import CHEAP, SteppingClock, budget, charging, fill, one, spread_over_a_day
+from bench.budgets import SteppingClock, budget, charging, fill, one, spread_over_a_day
+from bench.kinds import CHEAP
 from bench.race import Contestant, race
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -13,20 +13,17 @@ from unittest.mock import patch
 import redis
 
 from bench.budgets import (
-    CHEAP,
-    DEAR,
-    DEAR_UNITS,
-    LABELS,
     PLENTY,
     SteppingClock,
     budget,
     fill,
-    refusing_when_full,
+    fill_up,
     three,
 )
+from bench.kinds import CHEAP, DEAR, DEAR_UNITS, LABELS
 from bench.plan import measure as measure_plan
 from bench.report import Figure, Report
-from quota.errors import LedgerError
+from quota.deciding.project import Project
 from quota.jobs.store.store import Store
 from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_spending
@@ -79,14 +76,15 @@ def _far(server: RedisServer, full: int) -> Iterator[Figure]:
     with Proxy(server.port) as proxy:
         proxy.fail("delay-request", times=10_000, match=b"", delay_s=FAR_S)
         filling, ledger = open_ledger(server.url), open_ledger(proxy.url)
-        refusing_when_full(budget(filling, "far", three(full)), filling, full, DEAR_UNITS)
+        fill_up(budget(filling, "far", three(full)), full)
         filling.close()
         spent = budget(ledger, "far-admitted", three())
         spent.charge(DEAR, **LABELS)
+        full_up = budget(ledger, "far", three(full))
         for name, call in (
             ("admitted", lambda: spent.charge(DEAR, **LABELS)),
-            ("the first refusal", lambda: _refused(budget(ledger, "far", three(full)), DEAR_UNITS)),
-            ("refused again", lambda: _refused(budget(ledger, "far", three(full)), DEAR_UNITS)),
+            ("the first refusal", lambda: _refused(full_up, DEAR_UNITS)),
+            ("refused again", lambda: _refused(full_up, DEAR_UNITS)),
         ):
             before = proxy.trips
             call()
@@ -131,7 +129,7 @@ def _long_log(server: RedisServer, charges: int) -> Iterator[Figure]:
     ledger = open_ledger(server.url, clock=clock)
     an_hour = charges // 20
     for hour in range(20):
-        fill(ledger, "long", an_hour, after=hour * an_hour)
+        fill(ledger, "long", an_hour, after=hour * an_hour, clock=clock)
         clock.ms += HOUR_MS
     selector = Selector(buckets=("units",), methods=(CHEAP,))
     spent = budget(ledger, "long", [Limit("new", PLENTY, View(selector, Sliding(DAY_MS)), PLENTY, 0)], clock=clock)
@@ -152,13 +150,9 @@ def _long_log(server: RedisServer, charges: int) -> Iterator[Figure]:
     yield Figure(f"Redis, new limit, {charges:,}: longest command", longest_us / 1000, "ms")
     said = f"{len(answers):,} decision{'s'[: len(answers) > 1]}, first: {answers[0]}"
     yield Figure(f"  all of it: {said}", all_ms / 1000, "s")
-    more = True
-    while more:
-        with suppress(LedgerError):  # a busy machine did not answer in time
-            more = ledger.roll_up("long", clock.ms)
-    for name, by in (("hourly history", "method"), ("log", "run")):
-        took_ms = _timed(lambda by=by: read_spending(ledger, "long", by, clock.ms - DAY_MS))
-        yield Figure(f"spend, {charges:,} charges, from the {name}", took_ms / 1000, "s")
+    spending = Project(ledger, "long", clock=clock)
+    took_ms = _timed(lambda: read_spending([spending], "method", clock.ms - DAY_MS))
+    yield Figure(f"spend, {charges:,} charges", took_ms / 1000, "s")
     ledger.close()
 
 

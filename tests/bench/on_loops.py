@@ -11,7 +11,8 @@ from unittest.mock import patch
 import redis.asyncio
 
 import quota
-from bench.budgets import CHEAP, LABELS, NOTHING
+from bench.budgets import NOTHING
+from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 

@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import redis
 
-from bench.budgets import (
-    CHEAP,
-    DEAR,
-    DEAR_UNITS,
-    LABELS,
-    NOTHING,
-    SteppingClock,
-    budget,
-    charging,
-    day,
-    guarded,
-    one,
-    refusing,
-    refusing_when_full,
-    spread_over_a_day,
-    three,
-    two,
-)
-from bench.peers import REDIS_PEERS, limits_when_full
+from bench.budgets import NOTHING, SteppingClock, budget, decisions, spread_over_a_day, three
+from bench.kinds import DEAR, DEAR_UNITS, LABELS
+from bench.peers import LIMITS, REDIS_PEERS, limits_decisions
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.ledger.factory import open_ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bench.before import Before
-    from quota.decision import Decision
-    from quota.ledger.contract import Ledger
-    from quota.terms.limits import Limit
     from support.servers import RedisServer
 
 DAY_UNITS = 9_500
-LIMITS = "limits, moving window"
-BESIDE_LIMITS = (
-    ("1 limit, guarded", f"{LIMITS}, 1 unit", 1.2),
-    ("1 limit, 100 units, guarded", f"{LIMITS}, 100 units", 0.75),
-    ("1 limit, refused, guarded", f"{LIMITS}, refused", 1.4),
-)
-"""Each of our decisions, the same one of the library `limits`, and how much of its time ours may take."""
+BESIDE_LIMITS = {
+    "1 unit": ("1 unit", 1.15),
+    "100 units": ("100 units", 0.7),
+    "3 limits, 1 unit": ("1 unit", 1.3),
+    "refused, 1 unit": ("refused, 1 unit", 1.1),
+    "refused, 100 units": ("refused, 100 units", 1.25),
+    "3 limits, refused, 100 units": ("refused, 100 units", 1.5),
+}
+"""Of each guarded decision: the one of the library `limits`, with its one limit, and how much of its time ours may take
+on Redis."""
 
-SQLITE = "SQLite, 1 limit, guarded"
-SQLITE_MOST = 1.6
-"""Beside the floor of Redis."""
+SQLITE_MOST = {"1 unit": 1.2, "3 limits, 1 unit": 1.35, "refused, 1 unit": 0.9, "refused, 100 units": 1.2}
+"""Of the guarded decisions on SQLite, beside the floor of Redis."""
 
 
 def measure(
@@ -67,36 +51,43 @@ def measure(
     ledger, in_file = open_ledger(server.url), open_ledger(f"sqlite:///{folder / 'beside.db'}")
     client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
-    earlier = before.contestants("Redis", lambda _: server.url) if before else []
+    theirs = limits_decisions(server.url, full)
+    peeks = budget(ledger, "peek", three())
     contestants = [
         Contestant("floor: EVALSHA return 1", lambda: client.evalsha(sha, 0)),
-        *_ours(ledger, folder, earlier, full),
-        Contestant(SQLITE, charging(guarded(in_file, "beside", one(), folder), CHEAP, 1)),
-        *_peers(client, server),
+        *(Contestant(f"quota, {name}", call) for name, call in decisions(ledger, folder / "redis", full).items()),
+        *(Contestant(f"SQLite, {name}", call) for name, call in decisions(in_file, folder / "sqlite", full).items()),
+        *(before.contestants("Redis", lambda _: server.url, full) if before else ()),
+        Contestant("quota, peek, 3 limits", lambda: peeks.peek(DEAR, **LABELS)),
+        *_peers(client, server, theirs),
     ]
-    refused = limits_when_full(server.url, full)
-    if refused is not None:
-        contestants.append(Contestant(f"{LIMITS}, refused", refused))
     rows = race(contestants, rounds, calls, report.progress)
     report.race(
         "redis",
-        "Redis: time of a decision",
+        "Redis, and SQLite beside it: time of a decision",
         rows,
+        "guarded: with a journal and an allowance; 1 limit, if not 3;\n"
         "ratio to a bare `EVALSHA return 1` through redis.Redis, of the same round;\n"
-        "the peers begin each round with an empty budget; `guarded`: it remembers\nlosses and has an allowance",
+        "the peers begin each round with an empty budget, if they are not full",
     )
+    ratio = {row.name: row.ratio for row in rows}
+    if theirs:
+        beside = {
+            name: tuple(ratio[f"{ours}, {name}"] / ratio[f"{LIMITS}, {other}"] for ours in ("quota", "SQLite"))
+            for name, (other, _) in BESIDE_LIMITS.items()
+        }
+        title = f"Beside the same decision of {LIMITS}, with one limit"
+        report.ratios("beside-limits", title, ("Redis", "SQLite"), beside)
+        report.bars += [Bar(f"{name}, beside limits", beside[name][0], BESIDE_LIMITS[name][1]) for name in beside]
     left_out = sorted({peer.module for peer in REDIS_PEERS if not peer.installed})
     if left_out:
         print(f"left out, not installed: {', '.join(left_out)}")
-    ratio = {row.name: row.ratio for row in rows}
     report.bars += [
-        Bar(f"Redis, {ours}, beside limits", ratio[f"quota, {ours}"] / ratio[theirs], most)
-        for ours, theirs, most in BESIDE_LIMITS
-        if theirs in ratio
+        Bar(f"SQLite, {name}, beside Redis's floor", ratio[f"SQLite, {name}"], most)
+        for name, most in SQLITE_MOST.items()
     ]
-    report.bars.append(Bar(f"{SQLITE}, beside Redis's floor", ratio[SQLITE], SQLITE_MOST))
     if before:
-        before.hold(report, "Redis", ratio)
+        before.show(report, "Redis", ratio)
     for opened in (ledger, in_file, client):
         opened.close()
 
@@ -125,42 +116,25 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
     report.sizes("redis-memory", "Redis: memory of a day, all keys together", rows)
 
 
-def _ours(ledger: Ledger, folder: Path, earlier: Sequence[Contestant], full: int) -> list[Contestant]:
-    def of(project: str, method: str, units: int, limits: Sequence[Limit]) -> Callable[[], Decision]:
-        return charging(guarded(ledger, project, limits, folder), method, units)
-
-    refusing_one = guarded(ledger, "full", [day(full)], folder)
-    peeks = budget(ledger, "peek", three())
-    return [
-        Contestant("quota, 1 limit, guarded", of("guarded", CHEAP, 1, one())),
-        Contestant("quota, 1 limit, 100 units, guarded", of("guarded-dear", DEAR, DEAR_UNITS, one())),
-        Contestant("quota, 1 limit, refused, guarded", refusing_when_full(refusing_one, ledger, full, 1)),
-        *earlier,
-        Contestant("quota, 2 limits, guarded", of("guarded-2", DEAR, 1, two())),
-        Contestant("quota, 3 limits, guarded", of("guarded-3", DEAR, 1, three())),
-        Contestant("quota, 1 limit, 1 unit", charging(budget(ledger, "one", one()), CHEAP, 1)),
-        Contestant("quota, refused, time after 100 entries", refusing(ledger, "refused-100", walked=100)),
-        Contestant("quota, peek, 3 limits", lambda: peeks.peek(DEAR, **LABELS)),
-    ]
-
-
-def _peers(client: redis.Redis, server: RedisServer) -> list[Contestant]:
-    contestants = []
+def _peers(
+    client: redis.Redis, server: RedisServer, decided: Mapping[str, Callable[[], object]]
+) -> Iterator[Contestant]:
+    """The other libraries; of `limits` all that is `decided` here."""
+    for name, call in decided.items():
+        prepare = None if name.startswith("refused") else partial(_forget, client, "*beside-*")
+        yield Contestant(f"{LIMITS}, {name}", call, prepare)
     for number, peer in enumerate(REDIS_PEERS):
-        if peer.installed:
+        if peer.installed and peer.name != LIMITS:
             for units in (1, DEAR_UNITS):
                 key = f"peer-{number}-{units}."
                 hit = peer.make(client, server.url, key)
                 name = f"{peer.name}, {units} unit{'s' if units > 1 else ''}"
-                contestants.append(
-                    Contestant(name, lambda hit=hit, units=units: hit(units), lambda key=key: _forget(client, key))
-                )
-    return contestants
+                yield Contestant(name, partial(hit, units), partial(_forget, client, f"*{key}*"))
 
 
-def _forget(client: redis.Redis, key: str) -> None:
+def _forget(client: redis.Redis, pattern: str) -> None:
     """Begin the day anew: a peer that keeps one entry for each unit would soon hold more than any day has."""
-    for kept in client.keys(f"*{key}*"):
+    for kept in client.keys(pattern):
         client.delete(kept)
 
 

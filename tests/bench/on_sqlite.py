@@ -8,19 +8,14 @@ from time import time_ns
 from typing import TYPE_CHECKING
 
 from bench.budgets import (
-    CHEAP,
-    DEAR,
-    DEAR_UNITS,
-    LABELS,
     SteppingClock,
     budget,
-    charging,
-    guarded,
+    decisions,
     one,
-    refusing,
     spread_over_a_day,
     three,
 )
+from bench.kinds import CHEAP, DEAR, DEAR_UNITS, LABELS
 from bench.peers import pyrate_sqlite
 from bench.race import Contestant, race
 from quota.ledger.factory import open_ledger
@@ -31,33 +26,22 @@ if TYPE_CHECKING:
 
     from bench.before import Before
     from bench.report import Report
-    from quota.ledger.contract import Ledger
 
 DAY_UNITS = 9_500
 
 
-def measure(report: Report, folder: Path, rounds: int, calls: int, before: Before | None) -> None:
-    """How long a decision takes; and took, `before`."""
+def measure(
+    report: Report, folder: Path, rounds: int, calls: int, before: Before | None, full: int = DAY_UNITS
+) -> None:
+    """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
     report.progress.begin("SQLite, time of a decision")
-    ledgers: list[Ledger] = []
-
-    def ledger(name: str) -> Ledger:
-        ledgers.append(open_ledger(f"sqlite:///{folder / name}.db"))
-        return ledgers[-1]
-
-    peeked = budget(ledger("peek"), "main", three())
-    peeked.charge(DEAR, **LABELS)
-    earlier = before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db") if before else []
+    ledger = open_ledger(f"sqlite:///{folder / 'ledger.db'}")
+    peeked = budget(ledger, "peek", three())
+    earlier = before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db", full) if before else []
     contestants = [
         Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
-        Contestant("quota, 1 limit, 1 unit", charging(budget(ledger("one"), "main", one()), CHEAP, 1)),
-        Contestant("quota, 1 limit, guarded", charging(guarded(ledger("guarded"), "main", one(), folder), CHEAP, 1)),
+        *(Contestant(f"quota, {name}", call) for name, call in decisions(ledger, folder / "file", full).items()),
         *earlier,
-        Contestant("quota, 1 limit, 100 units", charging(budget(ledger("dear"), "main", one()), DEAR, DEAR_UNITS)),
-        Contestant("quota, 3 limits, 1 unit", charging(budget(ledger("three"), "main", three()), DEAR, 1)),
-        Contestant("quota, 3 limits, 100 units", charging(budget(ledger("all"), "main", three()), DEAR, DEAR_UNITS)),
-        Contestant("quota, refused, time after 1 entry", refusing(ledger("refused-1"), "main", walked=1)),
-        Contestant("quota, refused, time after 100 entries", refusing(ledger("refused-100"), "main", walked=100)),
         Contestant("quota, peek, 3 limits", lambda: peeked.peek(DEAR, **LABELS)),
     ]
     for units in (1, DEAR_UNITS):
@@ -71,13 +55,13 @@ def measure(report: Report, folder: Path, rounds: int, calls: int, before: Befor
         "sqlite",
         "SQLite: time of a decision",
         rows,
+        "guarded: with a journal and an allowance; 1 limit, if not 3;\n"
         "ratio to a bare INSERT into a table of the same shape, WAL, synchronous NORMAL;\n"
         "pyrate-limiter begins each round with an empty budget; `mean` includes the\ncheckpoints",
     )
     if before:
-        before.hold(report, "SQLite", {row.name: row.ratio for row in rows})
-    for opened in ledgers:
-        opened.close()
+        before.show(report, "SQLite", {row.name: row.ratio for row in rows})
+    ledger.close()
 
 
 def measure_size(report: Report, folder: Path, share: int) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Hit = Callable[[int], object]
 
 PLENTY = 10**8
+LIMITS = "limits, moving window"
 
 SET_RECIPE = """
 local time = redis.call('TIME')
@@ -60,21 +61,37 @@ def _limits(client: redis.Redis, url: str, key: str) -> Hit:
     return lambda units: limiter.hit(item, key, cost=units)
 
 
-def limits_when_full(url: str, full: int) -> Callable[[], object] | None:
-    """A hit of the library `limits` on a day that is full; None if it is not installed."""
+def limits_decisions(url: str, full: int) -> dict[str, Callable[[], object]]:
+    """The decisions of `bench.kinds` with one limit, by the library `limits`; empty if it is not installed. Those that
+    are refused meet `full` entries."""
     if find_spec("limits") is None:
-        return None
+        return {}
     from limits import RateLimitItemPerDay
     from limits.storage import RedisStorage
     from limits.strategies import MovingWindowRateLimiter
 
-    limiter, item = MovingWindowRateLimiter(RedisStorage(url)), RateLimitItemPerDay(full)
-    limiter.hit(item, "full", cost=full)
+    limiter = MovingWindowRateLimiter(RedisStorage(url))
+    item, small = RateLimitItemPerDay(PLENTY), RateLimitItemPerDay(full)
+    limiter.hit(small, "full", cost=full)
 
-    def call() -> None:
-        assert not limiter.hit(item, "full")
+    def hit(units: int, key: str) -> Callable[[], object]:
+        def call() -> None:
+            assert limiter.hit(item, key, cost=units)
 
-    return call
+        return call
+
+    def refused(units: int) -> Callable[[], object]:
+        def call() -> None:
+            assert not limiter.hit(small, "full", cost=units)
+
+        return call
+
+    return {
+        "1 unit": hit(1, "beside-1"),
+        "100 units": hit(100, "beside-100"),
+        "refused, 1 unit": refused(1),
+        "refused, 100 units": refused(100),
+    }
 
 
 def _pyrate(client: redis.Redis, url: str, key: str) -> Hit:
@@ -105,7 +122,7 @@ def _throttled(using: str) -> Callable[[redis.Redis, str, str], Hit]:
 
 REDIS_PEERS = (
     Peer("a set with one member per unit", "redis", _set_recipe),
-    Peer("limits, moving window", "limits", _limits),
+    Peer(LIMITS, "limits", _limits),
     Peer("pyrate-limiter, Redis bucket", "pyrate_limiter", _pyrate),
     Peer("throttled-py, sliding window", "throttled", _throttled("sliding_window")),
     Peer("throttled-py, GCRA", "throttled", _throttled("gcra")),

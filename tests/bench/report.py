@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bench.race import Row
 
@@ -75,6 +75,14 @@ class Report:
             spread = f"{row.low:.2f}-{row.high:.2f}"
             print(f"{row.name:<{NAME_WIDTH}}{row.us:>8.0f}{row.ratio:>7.2f}{spread:>14}{row.mean:>7.2f}")
         self.tables[key] = [asdict(row) for row in rows]
+
+    def ratios(self, key: str, title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
+        """A table of ratios, a row for each name."""
+        self._begin(title, "")
+        print(f"{'':<{NAME_WIDTH}}" + "".join(f"{column:>10}" for column in columns))
+        for name, ratios in rows.items():
+            print(f"{name:<{NAME_WIDTH}}" + "".join(f"{ratio:>10.2f}" for ratio in ratios))
+        self.tables[key] = [{"name": name, **dict(zip(columns, ratios, strict=True))} for name, ratios in rows.items()]
 
     def sizes(self, key: str, title: str, rows: Sequence[tuple[str, int, int]], note: str = "") -> None:
         """A table of sizes: name, bytes, and how many charges they hold."""

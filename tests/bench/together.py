@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from bench.budgets import CHEAP, LABELS, guarded, two
+from bench.budgets import guarded, two
+from bench.kinds import CHEAP, LABELS
 from bench.race import Contestant, race
 from quota.ledger.factory import open_ledger
 

@@ -6,11 +6,14 @@ import json
 import sqlite3
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from chaos.scene import MACHINES
+from quota.journal.draws import Draws
+from quota.ledger.identity import Identity
+from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +45,9 @@ class Life:
     kind: str
     killed: bool
     events: list[Event]
-    wrong_clock: bool = False
+    ahead_ms: int = 0
+    """So far ahead its clock stood."""
+
     last_attempt: Attempt | None = None
 
 
@@ -54,7 +59,9 @@ class Attempt:
     call: str
     life: Life
     decision: Event | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entry: Entry | None = None
+    """The charge in the ledger's log."""
+
     draw: Draw | None = None
     arrival: Arrival | None = None
 
@@ -98,7 +105,7 @@ class Evidence:
     lives: list[Life]
     attempts: dict[str, Attempt]
     entries: dict[str, Entry]
-    """Every charge that was ever in the ledger, by id; what it lost included."""
+    """Every charge that was ever in the ledger, by token; what it lost included."""
 
     draws: list[Draw]
     stores: dict[str, Stored]
@@ -136,14 +143,14 @@ def _put_together(
     draws: list[Draw],
     stores: dict[str, Stored],
 ) -> Evidence:
-    entries = {e.id: e for log in (*(loss.log for loss in course.losses), course.log) for e in log}
+    entries = {e.token: e for log in (*(loss.log for loss in course.losses), course.log) for e in log}
     return Evidence(scene, course, wire, lives, _attempts(lives, entries, draws, wire), entries, draws, stores)
 
 
 def _life(path: Path, killed: set[str]) -> Life:
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    start: Event = events[0] if events else {"machine": "", "kind": "", "wrong_clock": False}
-    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events, start["wrong_clock"])
+    start: Event = events[0] if events else {"machine": "", "kind": "", "ahead_ms": 0}
+    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events, start["ahead_ms"])
 
 
 def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
@@ -161,9 +168,8 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
             elif event["event"] == "decision" and event["commit"] and asked:
                 decided.append((asked, event))
                 asked = []
-    for entry in sorted(entries.values(), key=lambda e: (e.ms, e.seq)):
-        if entry.token in found:
-            found[entry.token].entries.append(entry)
+    for token, attempt in found.items():
+        attempt.entry = entries.get(token)
     for draw in draws:
         found[draw.token].draw = draw
     for asked, event in decided:
@@ -172,31 +178,32 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
     # was charged before a loss was known, and not admitted, has not left.
     for arrival in wire:
         for attempt in by_call[arrival.call]:
-            if attempt.arrival is None and attempt.admitted and (attempt.entries or attempt.draw):
+            if attempt.arrival is None and attempt.admitted and (attempt.entry or attempt.draw):
                 attempt.arrival = arrival
                 break
     return found
 
 
 def _named_by(decision: Event, asked: list[Attempt]) -> Attempt:
-    """Of the tokens that were taken for a decision, the one of the charge or draw that it names: others were for a
-    charge that was taken back, or name an epoch."""
-    for attempt in asked:
-        is_drawn = attempt.draw is not None and decision["source"] == "allowance"
-        if is_drawn or any(entry.id == decision["id"] for entry in attempt.entries):
-            return attempt
-    return asked[-1]
+    """Of the tokens that were taken for a decision, the one that it names: others are of epochs and corrections."""
+    return next((attempt for attempt in asked if attempt.token == token_of(decision)), asked[0])
+
+
+def token_of(decision: Event) -> str:
+    """The token of the charge or draw that a decision names; "" where it names none."""
+    return str(decision["id"] or "").partition("-")[2]
 
 
 def drawn(machine: str, state: Path) -> list[Draw]:
-    """The journal of a machine's allowance, in its state folder."""
-    if not (state / "allowance.db").exists():
-        return []
-    with closing(sqlite3.connect(state / "allowance.db")) as db:
-        rows = db.execute(
-            "SELECT number, drawn_ms, units, idempotency_key, repaid FROM draws ORDER BY number"
-        ).fetchall()
-    return [Draw(machine, number, ms, units, key, bool(repaid)) for number, ms, units, key, repaid in rows]
+    """What a machine drew on its allowance, by its state folder."""
+    draws = []
+    for path in state.rglob("draws"):
+        kept = Draws(str(path.parent), Identity("", ""), keep_ms=DAY_MS)
+        draws += kept.drawn(DAY_MS, DAY_MS)
+    return [
+        Draw(machine, number, draw.entry.id[0], draw.entry.units, draw.entry.key, draw.handed_id is not None)
+        for number, draw in enumerate(draws, 1)
+    ]
 
 
 def store_id(scene: Scene, machine: str) -> str:

@@ -21,19 +21,22 @@ import json
 import logging
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import quota
+from quota.ledger.state import State
+from quota.rules.keys import Keys
 from quota.session import Session
-from quota.terms.attribution import AttemptKeys
+from quota.settings.folders import state_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.ledger.log import Log as Ledger
-    from quota.rules.claims import Claim, Ending
-    from quota.settings.model import Settings
+    from quota.deciding.project import Project
+    from quota.rules.claims import Claim, Claimed, Ending
+    from quota.settings.model import CredentialSettings, Settings
 
 
 def now_ms() -> int:
@@ -63,17 +66,17 @@ class Journal:
         return self.call
 
 
-class NotedAttemptKeys(AttemptKeys):
-    """AttemptKeys that are in the journal before anybody else sees them."""
+class NotedKeys(Keys):
+    """Keys that are in the journal before anybody else sees them."""
 
-    def __init__(self, journal: Journal) -> None:
-        super().__init__()
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        super().__init__(folder=folder)
         self._journal = journal
 
     def next(self) -> str:
-        token = super().next()
-        self._journal.note("token", token=token, call=self._journal.call)
-        return token
+        key = super().next()
+        self._journal.note("token", token=key, call=self._journal.call)
+        return key
 
 
 class NotedSession(Session):
@@ -81,16 +84,15 @@ class NotedSession(Session):
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         super().__init__(settings)
-        self._attempt_keys = NotedAttemptKeys(journal)
         self._journal = journal
+        self.keys = NotedKeys(journal, state_folder())
 
-    @property
-    def ledger(self) -> Ledger:
-        ledger = super().ledger
-        if not isinstance(ledger.claim, NotedClaim):
-            ledger.claim = NotedClaim(ledger.claim, self._journal)  # type: ignore[method-assign]
-            ledger.end_claim = NotedEnd(ledger.end_claim, self._journal)  # type: ignore[method-assign]
-        return ledger
+    def _project(self, chosen: CredentialSettings) -> Project:
+        project = super()._project(chosen)
+        if not isinstance(project.state, NotedState):
+            state = project.state
+            project.state = NotedState(state.log, state.project, state.new_key, state.clock, self._journal)
+        return project
 
     def budget(self, credential: str | None = None) -> Budget:
         budget = super().budget(credential)
@@ -128,35 +130,31 @@ class NotedDecide:
         return decisions
 
 
-class NotedClaim:
-    """`Ledger.claim`, with what it was asked for and what it answered noted."""
+@dataclass(frozen=True)
+class NotedState(State):
+    """The state of a project. What is asked of claims is noted with the answers, and which runs give their regions
+    up."""
 
-    def __init__(self, claim: Any, journal: Journal) -> None:
-        self._claim, self._journal = claim, journal
+    journal: Journal | None = None
 
-    def __call__(self, project: str, claim: Claim, *, take_over: bool = False) -> Any:
+    def claim(self, claim: Claim, *, take_over: bool = False) -> Claimed:
+        assert self.journal is not None
         asked = {"job": claim.name, "run": claim.run, "regions": claim.regions, "took_over": take_over}
         if take_over:
-            self._journal.note("taking", **asked)
+            self.journal.note("taking", **asked)
         try:
-            claimed = self._claim(project, claim, take_over=take_over)
+            claimed = super().claim(claim, take_over=take_over)
         except quota.LedgerError:
-            self._journal.note("claim", **asked, answered=False)
+            self.journal.note("claim", **asked, answered=False)
             raise
-        self._journal.note("claim", **asked, answered=True, at_ms=claimed.now_ms, away=sorted(claimed.elsewhere))
+        self.journal.note("claim", **asked, answered=True, at_ms=claimed.now_ms, away=sorted(claimed.elsewhere))
         return claimed
 
-
-class NotedEnd:
-    """`Ledger.end_claim`, with those noted that give the regions up."""
-
-    def __init__(self, end: Any, journal: Journal) -> None:
-        self._end, self._journal = end, journal
-
-    def __call__(self, project: str, claim: Claim, ending: Ending) -> None:
+    def end_claim(self, claim: Claim, ending: Ending) -> None:
+        assert self.journal is not None
         if ending == "failed":
-            self._journal.note("failed-run", job=claim.name)
-        self._end(project, claim, ending)
+            self.journal.note("failed-run", job=claim.name)
+        super().end_claim(claim, ending)
 
 
 class NotedWarnings(logging.Handler):

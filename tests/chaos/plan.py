@@ -92,7 +92,7 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
     deck: list[str] = []
     acts = _acts(seconds, losses)
     at_s = FIRST_S + 0.5
-    while True:
+    while at_s <= seconds:
         if acts and at_s >= acts[0][0]:
             _, act = acts.pop(0)
             steps.append(Step(at_s, act, act, {"dice": dice.randrange(1 << 30)}))
@@ -110,6 +110,7 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
         at_s += lasts_s + dice.uniform(0.3, 0.9)
         if losses and dice.random() < 0.25 and at_s < seconds:
             steps.append(Step(at_s - 0.1, "copy"))
+    return steps
 
 
 def _acts(seconds: float, losses: bool) -> list[tuple[float, str]]:

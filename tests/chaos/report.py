@@ -47,7 +47,7 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
         "of these for a shared job / its regions taken over / given to two": f"{shared['fetched']:,} / "
         f"{shared['regions taken over']} / {shared['regions given to two']}",
-        "refused for a clock wrong by hours / sent in spite of it": f"{clocks['refused for that']} / {clocks['sent']}",
+        "refused for a clock hours behind / sent in spite of it": f"{clocks['refused for that']} / {clocks['sent']}",
         "back after an outage, median / longest": f"{recovery['median']} ms / {recovery['max']} ms",
         "budget wasted by caution": f"{wasted['units']} units, {100 * wasted['share']:.1f}%",
         "limits counted too high, on average": f"by {100 * min(too_much):.1f} to {100 * max(too_much):.1f}%",

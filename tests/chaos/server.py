@@ -12,12 +12,17 @@ from typing import Any, Literal
 import redis
 
 from chaos.scene import PROJECT
+from quota.ledger.log import EPOCH, is_closed
+from quota.ledger.redis_log import keys_of
+from quota.rules.claims import claim_field
+from quota.rules.entry import read_id, unpacked
+from quota.rules.spent import spent
 from support.servers import RedisServer
 
 Fsync = Literal["always", "everysec"]
 Data = Literal["own", "none", "old-aof", "old-rdb"]
 
-LOG, STATE, CORRECTIONS = (f"quota:{{{PROJECT}}}:{name}" for name in ("log", "state", "corrections"))
+KEYS = keys_of(PROJECT)
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,6 @@ class Entry:
     charged_units: int
     method: str
     token: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.ms}-{self.seq}"
 
 
 class ChaosServer(RedisServer):
@@ -92,12 +93,11 @@ class ChaosServer(RedisServer):
         """FLUSHALL; the log as it was in the very moment, and that moment."""
         with self.client() as client:
             pipe = client.pipeline(transaction=True)
-            pipe.xrange(LOG)
-            pipe.hgetall(CORRECTIONS)
+            pipe.xrange(KEYS.log)
             pipe.time()
             pipe.flushall()
-            log, amended, (seconds, micros), _ = pipe.execute()
-        return entries(log, amended), seconds * 1_000 + micros // 1_000
+            log, (seconds, micros), _ = pipe.execute()
+        return entries(log), seconds * 1_000 + micros // 1_000
 
     def log_of_the_dead(self) -> list[Entry]:
         """The log that a killed server's files hold, read by another one on a port that nobody knows."""
@@ -109,12 +109,12 @@ class ChaosServer(RedisServer):
 
     def log(self) -> list[Entry]:
         with self.client() as client:
-            return entries(client.xrange(LOG), client.hgetall(CORRECTIONS))
+            return entries(client.xrange(KEYS.log))
 
     def owner(self, job: str) -> str | None:
         """The id of the store that a job belongs to."""
         with self.client() as client:
-            record = str(client.hget(STATE, f"claim:{job}") or "")
+            record = str(client.hget(KEYS.state, claim_field(job)) or "")
         runs = json.loads(record.partition(" ")[2] or "{}").get("runs") or [{}]
         owner: str | None = max(runs, key=lambda run: run.get("seen_ms", 0)).get("owner")
         return owner
@@ -122,7 +122,7 @@ class ChaosServer(RedisServer):
     def fenced(self) -> bool:
         """Whether the ledger has moved, or is about to."""
         with self.client() as client:
-            return str(client.hget(STATE, "epoch") or "").startswith("!")
+            return is_closed(str(client.hget(KEYS.state, EPOCH) or ""))
 
     def close(self) -> None:
         super().close()
@@ -141,11 +141,12 @@ class _Reader(ChaosServer):
         self.start()
 
 
-def entries(log: Any, amended: Any) -> list[Entry]:
-    found = []
-    for name, fields in log:
-        ms, seq = name.split("-")
-        charged = int(str(fields["u"]).rpartition("=")[2])
-        units = int(amended.get(name, charged))
-        found.append(Entry(int(ms), int(seq), units, charged, fields["m"], fields["k"]))
-    return found
+def entries(rows: Any) -> list[Entry]:
+    """The charges of a stream."""
+    lines = [unpacked(read_id(name), fields["e"]) for name, fields in rows]
+    counts = {charge.key: charge for charge in spent(lines)}
+    return [
+        Entry(*line.id, counts[line.key].units, counts[line.key].charged_units, line.method, line.key)
+        for line in lines
+        if line.kind == "charge"
+    ]

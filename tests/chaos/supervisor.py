@@ -52,6 +52,18 @@ class Loss:
     log: list[Entry]
     """What it had held."""
 
+    kept: frozenset[str] = frozenset()
+    """The tokens of what it held still."""
+
+
+@dataclass
+class UnsafeKill:
+    """A kill of a server that does not write every charge to the disk before it answers."""
+
+    at_ms: int
+    kept: frozenset[str]
+    """The tokens of what is on the disk."""
+
 
 @dataclass
 class Outage:
@@ -72,8 +84,7 @@ class Course:
     faults: Counter[str] = field(default_factory=Counter)
     outages: list[Outage] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    unsafe_kills_ms: list[int] = field(default_factory=list)
-    """Kills of a server that does not write every charge to the disk before it answers."""
+    unsafe_kills: list[UnsafeKill] = field(default_factory=list)
 
     killed: set[str] = field(default_factory=set)
     """Lives of workers that were killed before their end."""
@@ -155,6 +166,7 @@ class Supervisor:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.course = Course()
+        self.copied: frozenset[str] = frozenset()
         self.workers = [Worker(scene, number) for number in range(len(WORKERS))]
 
     def run(self) -> Course:
@@ -271,15 +283,17 @@ class Supervisor:
 
     def _kill_server(self, step: Step) -> None:
         self._out(step.fault)
-        if self.server.fsync == "everysec":
-            self.course.unsafe_kills_ms.append(now_ms())
         self.server.kill()
+        if self.server.fsync == "everysec":
+            kept = frozenset(entry.token for entry in self.server.log_of_the_dead())
+            self.course.unsafe_kills.append(UnsafeKill(now_ms(), kept))
 
     def _start_server(self, step: Step) -> None:
         data: Literal["own", "none", "old-aof", "old-rdb"] = step.how["data"]
         if data != "own":
             held = self.server.log_of_the_dead()
-            self.course.losses.append(Loss(data, now_ms(), held))
+            kept = frozenset() if data == "none" else self.copied
+            self.course.losses.append(Loss(data, now_ms(), held, kept))
         self.server.restart(step.how["fsync"], data)
         self._back()
 
@@ -324,6 +338,7 @@ class Supervisor:
             client.script_flush()
 
     def _copy(self, step: Step) -> None:
+        self.copied = frozenset(entry.token for entry in self.server.log())
         self.server.copy_aof()
         self.server.copy_rdb()
 

@@ -144,7 +144,7 @@ class Worker:
 def main() -> None:
     scene, machine, kind, life, seed = sys.argv[1:]
     worker = Worker(Path(scene), machine, life, int(seed))
-    worker.journal.note("start", machine=machine, kind=kind, wrong_clock=AHEAD_MS in os.environ)
+    worker.journal.note("start", machine=machine, kind=kind, ahead_ms=int(os.environ.get(AHEAD_MS, 0)))
     getattr(worker, kind)()
     worker.journal.note("end")
 

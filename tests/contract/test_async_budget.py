@@ -6,13 +6,15 @@ import asyncio
 import inspect
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from typing import Any
 import pytest
 
 import quota
+from quota.ledger.log import Append, Reply
+from quota.ledger.sqlite_log import SqliteLog
+from support.installation import until
 from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
 from support.patience import patient
@@ -529,6 +534,104 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
     assert set(confirmed) <= set(log)
     assert len(log) <= len(confirmed) + cancelled + unconfirmed
     assert cancelled > 0
+
+
+def test_what_is_decided_after_its_task_was_cancelled_is_given_back(
+    configure: Configure, run: Run, tmp_path: Path
+) -> None:
+    """The task is cancelled while another program locks the ledger's file."""
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+    def units() -> list[int]:
+        with quota.open(config) as q:
+            return [charge.units for charge in charges_at(q.ledger, "main")]
+
+    async def main() -> None:
+        begun, append = asyncio.Event(), SqliteLog.append
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+                patch.setattr(SqliteLog, "append", lambda *a: (tell(), append(*a))[1])
+                other.execute("BEGIN EXCLUSIVE")
+                charging = asyncio.ensure_future(q.budget().charge("history.get"))
+                await begun.wait()
+                charging.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await charging
+                other.rollback()
+            await asyncio.to_thread(until, lambda: units() == [1, 0])
+
+    run(main())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
+    configure: Configure, run: Run, tmp_path: Path, *, cancelled: bool
+) -> None:
+    """One thread asks a file for all tasks. Who waits too long for it is refused, and is not charged: also a task that
+    was cancelled before, and charges while it cleans up."""
+
+    async def charge(budget: quota.AsyncBudget) -> quota.Decision:
+        task = asyncio.current_task()
+        if cancelled and task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        return await budget.charge("forecast.get")
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("quota.async_budget.WAIT_S", 0.05)
+                patch.setattr(SqliteLog, "append", slow)
+                decisions = await asyncio.gather(*(charge(q.budget()) for _ in range(20)))
+            waited = [decision for decision in decisions if not decision.admitted]
+            assert len(waited) > 10
+            assert {decision.reason for decision in waited} == {"ledger-unavailable"}
+            assert "nothing was charged" in waited[0].detail
+            admitted.extend(decision for decision in decisions if decision.admitted)
+
+    def slow(*args: Any) -> Reply:
+        time.sleep(0.03)
+        return append(*args)
+
+    append = SqliteLog.append
+    admitted: list[quota.Decision] = []
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+    run(main())
+    assert len(charged(config)) == 1 + len(admitted)
+
+
+def test_who_waits_behind_a_decision_that_a_locked_file_held_up_does_not_wait_as_long_again(
+    configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteLog, "_deadline_s", 0.3)
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+    askers: set[str] = set()
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            assert (await budget.charge("forecast.get")).admitted
+            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+                patch.setattr(SqliteLog, "append", noted)
+                other.execute("BEGIN EXCLUSIVE")
+                decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(10)))
+                other.rollback()
+            assert {decision.reason for decision in decisions} == {"ledger-unavailable"}
+            assert sum("was not asked this; nothing was charged" in decision.detail for decision in decisions) == 9
+            assert (await budget.charge("forecast.get")).admitted
+
+    def noted(log: SqliteLog, project: str, request: Append) -> Reply:
+        askers.add(request.entries[0].key)
+        return append(log, project, request)
+
+    append = SqliteLog.append
+    run(main())
+    assert len(askers) == 1
+    assert len(charged(config)) == 2
 
 
 def test_one_session_serves_loops_after_each_other_and_in_threads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -13,12 +14,15 @@ from click.testing import CliRunner
 from quota.cli.commands import cli
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
+from quota.deciding.allowance import Allowance
 from quota.errors import CostExceedsLimit
+from quota.ledger.factory import open_ledger
+from quota.rules.keys import is_reservation
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.terms.limits import Calendar, Limit, Selector, View
-from support.setup import limit
+from support.setup import budget_of, limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,14 +125,36 @@ def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
     assert book.at(change_ms - 1).price("a.list").units == 1
 
 
-class _Counting:
-    def __init__(self, book: Any, asked: list[str]) -> None:
-        self._book, self._asked = book, asked
+def test_a_call_is_reserved_or_not_by_the_price_of_the_day(setup: Setup) -> None:
+    book = parse_book(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
+        default = { get = 1, other = 1 }
+        [methods]
+        "a.ask" = { prices = [{ reserve = { default = 5 } }, { reserve = { default = 7 }, since = 2026-03-08 }] }
+        "a.list" = { prices = [{ reserve = { default = 1 } }, { units = 2, since = 2026-03-08 }] }
+        """,
+        "reserving",
+    )
+    budget = setup.budget(limit(500), book=book)
+    change_ms = at("2026-03-08", "UTC")
+    for setup.now_ms in (change_ms - 1, change_ms):
+        budget.charge_many(["a.ask", "a.list"])
+    charges = [(charge.units, is_reservation(charge.key)) for charge in setup.entries()]
+    assert charges == [(5, True), (1, True), (7, True), (2, False)]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "price_at":
-            self._asked.append(name)
-        return getattr(self._book, name)
+
+def test_the_allowance_goes_by_the_price_of_the_day_too(tmp_path: Path) -> None:
+    now_ms = CHANGE_MS - 1
+    with closing(open_ledger("redis://127.0.0.1:1/0")) as away:
+        budget = budget_of(away, limit(50_000), clock=lambda: now_ms, folder=tmp_path, allowance=Allowance(100, 10_000))
+        assert budget.charge(UPLOAD).reason == "ledger-unavailable"
+        now_ms = CHANGE_MS
+        decision = budget.charge(UPLOAD)
+        assert (decision.source, decision.cost_units, decision.remaining_units) == ("allowance", 100, 9_900)
 
 
 def test_how_a_budget_stands_goes_by_the_price_of_the_day(setup: Setup) -> None:

@@ -3,8 +3,9 @@ free."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,16 +13,23 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import MAX_CHARGES
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
+from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, UnknownCharge, UsageError
+from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_spending, read_sums
+from quota.rules.entry import END
 from quota.rules.facts import Exhaustion
 from quota.settings.books import parse_book
 from quota.terms.limits import HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from support.setup import budget_of as any_budget_of
 from support.setup import ids_of, limit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quota.budget import Budget
+    from quota.ledger.log import Log
     from quota.rules.spent import Spent as Entry
     from support.loops import Run
     from support.setup import Setup
@@ -63,7 +71,7 @@ CALLS = Limit("calls", 9, View(Selector(buckets=("core",), count="calls"), Slidi
 EVERYTHING = Limit("all", 99, View(Selector(count="calls"), Sliding(MINUTE_MS)), 99, 0)
 
 
-def budget_of(setup: Setup, *limits: Limit, **more: object) -> Budget:
+def budget_of(setup: Setup, *limits: Limit, **more: Any) -> Budget:
     return setup.budget(*(limits or (CORE, POINTS)), book=FORGE, **more)
 
 
@@ -197,6 +205,21 @@ def test_a_refund_gives_back_all_of_it_and_may_be_repeated(setup: Setup) -> None
     assert used(budget) == {"core": 1, "points": 1}
 
 
+def test_a_refund_corrects_all_of_its_charges_in_one_step(setup: Setup) -> None:
+    """Nobody sees one of its buckets given back and another not."""
+    budget = budget_of(setup)
+    charge_id = budget.charge("write").id or ""
+    tip = setup.ledger.begin(setup.project).tip
+    budget.refund(charge_id)
+    entries = setup.ledger.read(setup.project, tip, END, 10)
+    assert [(entry.kind, entry.bucket, entry.units) for entry in entries] == [
+        ("correction", "core", 0),
+        ("correction", "points", 0),
+    ]
+    (first_ms, first), second = (entry.id for entry in entries)
+    assert second == (first_ms, first + 1), "entries of one append follow each other"
+
+
 def test_to_settle_sets_the_first_bucket_and_leaves_the_others(setup: Setup) -> None:
     budget = budget_of(setup)
     charge_id = budget.charge("write").id or ""
@@ -241,6 +264,56 @@ def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
     attempt.never_left()
     assert len(log(setup)) == 2
     assert budget.charge("status", units=1).refused_by == "core", "the caller says that it costs one"
+
+
+def test_a_free_call_needs_no_ledger(setup: Setup) -> None:
+    with closing(open_ledger("redis://127.0.0.1:1/0")) as away:
+        setup.ledger, reached = away, setup.ledger
+        budget = budget_of(setup)
+        setup.ledger = reached
+        assert budget.charge("status").admitted
+        assert budget.charge("read").reason == "ledger-unavailable"
+
+
+# -- while the ledger does not answer ----------------------------------------------------------------------------------
+
+
+def test_it_is_drawn_on_the_allowance_and_handed_over_and_refunded_as_one(setup: Setup, tmp_path: Path) -> None:
+    """Two processes of one machine: the first does not reach the ledger, and the second hands over what it drew."""
+
+    def budget_over(ledger: Log) -> Budget:
+        return any_budget_of(
+            ledger,
+            CORE,
+            POINTS,
+            project=setup.project,
+            book=FORGE,
+            clock=lambda: setup.now_ms,
+            folder=tmp_path,
+            allowance=Allowance(5, 20),
+        )
+
+    with closing(open_ledger("redis://127.0.0.1:1/0")) as away:
+        budget = budget_over(away)
+        first, second, third = (budget.charge("write") for _ in range(3))
+        assert [decision.remaining_units for decision in (first, second, third)] == [14, 8, 2]
+        assert (first.source, first.cost_units) == ("allowance", 1)
+        assert budget.charge("write").reason == "ledger-unavailable", "all of its charges, or none"
+        budget.refund(second.id or "")
+    budget = budget_over(setup.ledger)
+    assert budget.charge("read").admitted
+    assert used(budget) == {"core": 3, "points": 11}
+    assert [(charge.bucket, charge.units) for charge in log(setup)] == [
+        *[("core", 1), ("points", 5)],
+        *[("core", 0), ("points", 0)],
+        *[("core", 1), ("points", 5)],
+        *[("core", 1), ("points", 1)],
+    ]
+    budget.refund(third.id or "")
+    assert used(budget_over(setup.ledger)) == {"core": 2, "points": 6}, "as the next process sees it"
+
+
+# -- on a day ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:

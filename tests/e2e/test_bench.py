@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.cold import lay_out
+from bench.kinds import DECISIONS
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -39,9 +41,10 @@ def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure
         "moments",
         "many",
         "cold",
+        *(["beside-limits"] if find_spec("limits") else ()),
     }
     assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
-    assert len(found["bars"]) == 8 + (3 if find_spec("limits") else 0), "three are beside the library `limits`"
+    assert len(found["bars"]) == 11 + (6 if find_spec("limits") else 0), "six are beside the library `limits`"
 
 
 def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp_path: Path) -> None:
@@ -105,3 +108,25 @@ def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_ba
     assert len(found["bars"]) >= 3, "and one for each library that is installed"
     logs = [row for row in found["tables"]["inbound-error"] if row["algorithm"] == "log"]
     assert max(row["most_in_a_window"] for row in logs) == 100, "the exact log is exact"
+
+
+def test_a_process_of_its_own_makes_each_kind_of_decision_that_is_held_against_an_earlier_revision(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "bench.sessions", f"sqlite:///{tmp_path}/ledger.db", str(tmp_path), "200"]
+    lines = "".join(f"2 {name}\n" for name in DECISIONS)
+
+    done = subprocess.run(
+        command,
+        cwd=TESTS,
+        env={**os.environ, "QUOTA_STATE_DIR": str(tmp_path / "state")},
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stderr == ""
+    place, *times = done.stdout.splitlines()
+    assert Path(place.split(os.pathsep)[0]).name == "__init__.py"
+    assert [len(line.split()) for line in times] == [2] * len(DECISIONS)

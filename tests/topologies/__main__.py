@@ -1,4 +1,4 @@
-"""Every topology with every server at hand, and a table of what was found: `python -m topologies` in `tests`.
+"""Every topology with every server at hand, and a table of what was measured: `python -m topologies` in `tests`.
 
     contract    every contract test with a ledger, over each (QUOTA_TEST_MARKED=1: only those of `make test`)
     cost        a decision beside one on a plain server
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARTS = ("contract", "cost", "failover", "reshard", "partition")
-COLUMNS = ("topology", "server", "contract passed", "cost", "back after", "lost", "counted on", "overspent")
+COLUMNS = ("topology", "server", "contract passed", "cost", "back after", "lost", "put back", "overspent")
 ALL = ("plain@redis", *PLACES)
 
 
@@ -52,8 +52,8 @@ class Table:
         except Exception:
             self.wrong.append(f"{what}: {traceback.format_exc()}")
 
-    def found(self, what: str, outcome: failover.Outcome) -> None:
-        self.wrong += [f"{what}: {one}" for one in outcome.wrong]
+    def wrong_in(self, what: str, outcome: failover.Outcome) -> None:
+        self.wrong += [f"{what}: {wrong}" for wrong in outcome.wrong]
 
     def lines(self) -> list[str]:
         """Without the columns that nothing was found for."""
@@ -104,34 +104,34 @@ def _cost(table: Table, place: str) -> None:
 
 def _failover(table: Table, place: str) -> None:
     name, _, server = place.partition("@")
-    found = failover.run(name, server)
-    table.found(f"failover {place}", found)
+    outcome = failover.run(name, server)
+    table.wrong_in(f"failover {place}", outcome)
     table.fill(
         name,
         server,
-        back_after=f"{found.back_s:.1f} s",
-        lost=f"{found.lost}",
-        counted_on=f"{found.counted_on}",
-        overspent=f"{found.overspent}; {found.cold_overspent} if a machine that saw nothing asks first",
+        back_after=f"{outcome.back_s:.1f} s",
+        lost=f"{outcome.lost}",
+        put_back=f"{outcome.put_back}",
+        overspent=f"{outcome.overspent}; {outcome.cold_overspent} if a machine that saw nothing asks first",
     )
 
 
 def _reshard(table: Table, server: str) -> None:
-    found = reshard.run(server)
-    table.found(f"reshard {server}", found)
-    table.fill("cluster, a slot moves", server, lost=f"{found.lost}", counted_on=f"{found.counted_on}", overspent="0")
+    outcome = reshard.run(server)
+    table.wrong_in(f"reshard {server}", outcome)
+    table.fill("cluster, a slot moves", server, lost=f"{outcome.lost}", put_back=f"{outcome.put_back}", overspent="0")
 
 
 def _partition(table: Table, replicas: int) -> None:
-    found = partition.run("redis", min_replicas=replicas)
-    table.found(f"partition, min-replicas-to-write {replicas}", found)
+    outcome = partition.run("redis", min_replicas=replicas)
+    table.wrong_in(f"partition, min-replicas-to-write {replicas}", outcome)
     table.fill(
         f"sentinel, a parted network, `min-replicas-to-write {replicas}`",
         "redis",
-        back_after=f"{found.back_s:.1f} s",
-        lost=f"{found.lost}",
-        counted_on=f"{found.counted_on}",
-        overspent=f"{found.overspent}",
+        back_after=f"{outcome.back_s:.1f} s",
+        lost=f"{outcome.lost}",
+        put_back=f"{outcome.put_back}",
+        overspent=f"{outcome.overspent}",
     )
 
 

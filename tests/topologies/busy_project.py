@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 import quota
-from bench.budgets import CHEAP, SteppingClock, fill
+from bench.budgets import SteppingClock, fill
+from bench.kinds import CHEAP
 from quota.ledger.factory import open_ledger
 from quota.terms.limits import DAY_MS, MINUTE_MS
 from support.commands import Quota

@@ -2,7 +2,7 @@
 
 `python -m topologies.charging URL FOLDER NAME UNITS` is one. Each decision is a line of JSON in FOLDER/NAME.jsonl: when
 it was asked for, how long it took, its id if it was admitted, else why not. It rests while FOLDER/rest-NAME is there,
-and ends once FOLDER/finish is. With `read` behind all that, it only tells what the ledger holds now.
+and ends once FOLDER/finish is. With `read` behind all that, it only prints what the ledger holds now.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.budget import Budget
+from quota.deciding.losses import losses
 from quota.ledger.factory import open_ledger
 from support.patience import be_patient
 from support.setup import budget_of as budget_over
-from support.setup import charges_at, limit
+from support.setup import charges_at, ids_of, limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,8 @@ REST_S = 0.008
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a process was told."""
+class Answer:
+    """One decision, and whose it was."""
 
     name: str
     at_s: float
@@ -55,8 +56,8 @@ def work(url: str, folder: Path, name: str, units: int) -> None:
             continue
         at_s = time.time()
         decision = budget.charge("videos.list", units=1)
-        told = (at_s, time.time() - at_s, decision.id, decision.reason)
-        os.write(journal, json.dumps(told).encode() + b"\n")
+        answer = (at_s, time.time() - at_s, decision.id, decision.reason)
+        os.write(journal, json.dumps(answer).encode() + b"\n")
         time.sleep(REST_S)
 
 
@@ -83,17 +84,17 @@ class Crew:
         for name in names:
             (self.folder / f"rest-{name}").unlink()
 
-    def told(self) -> list[Told]:
-        """All that all were told, in order."""
-        found = []
+    def answers(self) -> list[Answer]:
+        """All decisions of all processes, in order."""
+        answers = []
         for name in self._processes:
             path = self.folder / f"{name}.jsonl"
             lines = path.read_text().splitlines() if path.exists() else []
-            found += [Told(name, *json.loads(line)) for line in lines]
-        return sorted(found, key=lambda one: one.at_s)
+            answers += [Answer(name, *json.loads(line)) for line in lines]
+        return sorted(answers, key=lambda answer: answer.at_s)
 
     def admitted(self) -> int:
-        return sum(one.id is not None for one in self.told())
+        return sum(answer.id is not None for answer in self.answers())
 
     def __enter__(self) -> Crew:
         return self
@@ -111,26 +112,29 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the ledger holds at the end."""
+class Holding:
+    """What the ledger holds at the end: the ids of all calls, and the units that are used. So many charges it had lost,
+    and machines have put them back."""
 
     ids: list[str]
     used_units: int
+    put_back: int
 
 
-def found_at(url: str, folder: Path, units: int, prefix: Sequence[str] = ()) -> Found:
+def holding(url: str, folder: Path, units: int, prefix: Sequence[str] = ()) -> Holding:
     """Asked by the machine `a`, in a process of its own, elsewhere with a `prefix`."""
     command = [*prefix, sys.executable, "-m", "topologies.charging", url, str(folder), "a", str(units), "read"]
     asked = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert asked.returncode == 0, asked.stderr
-    return Found(*json.loads(asked.stdout))
+    return Holding(*json.loads(asked.stdout))
 
 
 def read(url: str, folder: Path, name: str, units: int) -> None:
     be_patient()
     budget = budget_of(url, folder, name, units)
     used_units = budget.usage()[0].used_units
-    print(json.dumps(([str(entry.id) for entry in charges_at(budget.ledger, PROJECT)], used_units)))
+    put_back = sum(loss.charges for loss in losses(budget._project))
+    print(json.dumps((ids_of(charges_at(budget.ledger, PROJECT)), used_units, put_back)))
 
 
 if __name__ == "__main__":

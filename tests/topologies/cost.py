@@ -28,11 +28,11 @@ def run(place: str) -> tuple[float, float]:
         budgets = [budget_of(url, folder / str(n), "cost", 10**9) for n, url in enumerate((there.url, plain.url))]
         took_ms: tuple[list[float], ...] = ([], [])
         for _ in range(CALLS):
-            for budget, found in zip(budgets, took_ms, strict=True):
-                found.append(_charge_ms(budget))
+            for budget, times_ms in zip(budgets, took_ms, strict=True):
+                times_ms.append(_charge_ms(budget))
         for budget in budgets:
             budget.ledger.close()
-        here, beside = (statistics.median(found[FIRST:]) for found in took_ms)
+        here, beside = (statistics.median(times_ms[FIRST:]) for times_ms in took_ms)
         return here, beside
 
 

@@ -1,7 +1,8 @@
 """The network parts: the primary is cut off with one machine, which goes on charging it; the others promote another.
 
 Three machines in network namespaces, each with a server, a sentinel and a process that charges. When the network is
-whole again the old primary becomes a replica and its charges of that time are lost; the machine that made them tells.
+whole again the old primary becomes a replica and its charges of that time are lost; the machine that made them puts
+them back.
 What was granted on both sides beyond the limit is stated, with and without `min-replicas-to-write 1`.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.servers import executables, until
-from topologies.charging import Crew, found_at
+from topologies.charging import Crew, holding
 from topologies.failover import Outcome
 from topologies.network import Network
 
@@ -56,7 +57,7 @@ def run(server: str, *, min_replicas: int) -> Outcome:
         crew = stack.enter_context(Crew(f"redis+sentinel://{hosts}/main/0", folder, UNITS))
         for machine in MACHINES:
             crew.start(machine, prefix=network.command(machine, []))
-        until(lambda: {one.name for one in crew.told() if one.id} == set(MACHINES), "not all began")
+        until(lambda: {answer.name for answer in crew.answers() if answer.id} == set(MACHINES), "not all began")
         time.sleep(1)
         network.cut("a")
         cut_s = time.time()
@@ -65,22 +66,19 @@ def run(server: str, *, min_replicas: int) -> Outcome:
         network.join("a")
         until(lambda: "role:slave" in ask(network, "a", PORT, "INFO", "replication"), "it stays a primary")
         joined_s = time.time()
-        until(lambda: {one.name for one in crew.told() if one.at_s > joined_s + 1} == set(MACHINES), "not all are back")
+        until(lambda: {x.name for x in crew.answers() if x.at_s > joined_s + 1} == set(MACHINES), "not all are back")
         crew.__exit__()
-        told = crew.told()
-        back = [one.at_s + one.took_s for one in told if one.id and one.name != "a" and one.at_s > cut_s + 0.5]
+        answers = crew.answers()
+        back = [x.at_s + x.took_s for x in answers if x.id and x.name != "a" and x.at_s > cut_s + 0.5]
         outcome.back_s = min(back, default=cut_s) - cut_s
         outcome.overspent = max(0, crew.admitted() - UNITS)
-        outcome.longest_s = max(one.took_s for one in told)
+        outcome.longest_s = max(answer.took_s for answer in answers)
         outcome.wrong += crew.died
-        found = found_at(crew.url, folder, UNITS, network.command("b", []))
-        # Both sides may have given the same id, in the same millisecond: then the log has that of the other.
-        of_others = {one.id for one in told if one.id and one.name != "a"}
-        of_a = [one.id for one in told if one.id and one.name == "a" and one.at_s > cut_s]
-        outcome.lost = len((of_others | {*of_a}) - {*found.ids}) + len(of_others & {*of_a} & {*found.ids})
-        outcome.counted_on = found.used_units - len(found.ids)
-        unnoticed = of_a[-1] in found.ids  # by chance
-        outcome.check(unnoticed or outcome.counted_on >= outcome.lost, "what was lost is not counted on")
+        held = holding(crew.url, folder, UNITS, network.command("b", []))
+        admitted = {answer.id for answer in answers if answer.id}
+        outcome.put_back, outcome.missing = held.put_back, len(admitted - {*held.ids})
+        outcome.check(outcome.lost > 0, "nothing was lost")
+        outcome.check(outcome.missing == 0, f"{outcome.missing} charges were lost, and not put back")
     return outcome
 
 

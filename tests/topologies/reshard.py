@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from support.clusters import Nodes
 from support.servers import executables, until
 from support.topologies import PATIENT_MS
-from topologies.charging import PROJECT, Crew, found_at
+from topologies.charging import PROJECT, Crew, holding
 from topologies.failover import LONGEST_S, MACHINES, Outcome
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ def run(server: str) -> Outcome:
         nodes = stack.enter_context(Nodes(executable=executables()[server], node_timeout_ms=PATIENT_MS))
         crew = stack.enter_context(Crew(nodes.url, folder, 1_000_000))
         crew.start(*MACHINES)
-        until(lambda: {one.name for one in crew.told()} == set(MACHINES), "not all began")
+        until(lambda: {answer.name for answer in crew.answers()} == set(MACHINES), "not all began")
         for here, there in itertools.pairwise(itertools.islice(itertools.cycle(nodes.servers[:3]), ROUNDS + 1)):
             move(nodes, here, there)
         crew.__exit__()
-        told = crew.told()
-        admitted = [one.id for one in told if one.id is not None]
-        found = found_at(nodes.url, folder, crew.units)
-        outcome.lost = len(set(admitted) - set(found.ids))
-        outcome.counted_on = found.used_units - len(found.ids)
-        outcome.longest_s = max(one.took_s for one in told)
+        answers = crew.answers()
+        admitted = [answer.id for answer in answers if answer.id is not None]
+        held = holding(nodes.url, folder, crew.units)
+        outcome.put_back, outcome.missing = held.put_back, len(set(admitted) - set(held.ids))
+        outcome.longest_s = max(answer.took_s for answer in answers)
         outcome.wrong += crew.died
-        outcome.check(outcome.lost == 0 and outcome.counted_on == 0, f"{outcome.lost} charges were lost")
+        outcome.check(outcome.lost == 0, f"{outcome.lost} charges were lost, {outcome.put_back} of them put back")
         # A call whose answer was lost on the way may have been charged: then it is refused, and in the log.
-        unsaid = len(found.ids) - len(admitted)
-        outcome.check(0 <= unsaid <= sum(one.id is None for one in told), f"{unsaid} charges more than were asked for")
+        more = len(held.ids) - len(admitted)
+        refused = sum(answer.id is None for answer in answers)
+        outcome.check(0 <= more <= refused, f"{more} charges more than were admitted, and {refused} calls were refused")
         outcome.check(outcome.longest_s < LONGEST_S, f"a decision took {outcome.longest_s:.2f} s")
     return outcome
 

@@ -204,6 +204,17 @@ def test_the_past_ends_with_35_days(log: Log, clock: Clock) -> None:
     assert len(left) - 100 < 100
 
 
+def test_of_what_the_past_drops_the_last_entry_stays(log: Log, clock: Clock) -> None:
+    """It tells that there was more, also where nothing was added for a long time after it."""
+    entries = add_many(log, 300)
+    clock.now_ms += PAST_MS + 1
+    later = add_many(log, 1)
+    log.trim(P, clock.now_ms + 1)
+    left = past_of(log)
+    assert left[-2:] == [entries[-1], *later]
+    assert len(left) < 110, "Redis drops a hundred at a time"
+
+
 @pytest.mark.parametrize("place", ["memory", "sqlite"], indirect=True)
 def test_the_past_has_so_many_entries_at_most(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory_log, sqlite_log):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -208,6 +211,24 @@ def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledg
     charged_ms = clock.now_ms
     make_meter(ledger, clock, book=book).attempt("a.list", "GET").answered(403, SPENT)
     assert [closed.until_ms for closed in state_at(ledger).facts().exhaustions] == [charged_ms + 3_600_000]
+
+
+def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has locked the ledger's file meanwhile."""
+    path = tmp_path / "ledger.db"
+    with closing(SqliteLog(f"sqlite:///{path}", clock=clock)) as ledger, closing(sqlite3.connect(path)) as other:
+        first, second = make_meter(ledger, clock).attempts([("videos.list", "GET"), ("videos.list", "GET")])
+        monkeypatch.setattr(ledger._file, "deadline_s", 0.05)
+        other.execute("BEGIN EXCLUSIVE")
+        error = first.answered(403, SPENT)
+        second.never_left()
+        other.rollback()
+        assert error is not None
+        assert error.kind == "daily_exhausted"
+        assert [record.message.split()[0] for record in caplog.records] == ["exhaustion_not_recorded", "refund_failed"]
+        assert (state_at(ledger).facts().exhaustions, units(ledger)) == ((), [1, 1])
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,12 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         # not what was lifted
         (closed(LIFTED), ("units",), NOW, 60_000, None),
         (closed(exhaustion("units", until_ms=NEVER, reopened_ms=1), DAY), ("units", "day"), NOW, 0, "day"),
-        # of several the longest, wherever it stands; of two as long the first by name
+        # of several the longest, wherever it stands; of two as long that of the first bucket, whatever its name
         (closed(exhaustion(), DAY), ("units", "day"), NOW, 0, "day"),
         (closed(exhaustion("a"), exhaustion("b", until_ms=END + 1)), ("a", "b"), NOW, 0, "b"),
         (closed(exhaustion("b"), exhaustion("a")), ("b", "a"), NOW, 0, "b"),
-        (closed(exhaustion("b"), exhaustion("a")), ("b",), NOW, 0, "b"),
+        (closed(exhaustion("b"), exhaustion("a")), ("a", "b"), NOW, 0, "a"),
+        (closed(exhaustion("b", until_ms=NEVER), exhaustion("a", until_ms=NEVER)), ("b", "a"), NOW, 0, "b"),
         # the longest of those that the jitter keeps closed
         (closed(exhaustion("a"), exhaustion("b", until_ms=END - 5)), ("a", "b"), END + 1, 3, "a"),
         (closed(exhaustion("a", until_ms=END - 5), exhaustion("b")), ("a", "b"), END + 1, 3, "b"),
@@ -195,7 +196,7 @@ def facts_with(value: Exhaustion | Grant | Compared) -> Facts:
         exhaustion(since_ms=NEVER),
         exhaustion(until_ms=LATEST_MS),
         exhaustion(until_ms=NEVER + 1),
-        exhaustion(until_ms=1.5),
+        exhaustion(until_ms=1.5),  # type: ignore[arg-type]
         exhaustion(evidence=None),
         Grant("a;b", 1, 1, 2),
         Grant("units", -1, 1, 2),

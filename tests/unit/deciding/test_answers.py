@@ -1,0 +1,223 @@
+"""The decision that follows from an outcome, row by row: who refuses and why, until when, and what is left."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.common.clock import NEVER
+from quota.deciding.answers import COUNT_AGAIN_MS, Answers
+from quota.deciding.project import Project
+from quota.deciding.question import Outcome
+from quota.errors import LedgerError
+from quota.ledger.memory_log import MemoryLog
+from quota.rules.calls import NO_CAP, Checklists
+from quota.rules.entry import Entry
+from quota.rules.facts import Exhaustion, Facts, Grant
+from quota.rules.total import total_of
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from support.books import BOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quota.decision import Decision
+
+MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
+NOW = MIDNIGHT + 14 * HOUR_MS
+EDGE = MIDNIGHT + DAY_MS
+JITTER_MS = 7
+HOUR = Calendar("hour", "UTC")
+
+
+def limit(units: int, name: str = "day", *, shadow: bool = False, **more: Any) -> Limit:
+    window = more.pop("window", Calendar("day", "UTC"))
+    view = View(Selector(**{"buckets": ("units",), **more}), window)
+    return Limit(name, units, view, units, 0, shadow=shadow)
+
+
+class Asked:
+    """A call of so many units by the job "job", or several that cost as much together."""
+
+    def __init__(self, *limits: Limit, cost: int = 100, leave: Mapping[str, int] | None = None, calls: int = 1) -> None:
+        self.project = Project(MemoryLog(clock=lambda: NOW), "project", clock=lambda: NOW, jitter_ms=JITTER_MS)
+        self.project.read_on()
+        self.checklists = Checklists("main", BOOK, limits, {"job": leave or {}}, lambda: NOW)
+        self.answers = Answers("main", self.project, self.checklists)
+        checklist = self.checklists["videos.list", cost // calls, None, "job"]
+        self.checklist = checklist if calls == 1 else self.checklists.sum_of([checklist] * calls, "job")
+
+    def decision(self, reason: str, *used: int, commit: bool = True, **more: Any) -> Decision:
+        """What follows where each limit counts so much after the decision."""
+        facts = more.pop("facts", Facts())
+        for counting, units in zip(self.checklist.limits, used, strict=False):
+            charge = Entry((NOW, 0), units, "units", "videos.list", "", "", "key")
+            self.project.reading.totals[counting.view] = total_of(counting.view, [charge], NOW)
+        caps = self.answers.caps(self.checklist, facts, NOW)
+        outcome = Outcome(reason, NOW, NOW, used, caps, facts=facts, **more)
+        return self.answers.decision(self.checklist, outcome, commit=commit)
+
+
+# -- admitted ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "used", "remaining"),
+    [
+        ([limit(500)], (499,), 1),
+        ([limit(500)], (500,), 0),
+        ([limit(500)], (501,), 0),
+        # Of several limits, that with the fewest further calls; of two with as many, the first.
+        ([limit(500), limit(600, "b")], (300, 300), 200),
+        ([limit(600, "b"), limit(500)], (300, 300), 200),
+        ([limit(550, "b"), limit(500)], (300, 300), 250),
+        ([limit(500), limit(3, "calls", count="calls")], (100, 1), 2),
+        ([limit(500), limit(9, "calls", count="calls")], (300, 1), 200),
+        # A shadow refuses nobody.
+        ([limit(500), limit(110, "trial", shadow=True)], (100, 100), 400),
+    ],
+)
+def test_what_remains_is_of_the_limit_with_the_fewest_further_calls(
+    limits: list[Limit], used: tuple[int, ...], remaining: int
+) -> None:
+    decision = Asked(*limits).decision("ok", *used)
+    assert (decision.admitted, decision.reason, decision.source) == (True, "ok", "ledger")
+    assert (decision.remaining_units, decision.retry_at_ms, decision.refused_by) == (remaining, None, None)
+
+
+def test_what_a_limit_counts_by_calls_is_told_in_calls() -> None:
+    asked = Asked(limit(500), limit(3, "calls", count="calls"))
+    assert asked.decision("ok", 100, 1).sentence().endswith("on main; 2 calls left")
+    assert asked.decision("ok", 399, 1).sentence().endswith("on main; 101 units left")
+    assert asked.decision("limit", 100, 3).why() == "limit 'calls' has 3 of 3 calls used"
+    assert asked.decision("limit", 500, 1).why() == "limit 'day' has 500 of 500 units used"
+
+
+def test_a_look_has_no_source() -> None:
+    assert Asked(limit(500)).decision("ok", 1, commit=False).source is None
+    assert Asked(limit(500)).decision("limit", 500).source is None
+
+
+def test_a_shadow_is_compared_with_a_number_that_nothing_reaches_and_shown_with_its_own() -> None:
+    asked = Asked(limit(500), limit(3, "trial", shadow=True))
+    assert asked.answers.caps(asked.checklist, Facts(), NOW) == (500, NO_CAP)
+    assert [state.limit_units for state in asked.decision("ok", 100, 100).limits] == [500, 3]
+
+
+# -- refused by a limit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "used", "refused_by", "retry_at_ms"),
+    [
+        # The limit that holds back longest is named, wherever it stands; of two that hold back equally, the first.
+        ([limit(500, "a"), limit(500, "b")], (450, 450), "a", EDGE),
+        ([limit(500, "b"), limit(500, "a")], (450, 450), "b", EDGE),
+        ([limit(500, "a", window=HOUR), limit(500, "b")], (450, 450), "b", EDGE),
+        ([limit(500, "a"), limit(500, "b", window=HOUR)], (450, 450), "a", EDGE),
+        # A limit that has room is not named, though its window is longer.
+        ([limit(500, "a", window=HOUR), limit(500, "b")], (401, 400), "a", NOW + HOUR_MS),
+        ([limit(500, "a"), limit(500, "b", window=HOUR)], (400, 401), "b", NOW + HOUR_MS),
+    ],
+)
+def test_the_limit_that_holds_back_longest_is_named(
+    limits: list[Limit], used: tuple[int, int], refused_by: str, retry_at_ms: int
+) -> None:
+    decision = Asked(*limits).decision("limit", *used)
+    assert (decision.admitted, decision.reason) == (False, "limit")
+    assert (decision.refused_by, decision.retry_at_ms) == (refused_by, retry_at_ms)
+
+
+@pytest.mark.parametrize(
+    ("leave", "used", "reason", "detail"),
+    [
+        # It would fit, were nothing left to others: up to 500 - 100.
+        (200, 301, "leave", "this job leaves 200 to others"),
+        (200, 400, "leave", "this job leaves 200 to others"),
+        (200, 401, "limit", "this job leaves 200 to others"),
+        (1, 400, "leave", "this job leaves 1 to others"),
+        (0, 401, "limit", ""),
+    ],
+)
+def test_what_a_job_leaves_is_the_reason_if_the_call_would_fit_without(
+    leave: int, used: int, reason: str, detail: str
+) -> None:
+    decision = Asked(limit(500), leave={"day": leave}).decision("limit", used)
+    assert (decision.reason, decision.detail, decision.refused_by) == (reason, detail, "day")
+
+
+def test_several_calls_are_told_what_they_need_together() -> None:
+    assert Asked(limit(500), calls=2).decision("limit", 450).detail == "and these 2 calls need 100 together"
+    assert Asked(limit(500)).decision("limit", 450).detail == ""
+
+
+def test_a_call_as_dear_as_a_limit_waits_until_all_has_left() -> None:
+    decision = Asked(limit(500), cost=500).decision("limit", 1)
+    assert (decision.reason, decision.retry_at_ms) == ("limit", EDGE)
+
+
+@pytest.mark.parametrize(
+    ("granted", "reason", "retry_at_ms", "detail"), [(100, "limit", EDGE, ""), (99, "closed", None, "99")]
+)
+def test_a_call_above_what_upstream_grants_is_closed_and_one_that_the_grant_could_hold_waits(
+    granted: int, reason: str, retry_at_ms: int | None, detail: str
+) -> None:
+    facts = Facts(grants=(Grant("units", granted, NOW - DAY_MS, EDGE + 1),))
+    decision = Asked(limit(500)).decision("limit", 450, facts=facts)
+    assert (decision.reason, decision.refused_by) == (reason, "day")
+    assert (decision.retry_at_ms, decision.detail) == (retry_at_ms, detail)
+
+
+def test_where_the_log_cannot_be_read_any_more_the_first_full_limit_is_named_without_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: object) -> None:
+        raise LedgerError("away")
+
+    asked = Asked(limit(500, "a"), limit(500, "b"), limit(500, "c"))
+    monkeypatch.setattr(Project, "used_after", away)
+    decision = asked.decision("limit", 400, 401, 401)
+    assert (decision.refused_by, decision.reason, decision.retry_at_ms) == ("b", "limit", None)
+    closed = asked.decision("exhausted", 400, 401, 401, closing=exhaustion(NOW + 100))
+    assert (closed.reason, closed.retry_at_ms) == ("exhausted", NOW + 100 + JITTER_MS)
+
+
+# -- refused for another reason ----------------------------------------------------------------------------------------
+
+
+def exhaustion(until_ms: int) -> Exhaustion:
+    return Exhaustion("units", NOW, until_ms, "quotaExceeded", "upstream")
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "used", "reason", "retry_at_ms"),
+    [
+        # After the end of an exhaustion and the jitter, if the limits have room then.
+        (NOW + 100, 400, "exhausted", NOW + 107),
+        (NOW + 100, 401, "exhausted", EDGE),
+        (EDGE - 8, 401, "exhausted", EDGE),
+        (EDGE - 7, 401, "exhausted", EDGE),
+        (EDGE - 6, 401, "exhausted", EDGE + 1),
+        # What has no end is closed.
+        (NEVER, 400, "closed", None),
+    ],
+)
+def test_an_exhausted_bucket_is_open_again_when_limits_have_room_too(
+    until_ms: int, used: int, reason: str, retry_at_ms: int | None
+) -> None:
+    decision = Asked(limit(500)).decision("exhausted", used, closing=exhaustion(until_ms))
+    assert (decision.reason, decision.refused_by, decision.detail) == (reason, "units", "quotaExceeded")
+    assert decision.retry_at_ms == retry_at_ms
+
+
+def test_a_ledger_that_still_counts_is_asked_again_after_a_second() -> None:
+    decision = Asked(limit(500)).decision("counting")
+    assert (decision.reason, decision.retry_at_ms, decision.remaining_units) == ("counting", NOW + COUNT_AGAIN_MS, 0)
+
+
+def test_clocks_that_disagree_are_named_and_nobody_waits_for_them() -> None:
+    decision = Asked(limit(500)).decision("clock")
+    assert (decision.reason, decision.retry_at_ms, decision.when()) == ("clock", None, None)
+    assert "2026-07-01T14:00:00" in decision.detail

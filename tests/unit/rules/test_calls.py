@@ -1,0 +1,397 @@
+"""What a call costs and what each limit may hold for it, row by row: each border of a grant, a price and a cap."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.common.clock import NEVER
+from quota.errors import CostExceedsLimit, UsageError
+from quota.rules.calls import (
+    ALWAYS,
+    CONFIRM_MS,
+    MAX_CHARGE_UNITS,
+    MAX_KEPT,
+    NO_GRANTS,
+    Believed,
+    Checklists,
+    Together,
+    believed,
+    cap,
+    charge_units,
+    charges_of,
+    granted_units,
+    lowers,
+    wanted_grants,
+)
+from quota.rules.entry import START, Entry
+from quota.rules.facts import Facts, Grant
+from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.terms.reserve import Reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quota.terms.limits import Window
+
+MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
+NEXT_MIDNIGHT = MIDNIGHT + DAY_MS
+NOON = MIDNIGHT + DAY_MS // 2
+DAY = Calendar("day", "UTC")
+UNITS = Selector(buckets=("units",))
+
+BOOK = CostBook(
+    name="test-v1",
+    api="test",
+    source="https://test.example",
+    read_on=date(2026, 6, 1),
+    retention_ms=None,
+    buckets={"units": Bucket("units", (Quota(1_000, DAY),)), "search": Bucket("search", (Quota(100, DAY),))},
+    methods={
+        "items.find": (Price((Part("search", 1),), date(2026, 1, 1)),),
+        "items.list": (Price((Part("units", 1),), date(2026, 1, 1)),),
+        "items.both": (Price((Part("units", 3), Part("search", 1)), date(2026, 1, 1)),),
+        "items.insert": (Price((Part("units", 50),), date(2026, 1, 1)), Price((Part("units", 60),), date(2026, 7, 2))),
+    },
+    default_get=Price((Part("units", 1),), date(2026, 1, 1)),
+    default_other=Price((Part("units", 50),), date(2026, 1, 1)),
+    pools=(),
+)
+
+
+def limit(
+    units: int = 1_000,
+    window: Window = DAY,
+    selector: Selector = UNITS,
+    *,
+    headroom: int = 0,
+    paced: bool = False,
+    shadow: bool = False,
+    name: str = "day",
+) -> Limit:
+    return Limit(name, units, View(selector, window), 10_000, headroom, paced, shadow=shadow)
+
+
+SEARCH = limit(selector=Selector(buckets=("search",)), name="search")
+
+
+def checklists(
+    *limits: Limit, leave: Mapping[str, Mapping[str, int]] | None = None, now_ms: int = MIDNIGHT
+) -> Checklists:
+    return Checklists("main", BOOK, limits, leave or {}, lambda: now_ms)
+
+
+# -- what upstream grants ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "units"),
+    [
+        # A grant lowers a limit on its bucket, less the limit's headroom, down to nothing.
+        (limit(), 300),
+        (limit(headroom=1), 299),
+        (limit(headroom=300), 0),
+        (limit(headroom=301), 0),
+        # It says nothing about other buckets, about several or all, or about calls.
+        (SEARCH, None),
+        (limit(selector=Selector(buckets=("units", "search"))), None),
+        (limit(selector=Selector()), None),
+        (limit(selector=Selector(buckets=("units",), count="calls")), None),
+        (limit(selector=Selector(buckets=("units",), methods=("items.list",))), 300),
+        # Nor about windows that are longer than the longest day.
+        (limit(window=Sliding(1)), 300),
+        (limit(window=Sliding(25 * HOUR_MS)), 300),
+        (limit(window=Sliding(25 * HOUR_MS + 1)), None),
+        (limit(window=Calendar("hour", "UTC")), 300),
+        (limit(window=Calendar("month", "UTC")), None),
+    ],
+)
+def test_a_grant_lowers_a_limit_of_its_bucket_alone(held: Limit, units: int | None) -> None:
+    assert granted_units(held, {"units": 300}) == units
+    assert granted_units(held, {"others": 300}) is None
+
+
+@pytest.mark.parametrize(("headroom", "lowered"), [(0, False), (1, True)])
+def test_a_grant_of_what_a_limit_holds_lowers_nothing(headroom: int, lowered: bool) -> None:
+    held = limit(headroom=headroom)
+    assert lowers([held], "units", held.limit_units) is lowered
+
+
+def test_grants_are_believed_until_the_first_of_them_ends() -> None:
+    first, later = Grant("search", 10, MIDNIGHT, MIDNIGHT + 5), Grant("units", 300, MIDNIGHT, MIDNIGHT + 9)
+    facts = Facts(grants=(first, later))
+    for now_ms, grants, since_ms, until_ms in (
+        (MIDNIGHT - DAY_MS - 1, (), 0, MIDNIGHT - DAY_MS),
+        (MIDNIGHT - DAY_MS, (first, later), MIDNIGHT - DAY_MS, MIDNIGHT + 5),
+        (MIDNIGHT + 4, (first, later), MIDNIGHT - DAY_MS, MIDNIGHT + 5),
+        (MIDNIGHT + 5, (later,), MIDNIGHT + 5, MIDNIGHT + 9),
+        (MIDNIGHT + 9, (), MIDNIGHT + 9, NEVER),
+    ):
+        units = {grant.bucket: grant.quota_units for grant in grants}
+        assert believed(facts, now_ms) == Believed(grants, units, since_ms, until_ms)
+    assert believed(facts, MIDNIGHT).until_ms_of("units") == MIDNIGHT + 9
+    assert believed(Facts(), MIDNIGHT) is NO_GRANTS
+
+
+@pytest.mark.parametrize(
+    ("heard", "standing", "wanted"),
+    [
+        # A grant that lowers a limit is remembered, any other is not.
+        ({"units": 300}, (), (Grant("units", 300, NOON, NOON + DAY_MS),)),
+        ({"units": 1_000}, (), ()),
+        ({"other": 1}, (), ()),
+        # One that lowers nothing any more is forgotten.
+        ({"units": 1_000}, (Grant("units", 300, NOON - 1, NEXT_MIDNIGHT),), ()),
+        # What upstream does not speak of stands for as long as it is believed.
+        ({}, (Grant("units", 300, NOON - 1, NOON + 1),), (Grant("units", 300, NOON - 1, NOON + 1),)),
+        ({}, (Grant("units", 300, NOON - 1, NOON),), ()),
+        # The same number is not written again for a day.
+        (
+            {"units": 300},
+            (Grant("units", 300, NOON - CONFIRM_MS + 1, NEXT_MIDNIGHT),),
+            (Grant("units", 300, NOON - CONFIRM_MS + 1, NEXT_MIDNIGHT),),
+        ),
+        (
+            {"units": 300},
+            (Grant("units", 300, NOON - CONFIRM_MS, NEXT_MIDNIGHT),),
+            (Grant("units", 300, NOON, NOON + DAY_MS),),
+        ),
+        ({"units": 301}, (Grant("units", 300, NOON - 1, NEXT_MIDNIGHT),), (Grant("units", 301, NOON, NOON + DAY_MS),)),
+    ],
+)
+def test_which_grants_are_remembered(
+    heard: Mapping[str, int], standing: tuple[Grant, ...], wanted: tuple[Grant, ...]
+) -> None:
+    assert wanted_grants([limit()], heard, standing, NOON, DAY_MS) == wanted
+
+
+# -- the number enforced -----------------------------------------------------------------------------------------------
+
+PACED = limit(2_400, paced=True)
+"""An eighth ahead of an even spending: 300 at midnight, 1,500 at noon, all of it from 21:00 on."""
+
+
+@pytest.mark.parametrize(
+    ("held", "leave", "cost", "now_ms", "granted", "units"),
+    [
+        # What the job leaves to others is not its own.
+        (limit(), 0, 1, NOON, {}, 1_000),
+        (limit(), 999, 1, NOON, {}, 1),
+        (limit(), 1_000, 1, NOON, {}, 0),
+        (limit(), 1_001, 1, NOON, {}, 0),
+        # A grant lowers the limit and never raises it. The job leaves its part of what is left.
+        (limit(), 0, 1, NOON, {"units": 999}, 999),
+        (limit(), 0, 1, NOON, {"units": 1_001}, 1_000),
+        (limit(), 100, 1, NOON, {"units": 900}, 800),
+        (limit(headroom=5), 0, 1, NOON, {"units": 5}, 0),
+        (limit(), 0, 1, NOON, {"search": 1}, 1_000),
+        # A pace gives so much by now, at least one call, and never more than all.
+        (PACED, 0, 1, MIDNIGHT, {}, 300),
+        (PACED, 0, 1, NOON, {}, 1_500),
+        (PACED, 0, 1, NEXT_MIDNIGHT - 1, {}, 2_400),
+        (PACED, 0, 300, MIDNIGHT, {}, 300),
+        (PACED, 0, 301, MIDNIGHT, {}, 301),
+        (PACED, 0, 2_401, MIDNIGHT, {}, 2_400),
+        (PACED, 1_200, 1, NOON, {}, 750),
+        (PACED, 0, 1, NOON, {"units": 240}, 150),
+        (limit(7, paced=True), 0, 0, MIDNIGHT, {}, 1),
+        # Without a time the pace does not count.
+        (PACED, 0, 1, None, {}, 2_400),
+        (PACED, 400, 1, None, {"units": 2_000}, 1_600),
+    ],
+)
+def test_the_number_enforced_is_what_grants_leaving_and_pace_make_of_a_limit(
+    held: Limit, leave: int, cost: int, now_ms: int | None, granted: Mapping[str, int], units: int
+) -> None:
+    assert cap(held, leave, cost, now_ms, granted) == units
+
+
+def test_a_checklist_without_a_paced_limit_has_one_set_of_caps_for_all_times() -> None:
+    plain, paced = checklists(limit())["items.list", None, None, ""], checklists(PACED)["items.list", None, None, ""]
+    assert plain.caps_at(MIDNIGHT) is plain.caps
+    assert [paced.caps_at(now_ms) for now_ms in (MIDNIGHT, NOON)] == [(300,), (1_500,)]
+    assert paced.caps == (2_400,)
+
+
+def test_a_checklist_with_grants_takes_the_place_of_the_other_one() -> None:
+    made = checklists(limit(), PACED, leave={"backfill": {"day": 100}})
+    kind = "items.list", None, None, "backfill"
+    before = made[kind]
+    after = made.with_grants(before, Believed(units={"units": 300}))
+    assert made[kind] is after
+    assert (before.caps, after.caps) == ((900, 2_300), (200, 200))
+    assert after.caps_at(NOON) == (200, 125)
+
+
+# -- what a call costs -------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:
+    made = checklists(limit(100), leave={"backfill": {"day": 40}})
+    for units, job in ((100, ""), (60, "backfill")):
+        assert made["items.list", units, None, job].costs == (units,)
+        with pytest.raises(CostExceedsLimit, match="can never fit; raise the limit or make a cheaper call") as raised:
+            made.make(("items.list", units + 1, None, job))
+        assert ("after leaving 40:" in str(raised.value)) == ("after leaving" in str(raised.value)) == bool(job)
+
+
+def test_a_call_may_cost_more_than_a_shadow_limit_holds() -> None:
+    made = checklists(limit(100, shadow=True))["items.list", 101, None, ""]
+    assert (made.costs, made.shadow) == ((101,), True)
+
+
+def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
+    made = checklists(limit(100), limit(5, selector=Selector(count="calls"), name="calls"))
+    cheap, dear = made["items.list", 20, None, ""], made["items.insert", 40, None, ""]
+    together = made.sum_of([cheap, dear, cheap, cheap], "")
+    assert (together.method, together.units, together.costs) == ("items.list", 100, (100, 4))
+    assert (together.closed_by, together.calls) == (("units",), (cheap, dear, cheap, cheap))
+    with pytest.raises(CostExceedsLimit, match="5 calls together cost 120 units and limit 'day'"):
+        made.sum_of([cheap, dear, cheap, cheap, cheap], "")
+    cheapest = made["items.list", 1, None, ""]
+    assert made.sum_of([cheapest] * 5, "").costs == (5, 5)
+    with pytest.raises(CostExceedsLimit, match="6 calls together cost 6 calls and limit 'calls'"):
+        made.sum_of([cheapest] * 6, "")
+
+
+def test_a_call_has_ten_buckets_at_most() -> None:
+    parts = tuple([Part(f"bucket-{n}", 1) for n in range(11)])
+    made = checklists(limit(100))
+    assert made.make(("items.list", None, parts[:10], "")).parts == parts[:10]
+    with pytest.raises(UsageError, match="charged to 11 buckets, and a call to 10 at most"):
+        made.make(("items.list", None, parts, ""))
+
+
+def test_former_calls_together_cost_what_is_known_of_each_limit() -> None:
+    made = checklists(limit(100), limit(100, selector=SEARCH.view.selector, name="search"))
+    former = made.of_former("items.list", 100, "", Together(2, {}, None))
+    assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)
+    assert made.of_former("items.list", 100, "", Together(2, {}, "search")).closed_by == ("units", "search")
+    assert made.of_former("items.list", 100, "", Together(2, {"day": 90, "search": 10}, None)).costs == (90, 10)
+    with pytest.raises(CostExceedsLimit, match="2 calls together cost 101 units"):
+        made.of_former("items.list", 100, "", Together(2, {"search": 101}, None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bucket", "units"),
+    [
+        (("items.find", None, None, ""), "search", 1),
+        (("items.find", 5, None, ""), "search", 5),
+        (("x", None, (Part("search", 5),), ""), "search", 5),
+        (("x", 5, None, ""), "units", 5),
+    ],
+)
+def test_a_call_is_charged_to_the_bucket_it_is_given_or_priced_in_else_to_the_main_one(
+    kind: tuple[str, int | None, tuple[Part, ...] | None, str], bucket: str, units: int
+) -> None:
+    made = checklists(limit(), SEARCH)[kind]
+    assert (made.parts, made.units, made.priced) == ((Part(bucket, units),), units, ALWAYS)
+    assert [held.view.selector.buckets for held in made.limits] == [(bucket,)]
+
+
+def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
+    everything = limit(selector=Selector(), name="all")
+    calls = limit(selector=Selector(count="calls"), name="calls")
+    others = limit(selector=Selector(jobs=("other",)), name="others")
+    made = checklists(limit(), SEARCH, everything, calls, others)["items.both", None, None, "job"]
+    costs = dict(zip([held.name for held in made.limits], made.costs, strict=True))
+    assert costs == {"day": 3, "search": 1, "all": 4, "calls": 2}
+    assert made.closed_by == ("units", "search")
+
+
+def test_names_and_leave_that_cannot_be_are_one_line() -> None:
+    made = checklists(limit(), leave={"job": {"day": -1}})
+    for kind, says in (
+        (("", 5, None, ""), "method"),
+        (("x", 5, None, "a\tb"), "job"),
+        (("x", 5, None, "job"), "leaves"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            made.make(kind)
+
+
+def test_a_look_asks_for_the_cheapest_call_and_is_kept_for_its_book_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.rules.calls._looks", {})  # else it may be full, and is emptied meanwhile
+    limits = (limit(),)
+    first, same = (Checklists("main", BOOK, limits, {}, lambda: NOON) for _ in range(2))
+    other = checklists(limit(2_000))
+    look = first.of_a_look()
+    assert (look.units, look.costs, look.parts) == (1, (1,), (Part("units", 1),))
+    assert same.of_a_look() is look
+    assert other.of_a_look().caps == (2_000,)
+    dearer = Checklists("main", BOOK._replace(methods={}, default_get=BOOK.default_other), limits, {}, lambda: NOON)
+    assert dearer.of_a_look().units == 50
+    assert first.of_a_look() is look
+
+
+@pytest.mark.parametrize(
+    ("units", "fits"), [(0, False), (1, True), (MAX_CHARGE_UNITS, True), (MAX_CHARGE_UNITS + 1, False)]
+)
+def test_a_charge_is_of_one_unit_up_to_the_most(units: int, fits: bool) -> None:
+    if fits:
+        assert charge_units(units) == units
+    else:
+        with pytest.raises(UsageError, match="units: a charge is a whole number from 1 to 1,000,000,000"):
+            charge_units(units)
+
+
+def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> None:
+    made = checklists(limit(10_000))
+    kept = [made["items.list", units, None, ""] for units in range(1, MAX_KEPT + 1)]
+    assert all(made["items.list", units, None, ""] is checklist for units, checklist in enumerate(kept, 1))
+    further = made["items.list", MAX_KEPT + 1, None, ""]
+    assert made["items.list", MAX_KEPT + 1, None, ""] is not further
+    assert len(made) == MAX_KEPT
+
+
+# -- when it holds -----------------------------------------------------------------------------------------------------
+
+
+def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
+    """50 units until 2026-07-02, then 60."""
+    now_ms = MIDNIGHT
+    made = Checklists("main", BOOK, (limit(),), {}, lambda: now_ms)
+    kind = "items.insert", None, None, "job"
+    before = made.of_now(kind)
+    assert (before.units, before.priced) == (50, (0, NEXT_MIDNIGHT))
+    now_ms = NEXT_MIDNIGHT - 1
+    assert made.of_now(kind) is before
+    now_ms = NEXT_MIDNIGHT
+    after = made.of_now(kind)
+    assert (after.units, after.priced) == (60, (NEXT_MIDNIGHT, NEVER))
+    assert made.of_now(kind) is after
+    now_ms = NEXT_MIDNIGHT - 1
+    assert made.of_now(kind).units == 50, "the clock went back"
+
+
+def test_calls_together_have_a_price_while_each_of_them_has() -> None:
+    made = checklists(limit())
+    before, always = made["items.insert", None, None, ""], made["items.list", None, None, ""]
+    assert made.sum_of([always, before], "").priced == (0, NEXT_MIDNIGHT)
+    after = checklists(limit(), now_ms=NEXT_MIDNIGHT)["items.insert", None, None, ""]
+    assert made.sum_of([always, after], "").priced == (NEXT_MIDNIGHT, NEVER)
+
+
+# -- what is charged ---------------------------------------------------------------------------------------------------
+
+
+def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_under_that_and_a_number() -> None:
+    made, numbers = checklists(limit(), SEARCH), count()
+    both, free, cheap = made["items.both", None, None, ""], made["free", None, (), ""], made["x", 2, None, ""]
+    charges = charges_of([both, free, cheap], "job", "DE", lambda: f"k{next(numbers)}")
+    assert charges == (
+        Entry(START, 3, "units", "items.both", "job", "DE", "k0"),
+        Entry(START, 1, "search", "items.both", "job", "DE", "k0+1"),
+        Entry(START, 2, "units", "x", "job", "DE", "k1"),
+    )
+    reserved = charges_of([both], "job", "DE", lambda: "k", reserved=True)
+    assert [charge.key for charge in reserved] == ["k~", "k~+1"]
+
+
+def test_a_price_that_is_an_upper_bound_is_charged_as_a_reservation() -> None:
+    made = checklists(limit())["x", None, (Part("units", 9, Reserve(9)),), ""]
+    assert [charge.key for charge in charges_of([made], "", "", lambda: "k")] == ["k~"]

@@ -1,0 +1,305 @@
+"""When a call fits again, row by row: as charges leave, at the edges of calendars, and as a pace gives more."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from quota.common.clock import NEVER
+from quota.rules.calls import cap
+from quota.rules.entry import Entry
+from quota.rules.retry import Full, retry_at, room_at
+from quota.rules.total import total_of
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, leaves_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.terms.limits import Window
+
+MIDNIGHT = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * 1000
+
+
+def at(hour: float, day: int = 0) -> int:
+    return MIDNIGHT + day * DAY_MS + round(hour * HOUR_MS)
+
+
+NOW = at(14)
+EDGE = at(0, day=1)
+
+Charges = tuple[tuple[int, int], ...]
+"""When, and how many units."""
+
+Heard = tuple[tuple[str, int, int], ...]
+"""What others used: under which name, until when, and how many units."""
+
+FIVE: Charges = tuple((at(hour), 100) for hour in (9, 10, 11, 12, 13))
+
+
+def limit(window: Window, *, paced: bool = False) -> Limit:
+    return Limit("limit", 10_000, View(Selector(), window), 10_000, 0, paced)
+
+
+SLIDING = limit(Sliding(DAY_MS))
+CALENDAR = limit(Calendar("day", "UTC"))
+PACED = limit(Calendar("day", "UTC"), paced=True)
+PACED_HOUR = limit(Calendar("hour", "UTC"), paced=True)
+
+
+class Totals:
+    """The totals of all views over one log, all of it read."""
+
+    def __init__(self, charges: Charges, others: Heard = (), now_ms: int = NOW) -> None:
+        self.now_ms = now_ms
+        self.entries = [Entry((ms, n), units, "units", "m", "", "", f"{n}") for n, (ms, units) in enumerate(charges)]
+        self.entries += [
+            Entry((now_ms, 100 + n), units, "units", "", "", "", f"o{n}", "others", name, (0, until_ms))
+            for n, (name, until_ms, units) in enumerate(others)
+        ]
+        self.entries.sort()
+
+    def used_units(self, view: View) -> int:
+        return total_of(view, self.entries, self.now_ms).used_units
+
+    def frees_at_ms(self, view: View, units: int) -> int | None:
+        return total_of(view, self.entries, self.now_ms).frees_at_ms(units)
+
+    def used_after(self, view: View, at_ms: int) -> int:
+        used_units = total_of(view, self.entries, self.now_ms).used_after(at_ms)
+        assert used_units is not None
+        return used_units
+
+    def others_leave_ms(self, view: View) -> list[int]:
+        return sorted(leaves_ms for _, leaves_ms in total_of(view, self.entries, self.now_ms).others)
+
+
+class Row(NamedTuple):
+    says: str
+    room_ms: int
+    limit: Limit = SLIDING
+    cost: int = 100
+    cap: int = 500
+    charges: Charges = FIVE
+    others: Heard = ()
+    now_ms: int = NOW
+    from_ms: int = 0
+
+    def totals(self) -> Totals:
+        return Totals(self.charges, self.others, self.now_ms)
+
+    def full(self, *, refuses: bool = True) -> Full:
+        return Full(self.limit, self.cap, self.cost, self.totals().used_units(self.limit.view), refuses)
+
+
+SLIDES = [
+    # The charges leave one by one, each 24 h after it came, until enough has left and no sooner.
+    Row("the first of five has left", at(9, day=1)),
+    Row("two of five have left", at(10, day=1), cost=200),
+    Row("a unit more needs a third", at(11, day=1), cost=201),
+    Row("all five have left", at(13, day=1), cost=500),
+    Row("what is free already counts", at(9, day=1), cost=200, cap=600),
+    Row("a unit less is free", at(10, day=1), cost=201, cap=600),
+    Row("it costs more than the cap", NEVER, cost=501),
+    Row("nothing is used", NOW, charges=()),
+    # The window is open at its start: what came exactly 24 h ago has left.
+    Row("a charge came 24 h ago", at(9, day=1), charges=((NOW - DAY_MS, 100), *FIVE)),
+    Row("a charge came 24 h less 1 ms ago", NOW + 1, charges=((NOW - DAY_MS + 1, 100), *FIVE), cap=600),
+    Row("all is dated ahead", at(15, day=1), charges=((at(15), 500),)),
+    # Never before the time that was asked for.
+    Row("room was there before", at(9, day=1) + 1, from_ms=at(9, day=1) + 1),
+    Row("room is there later", at(9, day=1), from_ms=at(9, day=1) - 1),
+    # What others used counts until before its end.
+    Row("others end between two charges", at(9.5, day=1), cap=600, cost=200, others=(("a", at(9.5, day=1), 100),)),
+    Row("others and a charge leave at once", at(9, day=1), cap=600, cost=200, others=(("a", at(9, day=1), 100),)),
+    Row("of one name the largest leaves first", at(16), cap=700, others=(("a", at(16), 200), ("a", at(17), 100))),
+    Row("of one name the smaller leaves first", at(17), cap=700, others=(("a", at(16), 100), ("a", at(17), 200))),
+]
+
+
+@pytest.mark.parametrize("row", SLIDES, ids=lambda row: row.says)
+def test_a_sliding_window_has_room_when_enough_has_left(row: Row) -> None:
+    assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
+
+
+CALENDARS = [
+    Row("everything leaves at the edge", EDGE, CALENDAR, cost=500),
+    Row("asked for 1 ms before the edge", EDGE, CALENDAR, from_ms=EDGE - 1),
+    Row("asked for at the edge", EDGE, CALENDAR, from_ms=EDGE),
+    Row("asked for in the new window", EDGE + 1, CALENDAR, from_ms=EDGE + 1),
+    Row("room is there now", NOW, CALENDAR, cap=600),
+    Row("a unit is missing", EDGE, CALENDAR, cap=599),
+    # Charges dated behind the edge, by a clock that went back, count there.
+    Row("what is dated behind the edge leaves room", EDGE, CALENDAR, charges=(*FIVE, (at(1, day=1), 400))),
+    Row("it leaves a unit too few", at(0, day=2), CALENDAR, charges=(*FIVE, (at(1, day=1), 401))),
+    Row("two edges are full", at(0, day=3), CALENDAR, charges=(*FIVE, (EDGE, 500), (at(1, day=2), 500))),
+    # What others used may end within a window, and no later than a charge of now.
+    Row("others end and make room", at(16), CALENDAR, cap=600, others=(("a", at(16), 100),)),
+    Row("the second of two makes room", at(17), CALENDAR, cap=600, others=(("a", at(16), 50), ("b", at(17), 50))),
+    Row("others leave with the window", EDGE, CALENDAR, others=(("a", at(2, day=1), 400),)),
+    # A pace of 2,400 in a day gives 100 an hour, three hours ahead.
+    Row("the pace needs an hour more", at(13), PACED, cap=2_400, charges=((at(1), 1_500),), now_ms=at(12)),
+    Row("the pace has come so far", NOW, PACED, cap=2_400, charges=((at(1), 1_500),)),
+    Row("the pace gives all three hours before the edge", at(21), PACED, cap=2_400, charges=((at(1), 2_300),)),
+    Row("the pace has no more to give", EDGE, PACED, cap=2_400, charges=((at(1), 2_301),)),
+    Row("an unused window has room for any call", EDGE, PACED, cap=2_400, cost=2_400, charges=((at(1), 1),)),
+    Row("at the edge the pace begins anew", at(1, 1), PACED, cap=2_400, charges=((at(1), 2_400), (EDGE, 300))),
+    Row(
+        "others end before the pace is so far",
+        at(16),
+        PACED,
+        cap=2_400,
+        charges=((at(1), 1_700),),
+        others=(("a", at(16), 300),),
+    ),
+    Row(
+        "the pace is so far before others end",
+        at(18),
+        PACED,
+        cap=2_400,
+        charges=((at(1), 1_700),),
+        others=(("a", at(19), 300),),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", CALENDARS, ids=lambda row: row.says)
+def test_a_calendar_window_has_room_at_its_edge_or_when_its_pace_gives_it(row: Row) -> None:
+    assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
+
+
+# -- what upstream grants ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cost", "lapses_ms", "from_ms", "room_ms"),
+    [
+        # Upstream grants 300 until some time, then the limit holds 500 again. 500 are used.
+        (100, at(18), NOW, at(9, day=1)),  # then one charge of five must leave
+        (100, at(10, day=1), NOW, at(10, day=1)),  # two have left by then
+        (100, at(12, day=1), NOW, at(11, day=1)),  # three have left, and the call fits into 300
+        (100, at(11, day=1), NOW, at(11, day=1)),  # both at once
+        (301, at(18), NOW, at(12, day=1)),  # more than is granted fits when that has ended, and enough has left
+        (301, at(20, day=1), NOW, at(20, day=1)),
+        (501, at(18), NOW, NEVER),
+        (100, at(18), at(20, day=1), at(20, day=1)),
+    ],
+)
+def test_a_grant_holds_a_limit_down_until_it_ends(cost: int, lapses_ms: int, from_ms: int, room_ms: int) -> None:
+    full = Row("", 0, cost=cost, cap=300).full()._replace(lapses_ms=lapses_ms, lapsed_units=500)
+    assert room_at(full, Totals(FIVE), from_ms) == room_ms
+
+
+# -- several limits ----------------------------------------------------------------------------------------------------
+
+SOON = Row("the sliding window has room at 09:00", 0)
+EDGED = Row("the calendar window at midnight", 0, CALENDAR)
+TOO_DEAR = SOON._replace(cost=10_000, cap=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "refuse", "room_ms", "longest"),
+    [
+        ([SOON, EDGED], [True, True], at(9, day=1), 0),
+        ([EDGED, SOON], [True, True], at(9, day=1), 1),
+        # Of two that hold it back equally long, the first is named.
+        ([SOON, SOON], [True, True], at(9, day=1), 0),
+        # A limit that has room has no say.
+        ([TOO_DEAR, EDGED, TOO_DEAR], [False, True, False], EDGE, 1),
+        ([TOO_DEAR, SOON], [True, True], NEVER, 0),
+    ],
+)
+def test_all_limits_have_room_and_the_limit_that_holds_the_call_back_longest_is_named(
+    rows: list[Row], refuse: list[bool], room_ms: int, longest: int
+) -> None:
+    limits = [row.full(refuses=refuses) for row, refuses in zip(rows, refuse, strict=True)]
+    assert retry_at(limits, Totals(FIVE), NOW) == (room_ms, longest)
+
+
+def test_a_paced_limit_that_does_not_refuse_must_have_room_when_the_others_have() -> None:
+    """At 09:00 tomorrow the sliding limit has room. What is dated there by then is ahead of the pace until 14:00."""
+    totals = Totals(((at(9), 1_000), (at(8, day=1), 1_500)))
+    sliding = Full(SLIDING, 2_500, 200, 2_500, refuses=True)
+    paced = Full(PACED, 2_400, 200, 1_000, refuses=False)
+    assert retry_at([paced, sliding], totals, NOW) == (at(14, day=1), 1)
+
+
+def test_a_paced_limit_that_has_room_holds_nothing_back() -> None:
+    paced = Full(PACED, 2_400, 100, 1_000, refuses=False)
+    assert retry_at([paced], Totals(((at(9), 1_000),)), NOW) == (NOW, 0)
+
+
+# -- any history -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_millisecond_before_the_time_that_is_given_has_room_in_all_limits(seed: int) -> None:
+    """Between two moments at which something leaves, a window ends, or a grant does, usage stays and what is given out
+    only grows. So it is enough to ask for the last millisecond of each such span."""
+    rng = random.Random(seed)
+    reached = 0
+    for _ in range(60):
+        totals, limits = _history(rng)
+        at_ms, _ = retry_at(limits, totals, NOW)
+        turns_ms = sorted({turn for turn in _turns_ms(totals, limits) if NOW < turn < at_ms})
+        assert not any(_all_fit(totals, limits, turn_ms - 1) for turn_ms in [*turns_ms, min(at_ms, at(0, day=9))])
+        if at_ms < NEVER:
+            reached += 1
+            assert _all_fit(totals, limits, at_ms)
+    assert reached > 20
+
+
+def _history(rng: random.Random) -> tuple[Totals, list[Full]]:
+    """Charges of two days, some dated ahead, what others used, and one to three limits of which one refuses."""
+    while True:
+        charges = [(NOW + rng.randint(-DAY_MS, DAY_MS // 4), rng.randint(1, 40)) for _ in range(rng.randint(1, 12))]
+        heard = tuple(
+            (rng.choice("ab"), NOW + rng.randint(1, DAY_MS), rng.randint(1, 40)) for _ in range(rng.randint(0, 3))
+        )
+        totals = Totals(tuple(sorted(charges)), heard)
+        shapes = rng.sample((SLIDING, limit(Sliding(3 * HOUR_MS)), CALENDAR, PACED, PACED_HOUR), rng.randint(1, 3))
+        limits = [_full(rng, shape, totals) for shape in shapes]
+        if any(full.refuses for full in limits):
+            return totals, limits
+
+
+def _full(rng: random.Random, shape: Limit, totals: Totals) -> Full:
+    cost_units, cap_units = rng.randint(1, 60), rng.randint(40, 200)
+    used_units = totals.used_units(shape.view)
+    full = Full(shape, cap_units, cost_units, used_units, refuses=False)
+    if rng.random() < 0.3:
+        full = full._replace(lapses_ms=NOW + rng.randint(1, DAY_MS), lapsed_units=cap_units + rng.randint(1, 100))
+    return full._replace(refuses=not _fits(totals, full, NOW))
+
+
+def _turns_ms(totals: Totals, limits: Sequence[Full]) -> Iterator[int]:
+    for full in limits:
+        window = full.limit.view.window
+        yield full.lapses_ms
+        yield from totals.others_leave_ms(full.limit.view)
+        yield from (leaves_at(window, entry.id[0]) for entry in totals.entries)
+        if isinstance(window, Calendar):
+            edge_ms = NOW
+            while edge_ms < at(0, day=3):
+                edge_ms = window.edges(edge_ms)[1]
+                yield edge_ms
+
+
+def _all_fit(totals: Totals, limits: Sequence[Full], at_ms: int) -> bool:
+    return all(_fits(totals, full, at_ms) for full in limits if full.refuses or full.limit.paced)
+
+
+def _fits(totals: Totals, full: Full, at_ms: int) -> bool:
+    """A recount: what counts at a time is what has not left by then."""
+    window = full.limit.view.window
+    cap_units = full.lapsed_units if at_ms >= full.lapses_ms else full.cap_units
+    held = replace(full.limit, limit_units=cap_units)
+    charged = sum(e.units for e in totals.entries if e.kind == "charge" and at_ms < leaves_at(window, e.id[0]))
+    largest: dict[str, int] = {}
+    for e in totals.entries:
+        if e.kind == "others" and at_ms < min(e.at[1], leaves_at(window, e.id[0])):
+            largest[e.of] = max(e.units, largest.get(e.of, 0))
+    return charged + sum(largest.values()) + full.cost_units <= cap(held, 0, full.cost_units, at_ms)

@@ -1,0 +1,80 @@
+"""What was charged, as people see it: each charge with what it counts now."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.rules.entry import Entry
+from quota.rules.spent import Spent, others, spent
+
+
+def charge(ms: int, units: int, *, key: str) -> Entry:
+    return Entry((ms, 0), units, "units", "list", "job", "DE", key)
+
+
+def correction(of: Entry, units: int, before_units: int, ms: int) -> Entry:
+    return of._replace(
+        id=(ms, 0), units=units, key=f"c{ms}", kind="correction", of=of.key, at=of.id, before_units=before_units
+    )
+
+
+FIRST, SECOND = charge(1, 100, key="run-0001first"), charge(2, 5, key="run-0001second")
+
+
+def test_a_charge_counts_what_its_newest_correction_says_and_keeps_what_it_was_charged() -> None:
+    entries = [FIRST, SECOND, correction(FIRST, 40, 100, 3), correction(FIRST, 60, 40, 4)]
+    assert spent(entries) == [
+        Spent((1, 0), 60, 100, "units", "list", "job", "DE", "run-0001first", settled=True),
+        Spent((2, 0), 5, 5, "units", "list", "job", "DE", "run-0001second"),
+    ]
+
+
+def test_a_charge_of_the_past_was_charged_what_its_first_correction_began_with() -> None:
+    """There it has the units that it counted last."""
+    entries = [FIRST._replace(units=60), correction(FIRST, 40, 100, 3), correction(FIRST, 60, 40, 4)]
+    assert [(row.units, row.charged_units) for row in spent(entries)] == [(60, 100)]
+
+
+def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() -> None:
+    entries = [
+        correction(FIRST, 40, 100, 3),
+        SECOND._replace(kind="others"),
+        SECOND._replace(kind="marker"),
+        SECOND._replace(kind="unreadable"),
+    ]
+    assert spent(entries) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "corrections", "reserved_units"),
+    [("key~", [], 100), ("key~", [40], 0), ("key~", [100], 0), ("key", [], 0), ("key~+1", [], 0)],
+)
+def test_a_reservation_is_open_until_somebody_says_what_it_cost(
+    key: str, corrections: list[int], reserved_units: int
+) -> None:
+    """Also where that is the number that was reserved."""
+    of = charge(1, 100, key=key)
+    (row,) = spent([of, *[correction(of, units, 100, 3) for units in corrections]])
+    assert (row.reserved_units, row.settled) == (reserved_units, bool(corrections))
+
+
+def test_the_key_of_a_charge_says_its_run_and_whether_it_is_the_first_of_its_call() -> None:
+    first, further = spent([charge(1, 1, key="run-0001key"), charge(1, 1, key="run-0001key+1")])
+    assert (first.run, first.is_first, further.is_first) == ("run-0001", True, False)
+
+
+def test_of_what_upstream_counted_the_largest_of_each_name_is_shown_until_its_period_ends() -> None:
+    def heard(ms: int, units: int, until_ms: int, name: str) -> Entry:
+        return Entry((ms, 0), units, "units", "", "", "", f"o{ms}", "others", name, (0, until_ms))
+
+    entries = [
+        FIRST,
+        heard(2, 900, 50, "usage"),
+        heard(3, 950, 50, "usage"),
+        heard(4, 900, 60, "usage"),
+        heard(5, 7, 51, "proxy"),
+    ]
+    assert [(entry.of, entry.units) for entry in others(entries, 49)] == [("usage", 950), ("proxy", 7)]
+    assert [(entry.of, entry.units) for entry in others(entries, 50)] == [("usage", 900), ("proxy", 7)]
+    assert [(entry.of, entry.units) for entry in others(entries, 51)] == [("usage", 900)]
+    assert list(others(entries, 60)) == []

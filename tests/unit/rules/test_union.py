@@ -1,0 +1,162 @@
+"""What two histories of one log have together: each entry once, under its key, in one order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quota.rules.entry import START, Entry, Id
+from quota.rules.spent import spent
+from quota.rules.total import total_of
+from quota.rules.union import MAX_AHEAD_MS, missing, union
+from quota.terms.limits import DAY_MS, Selector, Sliding, View
+
+NOW_MS = 1_795_867_200_000
+
+
+def charge(ms: int, units: int = 1, *, key: str = "", seq: int = 0) -> Entry:
+    return Entry((NOW_MS + ms, seq), units, "units", "list", "job", "DE", key or f"key{ms}-{seq}")
+
+
+def correction(of: Entry, units: int, ms: int, *, before_units: int | None = None, key: str = "") -> Entry:
+    return of._replace(
+        id=(NOW_MS + ms, 0),
+        units=units,
+        key=key or f"key{ms}-0",
+        kind="correction",
+        of=of.key,
+        at=of.id,
+        before_units=of.units if before_units is None else before_units,
+    )
+
+
+# -- what a log has lost -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_what_the_log_does_not_have_by_key_each_entry_once() -> None:
+    elsewhere = charge(5, key="moved")
+    log = [charge(1), elsewhere]
+    journal = [charge(1), charge(2), charge(9, key="moved"), charge(2), charge(3, key="key2-0")]
+    assert missing(log, journal, START, 0) == [charge(2)]
+
+
+def test_what_was_trimmed_or_is_too_old_is_not_missing() -> None:
+    journal = [charge(1, seq=4), charge(1, seq=5), charge(1, seq=6), charge(2)]
+    assert missing([], journal, (NOW_MS + 1, 5), 0) == journal[2:]
+    assert missing([], journal, START, NOW_MS + 2) == journal[3:]
+
+
+# -- where entries stand -----------------------------------------------------------------------------------------------
+
+
+def test_entries_of_both_stand_in_the_order_of_their_times() -> None:
+    assert union([charge(1), charge(4)], [charge(3), charge(2)], NOW_MS) == [charge(n) for n in (1, 2, 3, 4)]
+
+
+def test_of_two_entries_in_one_place_the_logs_stays_and_the_other_moves_up() -> None:
+    log, lost = [charge(1, seq=7, key="log"), charge(1, seq=8, key="next")], [charge(1, seq=7, key="lost")]
+    placed = union(log, lost, NOW_MS)
+    assert [(entry.key, entry.id[1]) for entry in placed] == [("log", 7), ("lost", 8), ("next", 9)]
+
+
+@pytest.mark.parametrize(("ahead_ms", "dated_ms"), [(MAX_AHEAD_MS, MAX_AHEAD_MS), (MAX_AHEAD_MS + 1, 0)])
+def test_what_lies_more_than_an_hour_ahead_of_the_clock_is_dated_by_the_clock(ahead_ms: int, dated_ms: int) -> None:
+    (placed,) = union([], [charge(ahead_ms, seq=3)], NOW_MS)
+    assert placed.id == (NOW_MS + dated_ms, 3)
+
+
+def test_what_is_dated_by_the_clock_stays_behind_what_is_dated_rightly_with_its_correction() -> None:
+    ahead = charge(DAY_MS, 100)
+    placed = union([charge(5), ahead, correction(ahead, 40, DAY_MS + 1)], [], NOW_MS)
+    assert [entry.id for entry in placed] == [(NOW_MS + 5, n) for n in (0, 1, 2)]
+    assert placed[2].at == placed[1].id
+
+
+def test_what_nobody_can_read_is_left_out() -> None:
+    unreadable = Entry((NOW_MS, 0), 0, "", "", "", "", "", "unreadable")
+    assert union([unreadable, charge(1)], [unreadable, charge(2)], NOW_MS) == [charge(1), charge(2)]
+
+
+# -- corrections -------------------------------------------------------------------------------------------------------
+
+
+def test_of_corrections_on_two_branches_the_latest_wins_and_each_begins_with_what_stood_before() -> None:
+    of = charge(1, 100)
+    log = [of, correction(of, 40, 3), correction(of, 45, 5, before_units=40)]
+    lost = [correction(of, 90, 2), correction(of, 70, 4, before_units=90)]
+    placed = union(log, lost, NOW_MS)
+    assert [(entry.before_units, entry.units) for entry in placed[1:]] == [(100, 90), (90, 40), (40, 70), (70, 45)]
+    assert [(row.charged_units, row.units) for row in spent(placed)] == [(100, 45)]
+
+
+def test_a_correction_whose_charge_is_missing_brings_it_back() -> None:
+    of = charge(1, 100)
+    assert union([], [correction(of, 40, 3)], NOW_MS) == [of, correction(of, 40, 3)]
+
+
+def test_a_charge_that_several_corrections_bring_back_counts_what_the_first_of_them_began_with() -> None:
+    of = charge(1, 100)
+    later = correction(of, 70, 4, before_units=40)
+    assert union([later], [correction(of, 40, 3)], NOW_MS) == [of, correction(of, 40, 3), later]
+
+
+def test_a_correction_whose_charge_was_trimmed_brings_nothing_back() -> None:
+    corrects = correction(charge(1, 100), 40, 3)
+    assert union([corrects], [], NOW_MS, (NOW_MS + 1, 0)) == [corrects]
+
+
+def test_a_correction_points_at_the_place_where_its_charge_stands_now() -> None:
+    of = charge(1, 100, key="lost")
+    placed = union([charge(1, key="log")], [of, correction(of, 40, 3)], NOW_MS)
+    assert [(entry.key, entry.at) for entry in placed] == [
+        ("log", START),
+        ("lost", START),
+        ("key3-0", (NOW_MS + 1, 1)),
+    ]
+
+
+# -- any two histories -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost_and_all_counts_once_whichever_part_of_a_log_is_lost(seed: int) -> None:
+    """A log is copied, both copies go on, and either loses some entries. What one of both still has counts what its
+    newest correction says."""
+    rng = random.Random(seed)
+    common = _grow(rng, [], 30, "c")
+    ours, theirs = _grow(rng, common, 30, "a"), _grow(rng, common, 30, "b")
+    log = [entry for entry in ours if rng.random() < 0.7]
+    journal = [entry for entry in theirs if rng.random() < 0.7]
+    rng.shuffle(journal)
+    united = union(log, missing(log, journal, START, 0), NOW_MS)
+    keys = [entry.key for entry in united]
+    assert len(set(keys)) == len(keys)
+    assert {entry.key for entry in (*log, *journal)} <= set(keys)
+    ids = [entry.id for entry in united]
+    assert ids == sorted(set(ids))
+    newest: dict[str, tuple[Id, int]] = {}
+    for entry in sorted({*log, *journal}, key=lambda entry: (entry.id, entry.key)):
+        if entry.kind == "correction":
+            newest[entry.of] = entry.id, entry.units
+        else:
+            newest.setdefault(entry.key, (entry.id, entry.units))
+    used_units = sum(units for _, units in newest.values())
+    view = View(Selector(), Sliding(DAY_MS))
+    assert total_of(view, united, NOW_MS).used_units == sum(row.units for row in spent(united)) == used_units
+
+
+def _grow(rng: random.Random, log: list[Entry], count: int, name: str) -> list[Entry]:
+    """The log with so many entries more: charges, and corrections of any charge. No two entries share a millisecond,
+    but those of two branches do."""
+    grown = [*log]
+    units = {entry.of or entry.key: entry.units for entry in log}
+    for n in range(len(log), len(log) + count):
+        charges = [entry for entry in grown if entry.kind == "charge"]
+        entry = charge(2 * n + (name == "b" and n % 3 > 0), rng.randint(1, 9), key=f"{name}{n}")
+        if charges and rng.random() < 0.4:
+            of = rng.choice(charges)
+            entry = correction(of, rng.randint(0, 9), entry.id[0] - NOW_MS, before_units=units[of.key], key=entry.key)
+        units[entry.of or entry.key] = entry.units
+        grown.append(entry)
+    return grown
