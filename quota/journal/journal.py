@@ -449,8 +449,7 @@ class Journal(OfOneProcess):
                 try:
                     files.growing()
                     if files.looks != self._facts_look:
-                        epoch, seen, text = (read_text(files.path("facts")) or "\t0-0\t").split("\t", 2)
-                        self._facts, self._facts_look = (epoch, read_id(seen), text), files.looks
+                        self._facts, self._facts_look = _facts_in(read_text(files.path("facts"))), files.looks
                 except OSError as error:
                     self._fail(error)
             return self._facts
@@ -470,6 +469,15 @@ def upstream_folder(folder: Path, identity: Identity) -> str:
     """Where in a state folder the journals of one upstream project are."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
     return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}"))
+
+
+def _facts_in(stored: str) -> tuple[str, Id, str]:
+    """The epoch, the newest entry that was read, and the facts; of a text that is none of ours, nothing."""
+    try:
+        epoch, seen, text = stored.split("\t", 2)
+        return epoch, read_id(seen), text
+    except ValueError:
+        return "", START, ""
 
 
 def _start(since: Position, name: str, end: int) -> int:

@@ -1,4 +1,7 @@
-"""A ledger that can lose its charges, and machines that use it, each with a journal of its own."""
+"""A ledger that can lose its charges, and machines that use it, each with a journal of its own.
+
+Site     a place where a ledger lies, machines that use it, and the clock of the ledger, which a test moves
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ from quota.rules.keys import Keys
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.servers import immortal
+from support.setup import NOW_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from redis.client import Pipeline
 
     from quota.terms.limits import Limit
 
@@ -97,16 +103,28 @@ class RedisStorage:
             client.flushall()
 
     def copy(self) -> list[dict[bytes, bytes]]:
-        return [{key: client.dump(key) for key in client.keys("*")} for client in self.clients]
+        """All keys as they are at one moment."""
+        copy = []
+        for client in self.clients:
+            keys: Any = client.keys("*")
+            with self._step(client, keys) as pipe:
+                for key in keys:
+                    pipe.dump(key)
+                copy.append({key: value for key, value in zip(keys, pipe.execute(), strict=True) if value is not None})
+        return copy
 
     def restore(self, copy: list[dict[bytes, bytes]]) -> None:
         for client, kept in zip(self.clients, copy, strict=True):
-            projects = {key.partition(b"}")[0] for key in kept}  # a cluster has no step for several of them
-            with client.pipeline(transaction=len(self.clients) == 1 or len(projects) == 1) as pipe:
+            with self._step(client, kept) as pipe:
                 pipe.flushall()
                 for key, value in kept.items():
                     pipe.restore(key, 180_000_000, value)
                 pipe.execute()
+
+    def _step(self, client: redis.Redis, keys: Iterable[bytes]) -> Pipeline:
+        """One step; a cluster has none for keys of several projects."""
+        projects = {key.partition(b"}")[0] for key in keys}
+        return client.pipeline(transaction=len(self.clients) == 1 or len(projects) == 1)
 
     def immortal(self) -> list[bytes]:
         """The keys without a lifetime."""
@@ -147,3 +165,39 @@ class Machine:
             wall=lambda: self._clock() + self.skew_ms,
         )
         return Budget(credential="main", book=BOOK, limits=limits, project=opened, **options)
+
+
+class Site:
+    """See above. To be stopped in the end."""
+
+    def __init__(self, place: LedgerStorage, folder: Path) -> None:
+        self.place, self._folder = place, folder
+        self.now_ms = NOW_MS
+        self.machines: list[Machine] = []
+
+    def machine(self, name: str = "ours", url: str = "") -> Machine:
+        """A machine with this name, or one more process of it. Its ledger is reached by the `url`, where one is
+        given."""
+        self.machines.append(Machine(name, self._folder, url or self.place.url, lambda: self.now_ms))
+        return self.machines[-1]
+
+    def empty(self) -> None:
+        """Lose all that the ledger has."""
+        self._replace(self.place.empty)
+
+    def restore(self, copy: Any) -> None:
+        """Put an old copy in the place of what the ledger has."""
+        self._replace(lambda: self.place.restore(copy))
+
+    def _replace(self, replace: Callable[[], None]) -> None:
+        """Nobody has a file open that is replaced. The time goes on meanwhile."""
+        for machine in self.machines:
+            machine.stop()
+        replace()
+        self.now_ms += 1
+        for machine in self.machines:
+            machine.start()
+
+    def stop(self) -> None:
+        for machine in self.machines:
+            machine.stop()

@@ -1,0 +1,42 @@
+"""What the tests of losses share: a site on each ledger, and one whose server is behind a line that can be cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.losses import RedisStorage, Site
+from support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.losses import LedgerStorage
+    from support.servers import RedisServer
+
+
+@pytest.fixture
+def site(ledger_place: LedgerStorage, tmp_path: Path) -> Iterator[Site]:
+    made = Site(ledger_place, tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def line(server: RedisServer) -> Iterator[Proxy]:
+    """The way to an empty server."""
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(server: RedisServer, line: Proxy, tmp_path: Path) -> Iterator[Site]:
+    """A site at the other end of the line."""
+    storage = RedisStorage(server.url)
+    storage.url = line.url
+    made = Site(storage, tmp_path)
+    yield made
+    made.stop()
+    storage.client.close()

@@ -1,0 +1,141 @@
+"""Calls that were admitted without an answer of the ledger: in the end the ledger counts each of them once."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.budget import Budget
+from quota.deciding.allowance import Allowance
+from quota.deciding.project import Project
+from quota.journal.journal import Journal
+from quota.ledger.factory import open_ledger
+from quota.ledger.identity import Identity
+from quota.terms.limits import DAY_MS
+from support.books import BOOK
+from support.losses import Machine, Site
+from support.setup import charges_at, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.ledger.log import Log
+    from support.proxy import Proxy
+
+ALLOWANCE = Allowance(max_cost_units=5, allowance_units=20)
+NOWHERE = "redis://127.0.0.1:9/0"
+
+
+@contextmanager
+def cut(line: Proxy) -> Iterator[None]:
+    """Nothing that is sent arrives."""
+    line.fail("drop-request", times=1_000, match=b"")
+    yield
+    line.heal()
+
+
+@contextmanager
+def deaf(line: Proxy) -> Iterator[None]:
+    """What is sent arrives, and no answer comes back."""
+    line.fail("drop-reply", times=1_000)
+    yield
+    line.heal()
+
+
+def draw_in_vain(machine: Machine, line: Proxy) -> None:
+    """Draw a call that had reached the ledger, whose process ends then."""
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    budget.peek("videos.list")
+    with deaf(line):
+        assert budget.charge("videos.list", units=3).source == "allowance"
+    assert units_of(machine) == [3]
+
+
+def units_of(machine: Machine) -> list[int]:
+    return [charge.units for charge in charges_at(machine.ledger)]
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_while_a_log_is_put_together_the_allowance_admits_nothing(site: Site) -> None:
+    """The ledger is there; it only counts."""
+    machine = site.machine()
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    budget.charge("videos.list")
+    machine.ledger.fence("p", machine.ledger.begin("p").epoch, "of somebody else")
+    decision = budget.charge("videos.list")
+    assert (decision.admitted, decision.reason, decision.source) == (False, "counting", None)
+    assert budget.owed_units() == 0
+
+
+def test_whoever_of_the_machine_looks_hands_over_what_others_drew(far: Site, line: Proxy) -> None:
+    machine = far.machine()
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    with cut(line):
+        assert budget.charge("videos.list", units=3).source == "allowance"
+    assert machine.budget(limit(100)).usage()[0].used_units == 3
+    assert (budget.owed_units(), units_of(machine)) == (0, [3])
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
+def test_a_draw_whose_first_try_did_reach_the_ledger_counts_once(far: Site, line: Proxy, lost: bool) -> None:
+    """Its process had no answer and has ended. Who hands it over finds it by its key, and notes it."""
+    machine = far.machine()
+    draw_in_vain(machine, line)
+    assert machine.budget(limit(100)).usage()[0].used_units == 3
+    if lost:
+        far.empty()
+    assert machine.budget(limit(100)).usage()[0].used_units == 3
+    assert units_of(machine) == [3]
+
+
+def test_a_draw_whose_first_try_was_lost_with_its_log_counts_once(far: Site, line: Proxy) -> None:
+    machine = far.machine()
+    draw_in_vain(machine, line)
+    far.empty()
+    assert machine.budget(limit(100)).charge("videos.list").limits[0].used_units == 4
+    assert units_of(machine) == [3, 1]
+
+
+def test_a_draw_that_reached_the_ledger_is_found_in_the_log_that_took_the_place_of_the_one_that_was_lost(
+    far: Site, line: Proxy
+) -> None:
+    """Others had read it, and have put it back."""
+    machine, theirs = far.machine(), far.machine("theirs")
+    draw_in_vain(machine, line)
+    for _ in range(2):
+        assert theirs.budget(limit(100)).usage()[0].used_units == 3
+        far.empty()
+    assert theirs.budget(limit(100)).usage()[0].used_units == 3
+    assert machine.budget(limit(100)).charge("videos.list").limits[0].used_units == 4
+    assert units_of(machine) == [3, 1]
+
+
+def test_a_charge_whose_answer_was_lost_is_put_back_as_any_other(far: Site, line: Proxy) -> None:
+    """The second try finds that the first one had arrived."""
+    machine = far.machine()
+    budget = machine.budget(limit(100))
+    budget.charge("videos.list")
+    line.fail("drop-reply")
+    assert budget.charge("videos.list", units=3).source == "ledger"
+    far.empty()
+    assert machine.budget(limit(100)).usage()[0].used_units == 4
+
+
+def test_a_debt_goes_to_the_ledger_of_the_configuration_that_drew_it(site: Site, tmp_path: Path) -> None:
+    """Two configurations of one machine share the allowance, and no ledger."""
+    here, there = site.machine().ledger, open_ledger(f"sqlite:///{tmp_path / 'there.db'}")
+
+    def budget(name: str, ledger: Log) -> Budget:
+        journal = Journal(tmp_path / "state", Identity(name, "p"), keep_ms=DAY_MS)
+        project = Project(ledger, "p", journal=journal, clock=lambda: site.now_ms)
+        return Budget(credential="main", book=BOOK, limits=limit(100), project=project, allowance=ALLOWANCE)
+
+    (tmp_path / "state").mkdir()
+    assert budget("here", open_ledger(NOWHERE)).charge("videos.list", units=5).remaining_units == 15
+    assert budget("there", open_ledger(NOWHERE)).charge("videos.list", units=4).remaining_units == 11
+    assert budget("there", there).usage()[0].used_units == 4
+    assert budget("here", here).usage()[0].used_units == 5
+    there.close()
