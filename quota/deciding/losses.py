@@ -142,7 +142,8 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     stand = Facts.read(beginning.state.get(FACTS, ""))
     facts = facts_rules.union(stand, Facts.read(journal.facts()).happened(beginning.clock_ms))
     epoch, tip = beginning.epoch, beginning.tip
-    if lost or fence:
+    # Where no key is missing, but an id is, the same entries stand in other places: a new epoch says so to everybody.
+    if lost or fence or lacks(project, beginning, journal.newest(epoch)):
         done, fence = log.fence(name, beginning.epoch, project.keys.next())
         if not done:
             return False

@@ -210,7 +210,7 @@ def test_labels_that_are_none_are_an_error(setup: Setup, labels: Any) -> None:
 
 
 def test_refused_calls_are_all_counted_and_kept_as_one_refusal(setup: Setup) -> None:
-    """L30."""
+    """Each of them in the counts, and the newest refusal as a whole."""
     recorder = Recorder(setup.state)
     budget = setup.budget(limit(150), recorder=recorder)
     budget.charge("search.list")
@@ -249,7 +249,6 @@ def test_a_price_that_changes_between_two_clocks_is_asked_for_again(setup: Setup
 
 
 def test_a_grant_of_upstream_lowers_the_limits_of_all(setup: Setup) -> None:
-    """L28."""
     budget = setup.budget(limit(500))
     assert budget.charge_many(["search.list"] * 2)[0].limits[0].limit_units == 500
     setup.state.grant([Grant("units", 250, setup.now_ms, setup.now_ms + DAY_MS)])
@@ -318,7 +317,7 @@ def test_without_an_allowance_all_are_refused(setup: Setup, tmp_path: Path) -> N
 def test_what_a_line_loses_is_charged_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
-    """L16."""
+    """The answer to a repeat is the first try."""
     monkeypatch.setattr(RedisLog, "_timeout_s", 2.0)
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
@@ -399,7 +398,7 @@ def test_processes_that_are_killed_in_the_middle_leave_all_or_none(ledger_url: s
 
 
 def test_connections_that_are_killed_all_the_time_lose_and_double_nothing(redis_server: RedisServer) -> None:
-    """L16: the repeat finds the first token."""
+    """The repeat finds the first try by its key."""
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         over = threading.Event()

@@ -1,4 +1,4 @@
-"""What upstream's answers say remains is evidence of what others use: L17 and L20, `quota.clients.evidence`."""
+"""What upstream's answers say remains is evidence of what others use: `quota.clients.evidence`."""
 
 from __future__ import annotations
 
@@ -323,7 +323,11 @@ def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
     levels = Level("core", 899, 1_000, setup.now_ms + HOUR_MS), Level("points", 795, 900, setup.now_ms + SECOND_MS)
     assert hear(budget, decision, *levels) == 2
     others = others_in(budget)
-    assert sorted((state.used_units, others[state.name]) for state in budget.usage()) == [(5, 0), (101, 100), (105, 100)]
+    assert sorted((state.used_units, others[state.name]) for state in budget.usage()) == [
+        (5, 0),
+        (101, 100),
+        (105, 100),
+    ]
 
 
 def test_a_smaller_limit_of_an_answer_lowers_ours_until_one_says_otherwise(setup: Setup) -> None:

@@ -209,7 +209,7 @@ def test_a_closed_bucket_is_explained_with_upstreams_words(world: World) -> None
 
 
 def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) -> None:
-    """L28. No number of ours would have admitted the call, and the explanation names none."""
+    """No number of ours would have admitted the call, and the explanation names none."""
     assert world.charge("videos.list", units=100, job="trending").admitted
     world.budget.grant([Grant("units", 150, world.now_ms, world.now_ms + 7 * DAY_MS)])
     decision = world.charge("search.list", job="trending")

@@ -7,10 +7,8 @@ import io
 import json
 import re
 import sqlite3
-import struct
 import sys
 import threading
-import zlib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,14 +27,19 @@ from quota.inbound.configured import load_rules
 from quota.inbound.opening import opened
 from quota.jobs.api.app import make_app as make_api
 from quota.jobs.runner import run_job
-from quota.ledger.compared import Compared
-from quota.ledger.unlogged import UnloggedUsage
-from quota.rules.facts import Exhaustion, Grant
+from quota.journal.journal import FOLDER
+from quota.journal.record import framed, unframed
+from quota.reports.spending import read_sums
+from quota.rules.entry import Entry
+from quota.rules.facts import Compared, Grant
+from quota.rules.refusals import RefusalCount
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.claims import claim_of
 
 if TYPE_CHECKING:
     import pytest
+
+    from quota.session import Session
 
 STATUSES = (0, 1, 2, 69, 75, 78)
 SCRIPT = "<script>alert(1)</script>"
@@ -89,7 +92,8 @@ COMMANDS = (
     "peek search.list --json",
     "refund ID",
     "settle ID 5",
-    "settle allowance-1 5",
+    "settle DRAW 5",
+    "explain DRAW",
     "exec videos.list -- /no/such/program",
     "status",
     "status --json",
@@ -156,28 +160,10 @@ class House:
         now_ms = host_clock()
         clock_ms = now_ms - 3 * HOUR_MS
         with quota.open("quota.toml", clock=lambda: clock_ms) as session:
-            budget = session.budget()
-            for _ in range(2):
-                charge = budget.charge("search.list", job="trending", region="US")
-            budget.charge("videos.list", job="other", region="DE")
-            budget.settle(str(charge.id), 7)
-            self.charge_id = str(charge.id)
-            ledger_ = session.ledger
-            ledger_.exhaust("main", Exhaustion("uploads", now_ms, now_ms + DAY_MS, "said so", "host:1"))
-            ledger_.exhaust("main", Exhaustion("old", clock_ms, now_ms + DAY_MS, "said so", "host:1"))
-            ledger_.reopen("main", "old", "because")
-            ledger_.claim("main", claim_of("a", tick="t", regions=("FR",)))
-            grants = [Grant("units", 10_000, clock_ms, now_ms + DAY_MS)]
-            ledger_.grant("main", grants, [Compared("units", 300, 200, 100, 0, clock_ms, clock_ms, clock_ms)])
-            view = budget.limits[0].view.name
-            lost = UnloggedUsage(view, "other/*", ((50, now_ms + HOUR_MS), (9, now_ms + DAY_MS)), (clock_ms, 0))
-            ledger_.add_unlogged("main", "epoch", [lost])
-            ledger_.repair("main", "mended", clock_ms)
+            self.charge_id = furnish(session, clock_ms)
             clock_ms = now_ms
-            while ledger_.roll_up("main", now_ms, present_hour=True):
-                pass
             for _ in range(3):
-                budget.charge("search.list", job="trending")  # the last ones are refused
+                session.budget().charge("search.list", job="trending")  # the last ones are refused
         with quota.open("quota.toml") as session:
             assert run_job(session, "trending").outcome == "done"
         rules, storage = opened(load_rules("quota.toml"))
@@ -185,33 +171,60 @@ class House:
             storage.decide(rule.policy, "ann")
         storage.add_totals({"requests|counted|admitted": 5, "took|0": 5, "took_us": 77})
         storage.close()
-        self._away()
-        for name in ("videos.db", "ledger.db", "inbound.db", "state/allowance.db"):
+        self.draw_id = self._away()
+        for name in ("videos.db", "ledger.db", "inbound.db"):
             if Path(name).exists():
                 with closing(sqlite3.connect(name)) as db:
                     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.files = {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
 
-    def _away(self) -> None:
-        """Draw from the allowance: the journal has something then."""
+    def _away(self) -> str:
+        """Draw on the allowance; returns the id of the draw."""
         here = Path("quota.toml").read_text()
         Path("quota.toml").write_text(here.replace(self.ledger, "redis://127.0.0.1:1/0"))
         with quota.open("quota.toml") as session:
-            assert session.budget().charge("videos.list").source == "allowance"
+            drawn = session.budget().charge("videos.list")
+            assert drawn.source == "allowance"
         Path("quota.toml").write_text(here)
+        return str(drawn.id)
 
     def put_back(self) -> None:
         for path in Path().rglob("*"):
             if path.is_file() and (path.suffix == ".db" or path not in self.files):
-                path.unlink()  # a file of its own for each input: SQLite keeps locks of those that are still open
+                path.unlink()  # another file for each input: SQLite keeps locks of those that are still open
         for path, data in self.files.items():
             if not path.exists() or path.read_bytes() != data:
                 path.write_bytes(data)
 
 
+def furnish(session: Session, now_ms: int) -> str:
+    """Give a ledger something of everything that it holds; returns the id of a charge that was corrected."""
+    budget, state, ledger = session.budget(), session.project().state, session.ledger
+    for _ in range(2):
+        charge = budget.charge("search.list", job="trending", region="US")
+    budget.charge("videos.list", job="other", region="DE")
+    budget.settle(str(charge.id), 7)
+    budget.exhaust("uploads", now_ms, now_ms + DAY_MS, "upstream says so", "host:1")
+    budget.exhaust("old", now_ms, now_ms + DAY_MS, "upstream says so", "host:1")
+    budget.reopen("old", "because")
+    compared = [Compared("units", 300, 200, 100, 0, now_ms - HOUR_MS, now_ms, now_ms)]
+    budget.grant([Grant("units", 10_000, now_ms, now_ms + DAY_MS)], compared)
+    budget.add_others("units", 9, now_ms - HOUR_MS, now_ms + DAY_MS, "usage")
+    state.claim(claim_of("a", tick="t", regions=("FR",)))
+    state.keep_places(claim_of("a", regions=("FR",)), "job", {"FR": "page 2"})
+    state.add_refusals([RefusalCount(now_ms // HOUR_MS * HOUR_MS, "day", "trending", "limit", 3)], [])
+    old = Entry((now_ms - 3 * DAY_MS, 1), 5, "units", "videos.list", "old", "DE", "an-old-charge")
+    ledger.add_past(session.project().name, [old, old._replace(id=(now_ms - 2 * DAY_MS, 1), key="another")])
+    read_sums(session.project())
+    session.project().keep()
+    return str(charge.id)
+
+
 # -- what a neighbour writes -------------------------------------------------------------------------------------------
 
 ESCAPES = ("\x1b[31mred", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "a\r\nb", SCRIPT)
+SPELLED = (b"0", b"-1", b"9" * 20, b"%d" % (2**53 - 1), b"%d" % (10**14), b"", b"\x1b[31m", b"1e3", b"5_0")
+FAR_MS = (10**14, 2**53, 2**64 - 1)
 NUMBERS = (-5, 0, 7, 10**6, 10**14, 10**14 - 1, 2**53 - 1, 2**53, 2**63 - 1, -(2**63))
 TEXTS = (
     *("", "x", *ESCAPES, "-1", "0", "nan", "1e400", "{}", "[]", "null", "*|*|*|24h"),
@@ -233,15 +246,14 @@ def put(r: Input, before: object) -> object:
         return r.choice((before + 1, -before, before * 1000, before // 1000, str(before), before + 10**9))
     data = before.encode() if isinstance(before, str) else bytes(before) if isinstance(before, bytes) else b""
     with suppress(ValueError, RecursionError):
-        found = json.loads(data)
-        if isinstance(found, dict | list) and r.random() < 0.8:
-            return json.dumps(mutated(r, found))
+        nested = json.loads(data)
+        if isinstance(nested, dict | list) and r.random() < 0.8:
+            return json.dumps(mutated(r, nested))
     if r.random() < 0.5:
         numbers = list(re.finditer(rb"\d+", data))
         if numbers:
-            one = r.choice(numbers)
-            number = r.choice((b"0", b"-1", b"9" * 20, b"%d" % (2**53 - 1), b"%d" % (10**14), b"", b"\x1b[31m", b"1e3"))
-            return data[: one.start()] + number + data[one.end() :]
+            number = r.choice(numbers)
+            return data[: number.start()] + r.choice(SPELLED) + data[number.end() :]
     return damaged(r, data, 2)
 
 
@@ -256,7 +268,8 @@ def damage_rows(r: Input, name: str) -> tuple[object, ...]:
         db.text_factory = bytes  # it may be damaged already
         rows = [row[0] for row in db.execute(f'SELECT "{column}" FROM {table} LIMIT 20')]  # noqa: S608
         before = r.choice(rows)
-        now = put(r, before)
+        is_line = column == "line" and isinstance(before, bytes) and r.random() < 0.7
+        now = spoiled(r, before) if is_line else put(r, before)
         if isinstance(now, str):
             now = now.encode("utf-8", "surrogatepass")
         as_text = "CAST(? AS TEXT)" if isinstance(now, bytes) and r.random() < 0.8 else "?"
@@ -273,51 +286,37 @@ def texts_of(name: str) -> list[tuple[str, str]]:
         tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
         columns = [(table, row[1]) for (table,) in tables for row in db.execute(f"PRAGMA table_info({table})")]
         text_in = "SELECT 1 FROM {0} WHERE typeof({1}) = 'text' AND {1} != ''"
-        return [one for one in columns if db.execute(text_in.format(*one)).fetchone()]
+        return [column for column in columns if db.execute(text_in.format(*column)).fetchone()]
 
 
 def damage_file(r: Input, path: Path) -> tuple[object, ...]:
-    """Bytes of a file. What a watermark file says is also changed with checksums that fit."""
+    """Bytes of a file. What a journal says is also changed with checksums that fit."""
     data = path.read_bytes()
-    if path.parent.parent.name == "high-water-marks" and r.random() < 0.8:
-        head, after = _slot(data)
-        if after is None:
-            return (path, "empty")
-        changed = bytearray(head)
-        if r.random() < 0.4:
-            at = 16 + 8 * r.randrange((len(head) - 16) // 8)
-            changed[at : at + 8] = struct.pack("<Q", r.choice((0, 1, 10**14, 2**53, 2**63, 2**64 - 1, 2000, 10**9)))
-            lines = after
-        else:
-            lines = put(r, after) if r.random() < 0.2 else _with_line(r, after)
-            lines = lines if isinstance(lines, bytes) else str(lines).encode("utf-8", "surrogatepass")
-        struct.pack_into("<II", changed, 8, zlib.crc32(lines), len(lines))
-        path.write_bytes(bytes(changed) + struct.pack("<I", zlib.crc32(changed)) + lines)
-        return path, bytes(changed), lines
+    if FOLDER in path.parts and data and r.random() < 0.8:
+        lines = data.split(b"\n") if path.name not in ("marks", "facts") else [data]
+        at = r.choice([at for at, line in enumerate(lines) if line])
+        line = spoiled(r, unframed(lines[at]) or b"")
+        lines[at] = framed(line)
+        path.write_bytes(b"\n".join(lines))
+        return path, line
     path.write_bytes(damaged(r, data) if r.random() < 0.9 else r.randbytes(100))
     return path, "bytes"
 
 
-def _slot(data: bytes) -> tuple[bytes, bytes | None]:
-    if len(data) < 48:
-        return b"", None
-    _, count, _, size = struct.unpack_from("<IIII", data)
-    end = 48 + 8 * count
-    return data[:end], data[end + 4 : end + 4 + size]
+def spoiled(r: Input, line: bytes) -> bytes:
+    """A line of fields with one of them changed, or one too few or too many."""
+    fields = line.split(b"\t")
+    at, kind = r.randrange(len(fields)), r.random()
+    if kind < 0.1:
+        del fields[at]
+    elif kind < 0.2:
+        fields.insert(at, as_bytes(put(r, fields[at])))
+    else:
+        fields[at] = as_bytes(put(r, fields[at]))
+    return b"\t".join(fields)
 
 
-def _with_line(r: Input, lines: bytes) -> bytes:
-    several = lines.split(b"\n")
-    n = r.randrange(len(several))
-    words = several[n].split(b"\t")
-    m = r.randrange(len(words))
-    now = put(r, words[m])
-    words[m] = now if isinstance(now, bytes) else str(now).encode("utf-8", "surrogatepass")
-    several[n] = b"\t".join(words)
-    return b"\n".join(several)
-
-
-def damage_key(r: Input, client: redis.Redis) -> tuple[object, ...]:
+def damage_key(r: Input, client: redis.Redis, now_ms: int) -> tuple[object, ...]:
     """One field of one of our keys in Redis, or a whole key."""
     key = r.choice(sorted(client.keys("quota:*")))
     kind = client.type(key).decode()
@@ -336,10 +335,13 @@ def damage_key(r: Input, client: redis.Redis) -> tuple[object, ...]:
             client.hset(key, field, now)
             return key, field, now
         if kind == "stream":
-            entry = {name: as_bytes(put(r, b"5")) for name in r.choice(("umjgk", "umjgk", "u", "kgj"))}
-            at = r.choice(
-                ("*", f"{host_clock() - 5}-0", f"{host_clock() + HOUR_MS}-0", f"{10**14}-0", f"{2**64 - 1}-5")
-            )
+            rows = client.xrange(key)
+            line = rows[r.randrange(len(rows))][1].get(b"e", b"") if rows else b"1\tk\tunits\tm\tj\tr"
+            entry = {r.choice(("e", "e", "e", "e", "e", "x")): spoiled(r, line)}
+            if rows and r.random() < 0.5:
+                replace_entry(client, key, r.randrange(len(rows)), entry)
+                return key, "instead", entry
+            at = r.choice(("*", "*", *(f"{ms}-0" for ms in (now_ms - HOUR_MS, now_ms + DAY_MS, *FAR_MS))))
             client.xadd(key, entry, id=at)
             return key, at, entry
         if kind == "string":
@@ -352,11 +354,20 @@ def damage_key(r: Input, client: redis.Redis) -> tuple[object, ...]:
             return key, now
         if kind == "zset":
             now = as_bytes(put(r, client.zrange(key, 0, 0)[0]))
-            score = r.choice((0, -1, 1e300, float("inf"), 2**53, host_clock()))
+            score = r.choice((0, -1, 1e300, float("inf"), 2**53, now_ms))
             client.zadd(key, {now: score})
             return key, now, score
         raise AssertionError(f"what is a {kind}?")
     return ()
+
+
+def replace_entry(client: redis.Redis, key: bytes, number: int, entry: dict[str, bytes]) -> None:
+    """A stream takes nothing in its middle: all of it is written anew."""
+    rows, left_ms = client.xrange(key), client.pttl(key)
+    client.delete(key)
+    for at, (entry_id, fields) in enumerate(rows):
+        client.xadd(key, entry if at == number else fields, id=entry_id)
+    client.pexpire(key, left_ms)
 
 
 def as_bytes(value: object) -> bytes:
@@ -370,7 +381,9 @@ def as_bytes(value: object) -> bytes:
 def use(r: Input, house: House, patch: pytest.MonkeyPatch) -> None:
     """Some commands, the page, the API and a budget on an event loop."""
     for command in r.sample(COMMANDS, 6):
-        args = command.replace("ID", house.charge_id).replace("OLD", house.ledger).split()
+        args = (
+            command.replace("ID", house.charge_id).replace("DRAW", house.draw_id).replace("OLD", house.ledger).split()
+        )
         try:
             check_command(args, *run_quota(patch, args))
         except AssertionError as error:
@@ -397,9 +410,8 @@ def check_command(args: list[str], status: int, out: str, err: str) -> None:
     assert out or err or args[0] in ("run", "log"), "nothing is said"  # a log in JSON has a line for each entry
     check_text(out)
     if "--json" in args and out:
-        several = out.splitlines() if args[0] == "log" else [out]
-        for one in several:
-            check_numbers(json.loads(one, parse_constant=_no_number))
+        for text_ in out.splitlines() if args[0] == "log" else [out]:
+            check_numbers(json.loads(text_, parse_constant=_no_number))
 
 
 def check_text(text_: str) -> None:
@@ -412,15 +424,12 @@ def _no_number(name: str) -> object:
     raise AssertionError(f"{name} is no number of JSON")
 
 
-def check_numbers(found: object) -> None:
-    if isinstance(found, dict):
-        for one in found.values():
-            check_numbers(one)
-    elif isinstance(found, list):
-        for one in found:
-            check_numbers(one)
-    elif isinstance(found, int | float):
-        assert -1 <= found < 2**54, f"an absurd number: {found}"  # the sum of two that are within their bound
+def check_numbers(value: object) -> None:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_numbers(inner)
+    elif isinstance(value, int | float):
+        assert -1 <= value < 2**54, f"an absurd number: {value}"  # the sum of two that are within their bound
 
 
 async def _serve(r: Input) -> None:
@@ -454,11 +463,11 @@ async def _serve(r: Input) -> None:
 
 
 def check_answer(path: str, answer: httpx.Response) -> None:
-    said = f"{path}: {answer.status_code} {answer.text[:500]}"
-    assert answer.status_code in (200, 304, 400, 404, 503), said
-    assert "please report" not in answer.text, said
-    assert not re.search(r"(Type|Value|Key|Attribute|Overflow|Index|Assertion|Recursion)Error", answer.text), said
-    assert SCRIPT not in answer.text or "html" not in answer.headers["content-type"], said
+    shown = f"{path}: {answer.status_code} {answer.text[:500]}"
+    assert answer.status_code in (200, 304, 400, 404, 503), shown
+    assert "please report" not in answer.text, shown
+    assert not re.search(r"(Type|Value|Key|Attribute|Overflow|Index|Assertion|Recursion)Error", answer.text), shown
+    assert SCRIPT not in answer.text or "html" not in answer.headers["content-type"], shown
     for line in answer.text.split("\n"):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", line), f"{path}: {line!r:.500}"
     if path == "/metrics":

@@ -107,7 +107,7 @@ def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
         "unknown_units": 100,
         "granted_units": 10_000,
     }
-    assert [row["limit"] for row in project["unlogged"]] == ["day", "pacific-day"]
+    assert [row["limit"] for row in project["others"]] == ["day", "pacific-day"]
 
 
 def test_a_difference_is_told_once_and_stays_to_be_looked_up(quota: Quota, upstream: Emulator, tmp_path: Path) -> None:

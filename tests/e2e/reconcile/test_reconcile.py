@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
 
 if TYPE_CHECKING:
-    pass
+    from pathlib import Path
 
 PACIFIC = Calendar("day", "America/Los_Angeles")
 
@@ -50,6 +51,38 @@ def test_repeating_changes_nothing_and_learning_more_adds_only_that(site: Site) 
     site.now_ms += HOUR_MS
     assert site.reconcile().changed
     assert site.used()["day"] == 300
+
+
+def test_what_somebody_else_spends_counts_in_each_limit_until_upstreams_period_ends(site: Site) -> None:
+    """Also in a limit over 24 hours: nobody knows when they spent it."""
+    site.configure()
+    site.call("videos.list", 20)
+    site.call("search.list", 12, charged=False, key="another-key")
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    midnight_ms = PACIFIC.edges(site.now_ms)[1]
+    assert [(row.limit, row.units, row.until_ms) for row in result.counted] == [
+        ("day", 1_200, midnight_ms),
+        ("pacific-day", 1_200, midnight_ms),
+    ]
+    assert result.buckets[0].methods[0].method == "search.list"
+    site.now_ms = midnight_ms - 1
+    assert site.used() == {"day": 1_220, "pacific-day": 1_220}
+    site.now_ms = midnight_ms
+    assert site.used() == {"day": 20, "pacific-day": 0}
+
+
+def test_what_somebody_else_spent_in_the_period_before_is_shown_and_counts_no_more(site: Site) -> None:
+    site.configure()
+    site.call("search.list", 3, charged=False)
+    site.now_ms = PACIFIC.edges(site.now_ms)[1] + 5 * MINUTE_MS
+    site.call("videos.list", 1)
+    site.call("videos.list", 7, charged=False)
+    site.now_ms += 30 * MINUTE_MS
+    result = site.reconcile()
+    assert [count.unknown_units for count in result.buckets] == [7, 300]
+    assert site.used() == {"day": 8, "pacific-day": 8}
+    assert not site.reconcile().changed
 
 
 def test_a_dry_run_changes_nothing(site: Site) -> None:
@@ -187,6 +220,20 @@ def test_a_loss_of_the_ledger_is_not_counted_a_second_time(site: Site) -> None:
     site.now_ms += HOUR_MS
     site.reconcile()
     assert site.used() == {"day": 310, "pacific-day": 310}
+    assert not site.reconcile().changed
+
+
+def test_what_the_ledger_and_every_machine_have_lost_counts_as_what_others_used(site: Site, state_dir: Path) -> None:
+    """Upstream alone still knows of it."""
+    site.configure()
+    site.call("search.list", 5)
+    site.empty_ledger()
+    shutil.rmtree(state_dir)
+    site.call("videos.list", 1)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert [(count.our_units, count.unknown_units, result.changed) for count in result.buckets] == [(1, 500, True)]
+    assert site.used() == {"day": 501, "pacific-day": 501}
     assert not site.reconcile().changed
 
 

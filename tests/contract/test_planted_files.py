@@ -1,0 +1,437 @@
+"""Where others may write, they may put a link, a pipe or a file of theirs at a path that is about to be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+import quota
+from quota.cli.commands import cli
+from quota.common.folders import NotAloneError, first_within, open_alone
+from quota.errors import ConfigError
+from quota.inbound.contract import Limit, Policy
+from quota.inbound.storage import open_storage
+from quota.jobs.lock import lock_file
+from quota.jobs.store.reader import Reader
+from quota.jobs.store.store import Store
+from quota.journal.draws import Draws
+from quota.journal.journal import Journal
+from quota.ledger.factory import open_ledger
+from quota.ledger.file_errors import refuse_others
+from quota.ledger.identity import Identity
+from quota.reports.metrics import write_file
+from quota.rules.entry import START, Entry
+from quota.terms.limits import DAY_MS
+from support.claims import claim_of
+from support.setup import state_at
+from support.users import NOBODY, as_user, needs_root, not_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+IDENTITY = Identity("ledger", "p")
+NOW_MS = 1_795_867_200_000
+CALL = Entry(START, 1, "units", "videos.list", "", "", "key")
+
+
+def a_ledger(path: Path) -> None:
+    with closing(open_ledger(f"sqlite:///{path}")) as ledger:
+        state_at(ledger).claim(claim_of("a"))
+
+
+def journal(state: Path) -> Journal:
+    return Journal(state, IDENTITY, keep_ms=DAY_MS, clock=lambda: NOW_MS)
+
+
+def a_draw(path: Path) -> None:
+    draws = Draws(str(path.parent), IDENTITY, keep_ms=DAY_MS)
+    draws.draw([CALL], "", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
+
+
+def an_inbound_storage(path: Path) -> None:
+    with closing(open_storage(f"sqlite:///{path}")) as storage:
+        storage.decide(Policy("r", (Limit(5, 60_000),), "counter", False), "identity")
+
+
+def a_store(path: Path) -> None:
+    Store(f"sqlite:///{path}", retention_ms=DAY_MS).close()
+
+
+def a_stores_reader(path: Path) -> None:
+    with closing(Reader(f"sqlite:///{path}")) as reader:
+        reader.chart("DE", ["trending"], 0, 1)
+
+
+def a_note(path: Path) -> None:
+    first_within(path, 1)
+
+
+def a_lock(path: Path) -> None:
+    """Its name is a hash of job and store, so it is put at `path` by a link to the state folder's content."""
+    os.close(open_alone(path, os.O_RDWR | os.O_CREAT))
+
+
+def metrics(path: Path) -> None:
+    write_file(str(path.parent), path.name.removeprefix(".").removesuffix(f".{_writer()}"), "x 1\n")
+
+
+def a_configuration(path: Path) -> None:
+    cli.main(["init", str(path), "--force"], standalone_mode=False)
+
+
+def a_demo(path: Path) -> None:
+    cli.main(["demo", "--units", "1", "--keep", str(path.parent)], standalone_mode=False)
+
+
+class Place(NamedTuple):
+    """A path that `use` uses. With `beside`, that file is made first; `makes` False: it is only read."""
+
+    name: str
+    use: Callable[[Path], None]
+    beside: str = ""
+    makes: bool = True
+
+
+PLACES = (
+    Place("ledger.db", a_ledger),
+    Place("ledger.db-wal", a_ledger, "ledger.db"),
+    Place("ledger.db-shm", a_ledger, "ledger.db"),
+    Place("ledger.db-journal", a_ledger, "ledger.db"),
+    Place("draws", a_draw),
+    Place("inbound.db", an_inbound_storage),
+    Place("inbound.db-wal", an_inbound_storage, "inbound.db"),
+    Place("videos.db", a_store),
+    Place("videos.db-wal", a_store, "videos.db"),
+    Place("videos.db", a_stores_reader, makes=False),
+    Place("told", a_note),
+    Place("run.lock", a_lock),
+    Place(".quota-p.prom.WRITER", metrics),
+    Place("quota.toml", a_configuration),
+    Place("demo.key", a_demo),
+)
+
+MADE = [place for place in PLACES if place.makes and not place.beside]
+DATABASES = [place for place in MADE if place.name.endswith(".db")]
+ids = [f"{place.name}-{place.use.__name__}" for place in PLACES]
+
+
+def _writer() -> str:
+    return f"{os.getpid()}.{threading.get_native_id()}"
+
+
+def path_of(place: Place, folder: Path) -> Path:
+    if place.beside:
+        place.use(folder / place.beside)
+    return folder / place.name.replace("WRITER", _writer())
+
+
+def refused(place: Place, path: Path) -> None:
+    """It ends in one line, and waits for nobody."""
+    with pytest.raises((quota.QuotaError, OSError)) as caught:
+        place.use(path.parent / place.beside if place.beside else path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@needs_root
+@pytest.mark.parametrize("place", PLACES, ids=ids)
+def test_a_file_of_another_user_is_refused(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    path.write_bytes(b"")
+    os.chown(path, NOBODY, NOBODY)
+    refused(place, path)
+    assert path.read_bytes() == b""
+    assert path.stat().st_uid == NOBODY
+
+
+@needs_root
+@pytest.mark.parametrize("place", PLACES, ids=ids)
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    for victim in (tmp_path / "victim", tmp_path / "made"):
+        if victim.name == "victim":
+            victim.write_text("mine")
+        path.symlink_to(victim)
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        refused(place, path)
+        path.unlink()
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("place", PLACES, ids=ids)
+def test_a_link_to_nothing_makes_nothing_there(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    path.symlink_to(tmp_path / "made")
+    if place.makes and not place.beside:
+        refused(place, path)
+        assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("place", PLACES, ids=ids)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    os.mkfifo(path)
+    refused(place, path)
+
+
+@pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
+def test_what_every_user_may_write_is_refused(tmp_path: Path, place: Place) -> None:
+    path = path_of(place, tmp_path)
+    place.use(path)
+    if path.exists():
+        path.chmod(path.stat().st_mode | 0o002)
+        refused(place, path)
+
+
+@needs_root
+@pytest.mark.parametrize("place", DATABASES, ids=[place.use.__name__ for place in DATABASES])
+def test_no_database_is_used_in_a_folder_that_others_may_write_to(tmp_path: Path, place: Place) -> None:
+    """They could put a journal beside it, which SQLite would play into it."""
+    folder = tmp_path / "folder"
+    for owner, mode in ((0, 0o777), (0, 0o1777), (NOBODY, 0o755)):
+        folder.mkdir()
+        os.chown(folder, owner, owner)
+        folder.chmod(mode)
+        refused(place, folder / place.name)
+        assert list(folder.iterdir()) == []
+        folder.rmdir()
+
+
+@needs_root
+@pytest.mark.parametrize("place", DATABASES, ids=[place.use.__name__ for place in DATABASES])
+def test_a_volume_of_root_with_the_groups_rights_is_used(place: Place) -> None:
+    """As Kubernetes makes it (`fsGroup`), which also gives files in it to the group."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        folder = Path(base) / "volume"
+        folder.mkdir()
+        Path(base).chmod(0o711)
+        os.chown(folder, 0, 20001)
+        folder.chmod(0o2775)
+        as_user(10001, 10001, [20001], lambda: place.use(folder / place.name))
+        path = folder / place.name
+        assert (path.stat().st_uid, path.stat().st_gid) == (10001, 20001)
+        for file in folder.iterdir():
+            file.chmod(file.stat().st_mode | 0o660)
+        as_user(10001, 10001, [20001], lambda: place.use(path))
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "mode", "why"),
+    [
+        (NOBODY, 0o700, "belongs to nobody, and this is root; run this as that user, or"),
+        (0, 0o777, "can be written by every user;"),
+    ],
+)
+def test_a_state_folder_of_others_stops_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, why: str
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, owner, owner)
+    state.chmod(mode)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(state))
+    for command in (["charge", "videos.list"], ["status"], ["check"], ["doctor"]):
+        with pytest.raises(quota.ConfigError) as caught:
+            cli.main(command, standalone_mode=False)
+        assert str(caught.value) == f"state folder {state} {why} set QUOTA_STATE_DIR to a folder of your own"
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "link"))
+    with pytest.raises(quota.ConfigError, match="is a link that belongs to nobody"):
+        quota.open()
+    assert list(state.iterdir()) == []
+
+
+@needs_root
+def test_check_says_who_could_put_another_folder_in_the_place_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that every user may write to, each may rename ours away: the budget would begin anew."""
+    (tmp_path / "shared" / "ours").mkdir(parents=True)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "shared" / "ours" / "state"))
+    (tmp_path / "shared" / "ours" / "state").mkdir(mode=0o700)
+    config = tmp_path / "quota.toml"
+    config.write_text(
+        f'[store]\nurl = "sqlite:///{tmp_path}/shared/ours/v.db"\n[credentials.main]\napi = "youtube-v3"\n'
+    )
+    for mode, warned in ((0o755, 0), (0o1777, 0), (0o777, 2)):
+        (tmp_path / "shared").chmod(mode)
+        cli.main(["check", "--config", str(config)], standalone_mode=False)
+        lines = [line for line in capsys.readouterr().out.splitlines() if "in the place of" in line]
+        assert len(lines) == warned, lines
+        assert all(f"{tmp_path}/shared can be written by every user" in line for line in lines)
+
+
+def test_a_state_folder_that_others_may_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is reached through a link of the user's own."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o755)
+    (tmp_path / "state").symlink_to("disk")
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    with quota.open() as session:
+        assert session.budget().charge("videos.list").admitted
+
+
+def test_a_ledger_through_a_link_of_ones_own_is_used(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    a_ledger(tmp_path / "disk" / "ledger.db")
+    (tmp_path / "ledger.db").symlink_to("disk/ledger.db")
+    a_ledger(tmp_path / "ledger.db")
+    (tmp_path / "disk").chmod(0o777)
+    refused(Place("ledger.db", a_ledger), tmp_path / "ledger.db")
+
+
+@needs_root
+def test_a_ledger_of_others_is_a_matter_of_the_configuration_and_no_allowance_takes_its_place(tmp_path: Path) -> None:
+    config = tmp_path / "quota.toml"
+    config.write_text(
+        '[ledger]\nurl = "sqlite:///ledger.db"\nunavailable = { max_cost = 1, allowance = 50 }\n'
+        '[credentials.main]\napi = "youtube-v3"\n'
+    )
+    a_ledger(tmp_path / "ledger.db")
+    os.chown(tmp_path / "ledger.db", NOBODY, NOBODY)
+    for command in ("charge", "peek"):
+        with pytest.raises(quota.ConfigError) as caught:
+            cli.main([command, "videos.list", "--config", str(config)], standalone_mode=False)
+        assert str(caught.value) == (
+            f"ledger {tmp_path}/ledger.db: ledger.db belongs to nobody, and this is root; make both this user's alone "
+            "(chown, chmod)"
+        )
+
+
+@needs_root
+def test_a_ledger_that_becomes_anothers_is_used_no_longer(tmp_path: Path) -> None:
+    with closing(open_ledger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+        state_at(ledger).claim(claim_of("a"))
+        os.unlink(tmp_path / "ledger.db")
+        (tmp_path / "ledger.db").write_bytes(b"")
+        os.chown(tmp_path / "ledger.db", NOBODY, NOBODY)
+        with pytest.raises(quota.LedgerError, match=r"ledger\.db belongs to nobody"):
+            state_at(ledger).claim(claim_of("a"))
+
+
+def test_a_lock_that_may_not_be_made_names_its_file_and_what_to_do(tmp_path: Path, state_dir: Path) -> None:
+    state_dir.mkdir(exist_ok=True)
+    state_dir.chmod(0o500)
+    (tmp_path / "store").mkdir(mode=0o500)
+    with not_root(), pytest.raises(ConfigError, match=r"run-trending-.*\.lock: Permission denied; set QUOTA_STATE_DIR"):
+        lock_file(f"sqlite:///{tmp_path}/store/videos.db", "trending")
+
+
+@needs_root
+def test_the_lock_of_a_run_is_its_users_alone(tmp_path: Path, state_dir: Path) -> None:
+    os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
+    (lock,) = state_dir.iterdir()
+    os.chown(lock, NOBODY, NOBODY)
+    with pytest.raises(quota.ConfigError, match="belongs to nobody"):
+        lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
+    assert not (tmp_path / lock.name).exists(), "nor is there a second lock"
+
+
+@needs_root
+def test_a_journal_of_another_user_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of its lines is sound, and would put a charge into the ledger that was never made."""
+    planted = journal(tmp_path)
+    planted.write("e", [CALL._replace(id=(NOW_MS, 1))])
+    planted.write_facts("e", "facts")
+    planted.compared("e", planted.position())
+    assert planted.draws.draw([CALL], "", START, now_ms=NOW_MS, window_ms=DAY_MS, allowance_units=50)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            os.chown(path, NOBODY, NOBODY)
+    ours = journal(tmp_path)
+    assert (ours.newest("e"), list(ours.records()), ours.facts(), ours.draws.owed()) == (START, [], "", [])
+    assert "belongs to nobody, and this is root" in ours.trouble
+    assert "journal_unusable" in caplog.text
+    assert "allowance_unreadable" in caplog.text
+
+
+@needs_root
+@pytest.mark.parametrize("moment", ["before it is made", "after it was found", "after it was gone"])
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_others_put_there_while_a_file_is_made_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
+) -> None:
+    """One's own file stands there and is gone again, and somebody is quicker at each step between."""
+    path, opened = tmp_path / "file", os.open
+    planted: list[str] = []
+
+    def plant() -> None:
+        planted.append(kind)
+        path.unlink(missing_ok=True)
+        if kind == "a file":
+            path.write_bytes(b"theirs")
+        else:
+            path.symlink_to(tmp_path / "elsewhere")
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+    def open_and_plant(*args: Any, **options: Any) -> int:
+        if moment == "before it is made" and not planted:
+            plant()
+        try:
+            return opened(*args, **options)
+        except FileExistsError:
+            if moment == "after it was found" and not planted:
+                plant()
+            elif moment == "after it was gone" and not planted:
+                path.unlink()
+            raise
+        except FileNotFoundError:
+            plant()
+            raise
+
+    if moment != "before it is made":
+        path.write_bytes(b"one's own")
+    monkeypatch.setattr(os, "open", open_and_plant)
+    with pytest.raises(NotAloneError):
+        open_alone(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    assert planted
+    assert not (tmp_path / "elsewhere").exists()
+    if kind == "a file":
+        assert path.read_bytes() == b"theirs"
+
+
+@pytest.fixture
+def _no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_no_umask")
+@pytest.mark.parametrize("place", MADE, ids=[place.use.__name__ for place in MADE])
+def test_without_a_umask_no_file_is_wider_than_meant(tmp_path: Path, place: Place) -> None:
+    place.use(path_of(place, tmp_path))
+    public = {"videos.db", "videos.db-wal", "videos.db-shm", "quota-p.prom", "quota.toml"}
+    for path in tmp_path.rglob("*"):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o644 if path.name in public else 0o600), path
+
+
+def test_what_others_could_have_made_has_an_error_of_its_own(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_CREAT):
+        with pytest.raises(NotAloneError, match="is neither a file nor a folder"):
+            open_alone(tmp_path / "file", flags)
+    with pytest.raises(FileExistsError):
+        open_alone(tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL) and open_alone(
+            tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        )
+
+
+def test_a_pipe_in_the_place_of_a_database_is_not_made_somebodys_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(ConfigError) as refused:
+        refuse_others(str(tmp_path / "file"), "ledger")
+    why = "file is neither a file nor a folder; name another file, or move that one away"
+    assert str(refused.value) == f"ledger {tmp_path / 'file'}: {why}"

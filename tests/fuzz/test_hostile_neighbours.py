@@ -1,0 +1,94 @@
+"""What neighbours wrote into our keys and rows, as all sees it that we show: the command line, the page, the API."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from fuzz.house import House, check_command, damage_file, damage_key, damage_rows, run_quota, texts_of, use
+from fuzz.inputs import PARTS, Input, every
+from quota.common.clock import host_clock
+from quota.journal.journal import FOLDER
+from support.plain_http import Answer, Arrived, PlainServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.servers import RedisServer
+
+READERS = ("status", "log", "log --refused", "spend --by job,region", "explain", "runs", "search live")
+DATABASES = ("ledger.db", "videos.db", "inbound.db")
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, state_dir: Path, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+    """Always one video, and a page of a state folder."""
+    caplog.set_level("CRITICAL", logger="quota")  # what is logged is no part of what is said
+    pages = count()
+
+    def serve(request: Arrived) -> Answer:
+        item = {"id": "v1", "snippet": {"title": "live", "channelId": "c1"}, "statistics": {"viewCount": "7"}}
+        return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
+
+    with PlainServer(serve) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_stands_in_a_row_is_shown_or_named(part: int, upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House("sqlite:///ledger.db", "sqlite:///inbound.db", upstream)
+
+    def attempt(r: Input) -> None:
+        house.put_back()
+        others = [path for path, data in house.files.items() if FOLDER in path.parts and data]
+        r.data = [
+            damage_rows(r, r.choice(DATABASES)) if r.random() < 0.8 else damage_file(r, r.choice(others))
+            for _ in range(r.choice((1, 1, 2, 4)))
+        ]
+        use(r, house, monkeypatch)
+
+    every("neighbours-of-files", part, attempt)
+
+
+@pytest.mark.parametrize("name", DATABASES)
+def test_no_text_of_a_row_moves_the_cursor(name: str, upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column alone: what is chosen at random seldom meets one that is shown, with what would show it."""
+    house = House("sqlite:///ledger.db", "sqlite:///inbound.db", upstream)
+    for table, column in texts_of(name):
+        house.put_back()
+        with closing(sqlite3.connect(name)) as db, db:
+            db.execute(f"UPDATE OR IGNORE {table} SET {column} = {column} || ?", ("\x1b[31m\u202e\x9b2J",))  # noqa: S608
+        for command in READERS:
+            args = command.split()
+            try:
+                check_command(args, *run_quota(monkeypatch, args))
+            except AssertionError as error:
+                raise AssertionError(f"{table}.{column}: quota {command}: {error}") from error
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_stands_in_a_key_is_shown_or_named(
+    part: int, upstream: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        house = House(redis_server.url, redis_server.url, upstream)
+        kept = {key: (client.dump(key), client.pttl(key)) for key in client.keys("*")}
+
+        def attempt(r: Input) -> None:
+            house.put_back()
+            client.flushall()
+            for key, (value, left_ms) in kept.items():
+                client.restore(key, max(0, left_ms), value)
+            r.data = [damage_key(r, client, host_clock()) for _ in range(r.choice((1, 1, 2, 4)))]
+            use(r, house, monkeypatch)
+            client.ping()  # no script goes on for ever
+
+        every("neighbours-of-keys", part, attempt)
