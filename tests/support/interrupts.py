@@ -1,8 +1,8 @@
 """Exceptions out of signal handlers, at every place where Python lets one out.
 
-CPython runs a handler when a function begins, when a call of something written in C has returned, and when a loop goes
-back: nowhere else between two instructions. `at_place` visits these places one by one, in code of ours and in what of
-the standard library stands between, and does there what a handler would do.
+CPython runs a handler when a function begins, when a call of something written in C has returned (not when it raised),
+and when a loop goes back: nowhere else between two instructions. `at_place` visits these places one by one, in code of
+ours and in what of the standard library stands between, and does there what a handler would do.
 """
 
 from __future__ import annotations
@@ -53,6 +53,22 @@ def at_place(
     return passed > number
 
 
+def count_places(work: Callable[[], object], within: tuple[str, ...] = OURS) -> int:
+    """Do `work`, and count its places."""
+    passed = 0
+
+    def arrive() -> None:
+        nonlocal passed
+        passed += 1
+
+    end = _visit(arrive, within)
+    try:
+        work()
+    finally:
+        end()
+    return passed
+
+
 def at_every_place(
     handler: Callable[[], object], work: Callable[[], object], within: tuple[str, ...] = OURS, step: int = 1
 ) -> Iterator[Exception | None]:
@@ -72,7 +88,7 @@ def at_every_place(
 
 @lru_cache
 def _calls(code: CodeType) -> frozenset[int]:
-    return frozenset(one.offset for one in dis.get_instructions(code) if one.opname.startswith("CALL"))
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname.startswith("CALL"))
 
 
 def _is_visited(code: CodeType, within: tuple[str, ...]) -> bool:
@@ -109,10 +125,15 @@ if sys.version_info >= (3, 12):
             if _is_behind(before, sys._getframe(1), at):
                 arrive()
 
+        def catch(*_: object) -> None:
+            before.pop(sys._getframe(1), None)
+
         events = monitoring.events
-        callbacks = {events.PY_START: enter, events.PY_RESUME: enter, events.INSTRUCTION: step}
+        always = {events.PY_START: enter, events.PY_RESUME: enter, events.RAISE: catch}
+        callbacks = {**always, events.INSTRUCTION: step}
 
         def end() -> None:
+            before.clear()  # else these frames would keep what they have
             monitoring.set_events(_TOOL, 0)
             for code in seen:
                 monitoring.set_local_events(_TOOL, code, 0)
@@ -123,7 +144,7 @@ if sys.version_info >= (3, 12):
         monitoring.use_tool_id(_TOOL, "interrupts")
         for event, callback in callbacks.items():
             monitoring.register_callback(_TOOL, event, callback)
-        monitoring.set_events(_TOOL, events.PY_START | events.PY_RESUME)
+        monitoring.set_events(_TOOL, sum(always))
         return end
 
 else:
@@ -132,7 +153,9 @@ else:
         before: dict[FrameType, int] = {}
 
         def step(frame: FrameType, event: str, _: Any) -> Any:
-            if event == "opcode" and _is_behind(before, frame, frame.f_lasti):
+            if event == "exception":
+                before.pop(frame, None)
+            elif event == "opcode" and _is_behind(before, frame, frame.f_lasti):
                 arrive()
             return step
 
@@ -143,6 +166,10 @@ else:
             arrive()
             return step
 
+        def end() -> None:
+            sys.settrace(others)
+            before.clear()  # else these frames would keep what they have
+
         others = sys.gettrace()
         sys.settrace(enter)
-        return lambda: sys.settrace(others)
+        return end

@@ -38,7 +38,7 @@ MANY = 20
 """Silent ones, each of which alone could take a second."""
 
 DEADLINE_S = 10.0
-KEY = "quota:{p}:log"
+KEY = "quota:{p}:ledger:log"
 
 
 @contextmanager
@@ -150,8 +150,8 @@ def test_whoever_answers_is_found_behind_others_that_are_silent(
 def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decision]) -> None:
     """All but the one that has the slot, then that one, then all."""
     owner = nodes.owner(KEY)
-    others = [one for one in nodes.servers if one is not owner]
-    with opened(url_of("redis+cluster", *(one.port for one in (*others, owner)))) as budget:
+    others = [node for node in nodes.servers if node is not owner]
+    with opened(url_of("redis+cluster", *(node.port for node in (*others, owner)))) as budget:
         assert charge(budget).admitted
         for silent_ones, admitted in ((others, True), ([owner], False), (nodes.servers, False)):
             with stopped(*silent_ones):
@@ -167,15 +167,15 @@ def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decisio
 @pytest.mark.usefixtures("real_walls")
 def test_nodes_without_tls_say_so_within_a_decision(nodes: Nodes) -> None:
     """On a busy machine the second may be over before it is found out; then the next one says it."""
-    with opened(url_of("rediss+cluster", *(one.port for one in nodes.servers))) as budget:
-        said = "it speaks no TLS; write redis+cluster://"
-        until(lambda: budget.charge("videos.list").detail.endswith(said), "it is not said")
+    with opened(url_of("rediss+cluster", *(node.port for node in nodes.servers))) as budget:
+        end = "it speaks no TLS; write redis+cluster://"
+        until(lambda: budget.charge("videos.list").detail.endswith(end), "it is not said")
 
 
 def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> None:
     """All keys have moved, and the nodes have not agreed yet whose the slot is."""
     owner, slot = nodes.owner(KEY), key_slot(KEY.encode())
-    other = next(one for one in nodes.servers[:3] if one is not owner)
+    other = next(node for node in nodes.servers[:3] if node is not owner)
     commands = (*redis_rights.COMMANDS, *redis_rights.OF_A_CLUSTER)
     line = redis_rights.acl_line("some", [redis_rights.pattern_of("*")], commands)
     url = url_of("redis+cluster", owner.port).replace("//", f"//some:{redis_rights.PASSWORD}@")
@@ -194,7 +194,7 @@ def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> N
             on_its_way = [budget.charge("videos.list") for _ in range(3)]
             for client in (there, here):
                 client.execute_command("CLUSTER SETSLOT", slot, "NODE", theirs)
-            assert [one.detail for one in on_its_way if not one.admitted] == []
+            assert [decision.detail for decision in on_its_way if not decision.admitted] == []
             assert budget.charge("videos.list").admitted
             assert there.xlen(KEY) >= 5
         for client in (here, there):
@@ -203,7 +203,7 @@ def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> N
 
 def test_a_node_that_is_gone_is_forgotten(nodes: Nodes) -> None:
     """As where every node that is replaced has another address: those that were are not asked for ever."""
-    with closing(Cluster(target_of(url_of("redis+cluster", *(one.port for one in nodes.servers)), 5.0))) as cluster:
+    with closing(Cluster(target_of(url_of("redis+cluster", *(node.port for node in nodes.servers)), 5.0))) as cluster:
         cluster._at("127.0.0.1", 1)
         assert cluster.execute_command("EXISTS", KEY) in (0, 1)
         assert ("127.0.0.1", 1) not in cluster._connections

@@ -1,0 +1,446 @@
+"""Connections: an answer belongs to its question, whatever happens between the two."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.ledger.factory import open_ledger
+from quota.ledger.log import ANY, Append
+from quota.ledger.redis_connection import Connections, connections_to
+from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
+from quota.ledger.redis_url import target_of
+from quota.rules.entry import START, Entry
+from support.claims import claim_of
+from support.processes import in_child
+from support.proxy import Proxy
+from support.resp import RespServer
+from support.servers import RedisServer
+from support.setup import budget_of, limit, state_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+TIMEOUT_S = 5.0
+SHORT_S = 0.2
+"""Where a test waits for it. A busy machine may take that long for a call, so that no other test counts on it."""
+
+NAME = "of-the-tests"
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+
+
+@contextmanager
+def connected(
+    port: int, timeout_s: float = TIMEOUT_S, name: str = NAME, place: str = "", login: str = ""
+) -> Iterator[Connections]:
+    named = f"?client_name={name}" if name else ""
+    target = target_of(f"redis://{login}127.0.0.1:{port}{place}{named}", timeout_s)
+    with closing(connections_to(target)) as connections:
+        yield connections
+
+
+def on_server(server: RedisServer) -> int:
+    """How many of our connections the server has."""
+    with redis.Redis(port=server.port) as client:
+        return sum(each["name"] == NAME for each in client.client_list())
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """The server learns of a closed connection a moment later."""
+    deadline = time.monotonic() + 100
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> None:
+    """Let several calls be under way at the same time, so that there are as many connections."""
+
+    def check() -> None:
+        connections.execute_command("BLPOP", "held", "0")
+
+    asking = [threading.Thread(target=check) for _ in range(calls)]
+    with redis.Redis(port=server.port) as client:
+        for thread in asking:
+            thread.start()
+        assert soon(lambda: client.info("clients")["blocked_clients"] == calls)
+        client.rpush("held", *range(calls))
+    for thread in asking:
+        thread.join()
+
+
+# -- an answer belongs to its question ---------------------------------------------------------------------------------
+
+
+def test_an_answer_that_comes_too_late_answers_nothing_else(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, connected(proxy.port, timeout_s=SHORT_S) as connections:
+        connections.execute_command("PING")
+        proxy.fail("delay-request", match=b"first", delay_s=SHORT_S + 0.1)
+        with pytest.raises(NoAnswer):
+            connections.execute_command("ECHO", "first")
+        assert connections.execute_command("ECHO", "two") == "two"
+        time.sleep(0.2)  # the late answer has arrived by now
+        assert connections.execute_command("ECHO", "three") == "three"
+
+
+def test_half_an_answer_is_not_completed_by_the_next_one() -> None:
+    """The first connection is answered by half, and by the rest when it asks again; the second as it should be."""
+    scripts = iter([[b"$5\r\nhal", b"f!\r\n$3\r\ntwo\r\n"], [b"$3\r\ntwo\r\n"]])
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            for script in scripts:
+                accepted.append(listener.accept()[0])
+                for reply in script:
+                    if not accepted[-1].recv(1000):
+                        break
+                    accepted[-1].sendall(reply)
+
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        with connected(listener.getsockname()[1], timeout_s=SHORT_S, name="") as connections:
+            with pytest.raises(NoAnswer):
+                connections.execute_command("ECHO", "half!")
+            assert connections.execute_command("ECHO", "two") == "two"
+        thread.join()
+        for line in accepted:
+            line.close()
+
+
+def test_more_than_an_answer_is_not_read_as_the_next_one() -> None:
+    replies = iter([b"+first\r\n+PONG\r\n", b"+two\r\n"])
+    with RespServer(lambda _: next(replies)) as server, connected(server.port, name="") as connections:
+        assert connections.execute_command("ECHO", "first") == "first"
+        assert connections.execute_command("ECHO", "two") == "two"
+
+
+def test_what_is_no_answer_is_said_to_be_none() -> None:
+    replies = iter([b"HTTP/1.1 400 Bad Request\r\n", b"+two\r\n"])
+    with RespServer(lambda _: next(replies)) as server, connected(server.port, name="") as connections:
+        with pytest.raises(NotRedis):
+            connections.execute_command("ECHO", "first")
+        assert connections.execute_command("ECHO", "two") == "two"
+
+
+def test_what_comes_unasked_is_not_taken_for_an_answer() -> None:
+    """It came after the answer was read, and before the next question."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+
+        def serve() -> None:
+            for reply in (b"+first\r\n", b"+two\r\n"):
+                accepted = opened.enter_context(listener.accept()[0])
+                accepted.recv(1000)
+                accepted.sendall(reply)
+                if reply == b"+first\r\n":
+                    assert answered.wait(TIMEOUT_S)
+                    accepted.sendall(b"+unasked\r\n")
+                    sent.set()
+
+        answered, sent = threading.Event(), threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with connected(listener.getsockname()[1], name="") as connections:
+            assert connections.execute_command("ECHO", "first") == "first"
+            answered.set()
+            assert sent.wait(TIMEOUT_S)
+            assert connections.execute_command("ECHO", "two") == "two"
+        thread.join()
+
+
+def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        for size in (65_530, 65_536, 3_000_000):
+            assert connections.execute_command("ECHO", "\u00e9" * size) == "\u00e9" * size
+
+
+@contextmanager
+def on_signal(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@needs_signals
+def test_an_interrupted_call_leaves_no_answer_behind(server: RedisServer) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections, on_signal(interrupt):
+        connections.execute_command("PING")
+        proxy.fail("delay-request", match=b"first", delay_s=0.1)
+        timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            connections.execute_command("ECHO", "first")
+        timer.join()
+        assert connections.execute_command("ECHO", "two") == "two"
+        time.sleep(0.1)
+        assert connections.execute_command("ECHO", "three") == "three"
+
+
+# The socket is left to the garbage collector where a call is interrupted just after it was made.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@needs_signals
+def test_calls_interrupted_anywhere_leave_no_answer_behind(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Anywhere is also in what Python ignores: while something is collected, and while pytest notes that.
+    monkeypatch.setattr(sys, "unraisablehook", id)
+
+    class Interrupted(Exception):  # noqa: N818  # what a handler of somebody else's may raise
+        pass
+
+    def interrupt(*_: object) -> None:
+        if interruptible:
+            raise Interrupted
+
+    def keep_interrupting() -> None:
+        r = random.Random(5)
+        while not done.wait(r.uniform(0.0002, 0.003)):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    interruptible, done, interrupted = False, threading.Event(), 0
+    with connected(server.port) as connections, on_signal(interrupt):
+        thread = threading.Thread(target=keep_interrupting)
+        thread.start()
+        for number in range(3_000):
+            try:
+                interruptible = True
+                reply = connections.execute_command("ECHO", str(number))
+                interruptible = False
+            except Interrupted:
+                interruptible = False
+                interrupted += 1
+            else:
+                assert reply == str(number)
+        done.set()
+        thread.join()
+    assert interrupted > 20
+    assert soon(lambda: on_server(server) == 0), "nor a connection"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "unix"])
+def test_what_a_handler_raises_while_it_connects_goes_on_as_it_came(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Also a TimeoutError, which is what the library catches: after each call of something written in C, as a handler
+    would."""
+    monkeypatch.setattr(sys, "unraisablehook", id)
+    passed, number, raised = 0, 0, list[type[BaseException]]()
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal passed
+        if event == "c_return" and frame.f_code.co_filename == redis.connection.__file__:
+            passed += 1
+            if passed == number:
+                raise TimeoutError
+
+    with RedisServer("--unixsocket", "redis.sock") as server:
+        target = target_of(server.url if scheme == "redis" else f"unix://{server.folder}/redis.sock", TIMEOUT_S)
+        while passed >= number:
+            passed, number = 0, number + 1
+            with closing(connections_to(target)) as connections:
+                sys.setprofile(interrupt)
+                try:
+                    connections.execute_command("PING")
+                except BaseException as error:
+                    raised.append(type(error))
+                finally:
+                    sys.setprofile(None)
+    gc.collect()  # a socket that was just made when the handler came
+    assert {*raised} == {TimeoutError}
+    assert len(raised) > 5
+
+
+@needs_signals
+def test_a_signal_handler_may_ask_in_the_middle_of_a_call(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
+        connections.execute_command("PING")
+        inner = []
+        with on_signal(lambda *_: inner.append(connections.execute_command("ECHO", "inner"))):
+            proxy.fail("delay-request", match=b"outer", delay_s=0.1)
+            timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            assert connections.execute_command("ECHO", "outer") == "outer"
+            timer.join()
+        assert inner == ["inner"]
+
+
+def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        mine = connections.execute_command("CLIENT", "ID")
+        connections.execute_command("SET", "text", "x", "EX", "100")
+        for wrong in (("EVALSHA", "0" * 40, "0"), ("LPUSH", "text", "1"), ("NONSENSE",)):
+            with pytest.raises(ErrorReply):
+                connections.execute_command(*wrong)
+        assert connections.execute_command("CLIENT", "ID") == mine
+
+
+# -- a connection that ended while idle --------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_noticed_before_it_is_used(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        ask_at_once(server, connections, 3)
+        for each in client.client_list():
+            if each["name"] == NAME:
+                client.client_kill_filter(each["id"])
+        assert connections.execute_command("ECHO", "here") == "here"
+        assert on_server(server) == 1
+
+
+def test_what_is_appended_after_a_server_restarted_is_sent_once() -> None:
+    """An append whose answer is lost would raise: it is not sent twice."""
+    own = RedisServer()
+    charge = Entry(START, 1, "units", "videos.list", "", "", "key")
+    request = Append("", START, [charge], ANY, new_epoch="e")
+    try:
+        with closing(open_ledger(own.url)) as ledger:
+            assert ledger.append("p", request).word == "APPENDED"
+            own.kill()
+            own.start()
+            assert ledger.append("p", request).word == "APPENDED"
+    finally:
+        own.close()
+
+
+def test_after_a_lost_answer_no_other_idle_connection_is_tried(server: RedisServer) -> None:
+    """A network that forgot them all says so of none: each would cost the whole time to wait."""
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
+        ask_at_once(server, connections, 3)
+        assert proxy.connections == 3
+        proxy.fail("drop-reply", match=b"lost")
+        with pytest.raises(Lost):
+            connections.execute_command("ECHO", "lost")
+        assert connections.execute_command("ECHO", "next") == "next"
+        assert proxy.connections == 4
+
+
+# -- threads and forks -------------------------------------------------------------------------------------------------
+
+
+def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        wrong: list[str] = []
+
+        def work(name: str) -> None:
+            for n in range(200):
+                if connections.execute_command("ECHO", f"{name} {n}") != f"{name} {n}":
+                    wrong.append(name)
+
+        for _ in range(3):
+            threads = [threading.Thread(target=work, args=(f"thread {n}",)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert 1 <= on_server(server) <= 4
+        assert wrong == []
+        connections.close()
+        assert soon(lambda: on_server(server) == 0)
+        connections.close()
+        assert connections.execute_command("ECHO", "again") == "again", "closed means let go of, not ended"
+
+
+def test_a_call_under_way_while_another_thread_closes_is_answered_and_its_connection_ends(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        answers: list[object] = []
+        thread = threading.Thread(target=lambda: answers.append(connections.execute_command("BLPOP", "list", "5")))
+        thread.start()
+        assert soon(lambda: client.info("clients")["blocked_clients"] == 1)
+        connections.close()
+        client.rpush("list", "x")
+        thread.join()
+        assert answers == [["list", "x"]]
+        assert soon(lambda: on_server(server) == 0)
+
+
+def _ask(connections: Connections) -> list[int]:
+    ids = [connections.execute_command("CLIENT", "ID") for _ in range(3)]
+    connections.close()
+    return ids
+
+
+# Python warns of forking with threads; what is tested here is that the connections survive it.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        ask_at_once(server, connections, 2)
+        before = {each["id"] for each in client.client_list() if each["name"] == NAME}
+        theirs = in_child(lambda: _ask(connections))
+        assert len(set(theirs)) == 1
+        ask_at_once(server, connections, 2)
+        assert {each["id"] for each in client.client_list() if each["name"] == NAME} == before
+        assert str(theirs[0]) not in before
+
+
+# -- passwords and databases -------------------------------------------------------------------------------------------
+
+
+def test_a_connection_logs_in_and_chooses_its_database_before_it_asks() -> None:
+    heard: list[bytes] = []
+
+    def answer(words: list[bytes]) -> bytes:
+        heard.append(words[0])
+        return b"+OK\r\n"
+
+    with (
+        RespServer(answer) as server,
+        connected(server.port, place="/3", login="user:secret@") as connections,
+    ):
+        assert connections.execute_command("PING") == "OK"
+    assert heard == [b"AUTH", b"CLIENT", b"SELECT", b"PING"]
+
+
+def test_nothing_is_done_in_another_database_than_the_chosen_one(server: RedisServer) -> None:
+    with connected(server.port, place="/99") as connections, redis.Redis(port=server.port) as client:
+        with pytest.raises(ErrorReply, match="DB index is out of range"):
+            connections.execute_command("SET", "x", "y")
+        assert client.keys("*") == []
+
+
+# -- urls --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?protocol=3",
+        "?max_connections=1",
+        "?health_check_interval=1",
+        "?socket_keepalive=yes",
+        "?socket_timeout=5&socket_connect_timeout=5",
+        "?encoding=utf-8",
+    ],
+)
+def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) -> None:
+    named = f"{server.url}{query}{'&' if query else '?'}client_name={NAME}"
+    with closing(open_ledger(named)) as ledger:
+        assert budget_of(ledger, limit(500)).charge("search.list").admitted
+        state = state_at(ledger)
+        assert state.facts().exhaustions == ()
+        assert not state.claim(claim_of("a")).elsewhere
+        assert sorted(state.claim(claim_of("b")).elsewhere) == ["DE", "US"]
+        assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
+        assert on_server(server) == 1

@@ -1,0 +1,188 @@
+"""A closed session stays closed: whoever still holds a part of it is refused, and nothing is opened or charged."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import socket
+import sqlite3
+import sys
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import quota
+from quota.errors import SessionClosedError
+from quota.jobs.emulator import Emulator
+from quota.ledger.factory import open_ledger
+from support.setup import budget_of, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONFIG = """
+[ledger]
+url = "{url}"
+unavailable = {{ max_cost = 1, allowance = 50 }}
+[credentials.main]
+api = "youtube-v3"
+"""
+PLAIN = {
+    "settings",
+    "keys",
+    "run",
+    "credential",
+    "book",
+    "limits",
+    "limits_of",
+    "project",
+    "note_refusal",
+    "hand_over_refusals",
+}
+"""What opens nothing: the configuration, and what is kept of refusals."""
+
+OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
+    "ledger": lambda session: session.ledger,
+    "budget": lambda session: session.budget(),
+    "project": lambda session: session.project(),
+    "google": lambda session: session.google(),
+    "requests": lambda session: session.requests(),
+    "httpx": lambda session: session.httpx(),
+    "check_key": lambda session: session.check_key(),
+    "__enter__": lambda session: session.__enter__(),
+}
+OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {
+    "charge": lambda budget: budget.charge("videos.list"),
+    "charge_many": lambda budget: budget.charge_many(["videos.list"]),
+    "peek": lambda budget: budget.peek("videos.list"),
+    "refund": lambda budget: budget.refund("1795233255077-key"),
+    "settle": lambda budget: budget.settle("1795233255077-key", 5),
+    "usage": lambda budget: budget.usage(),
+    "outlook": lambda budget: budget.outlook(),
+    "owed_units": lambda budget: budget.owed_units(),
+    "spend": lambda budget: budget.spend("videos.list").__enter__(),
+    "exhaust": lambda budget: budget.exhaust("units", 1, 2, "no more"),
+    "reopen": lambda budget: budget.reopen("units", "it answers"),
+    "grant": lambda budget: budget.grant([]),
+    "add_others": lambda budget: budget.add_others("units", 5, 1, 2, "console"),
+    "ledger": lambda budget: budget.ledger.now_ms(),
+}
+
+
+@pytest.fixture
+def config(ledger_url: str, state_dir: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "quota.toml"
+    path.write_text(CONFIG.format(url=ledger_url))
+    return path
+
+
+@pytest.mark.parametrize("name", OF_A_SESSION)
+def test_a_closed_session_opens_nothing(config: Path, name: str) -> None:
+    with quota.open(config) as session:
+        session.budget().charge("videos.list")
+    with pytest.raises(SessionClosedError):
+        OF_A_SESSION[name](session)
+    session.close()
+
+
+@pytest.mark.parametrize("name", OF_A_BUDGET)
+def test_a_budget_of_a_closed_session_charges_and_changes_nothing(config: Path, name: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with quota.open(config) as session:
+        budget = session.budget()
+        budget.charge("videos.list")
+    with pytest.raises(SessionClosedError, match=r"this session is closed; open another one with quota\.open\(\)"):
+        OF_A_BUDGET[name](budget)
+    assert set(os.listdir("/proc/self/fd")) <= before, "nothing was opened again"
+    with quota.open(config) as session:
+        assert {state.used_units for state in session.budget().usage()} == {1}
+        assert session.budget().peek("videos.list").reason == "ok"
+
+
+def test_these_are_all_that_a_session_and_a_budget_can_do(config: Path) -> None:
+    with quota.open(config) as session:
+        for part, tried in ((session, OF_A_SESSION), (session.budget(), OF_A_BUDGET)):
+            names = {name for name, _ in inspect.getmembers(type(part)) if not name.startswith("_")}
+            assert names - {"close", "start_over_in_child"} - PLAIN - set(tried) == set()
+
+
+def test_a_budget_in_the_middle_of_its_questions_stays_closed_too(config: Path) -> None:
+    """What it had read of the log decides nothing more, though a refusal could be read from it."""
+    with quota.open(config) as session:
+        budget = session.budget()
+        assert budget.charge("videos.list", units=9_000).admitted
+        assert not budget.charge("videos.list", units=9_000).admitted
+    for units in (1, 9_000):
+        with pytest.raises(SessionClosedError):
+            budget.charge("videos.list", units=units)
+
+
+def test_who_closes_a_session_that_another_thread_closes_waits_for_its_end(config: Path) -> None:
+    class Service:
+        def close(self) -> None:
+            other.start()
+            other.join(0.1)
+            waits.append(other.is_alive())
+
+    def close() -> None:
+        session.close()
+        closed.append(not session._budgets)
+
+    waits: list[bool] = []
+    closed: list[bool] = []
+    session = quota.open(config)
+    session.budget().charge("videos.list")
+    session._services.append(Service())
+    other = threading.Thread(target=close)
+    close()
+    other.join()
+    assert (waits, closed) == ([True], [True, True])
+
+
+def test_a_service_of_a_closed_session_sends_nothing(config: Path) -> None:
+    with Emulator() as upstream:
+        with quota.open(config) as session:
+            youtube = session.google(endpoint=upstream.address)
+        with pytest.raises(SessionClosedError):
+            youtube.videos().list(part="id", chart="mostPopular").execute()
+        youtube.close()
+        assert upstream.usage()["requests"] == 0
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.parametrize("first", [True, False], ids=["ledger first", "connection first"])
+def test_what_was_forgotten_in_a_circle_is_closed_before_python_ends_its_connection(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Python ends all of a circle in the order in which the collector came to know them, whatever belongs to what."""
+
+    def circle() -> list[Any]:
+        before = {id(item) for item in gc.get_objects()}
+        ledger = open_ledger(ledger_url)
+        budget_of(ledger, limit(500)).charge("videos.list")
+        connections = [item for item in gc.get_objects() if isinstance(item, (socket.socket, sqlite3.Connection))]
+        parts: list[Any] = [ledger, *(item for item in connections if id(item) not in before)]
+        assert len(parts) > 1
+        parts.append(parts)
+        return parts if first else parts[::-1]
+
+    complaints: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: complaints.append(str(raised.exc_value)))
+    forgotten = circle()
+    gc.collect()  # from now on it knows them in this order, or from the end
+    del forgotten
+    gc.collect()
+    assert complaints == []
+
+
+def test_a_ledger_that_was_closed_may_be_used_again(ledger_url: str) -> None:
+    """The session alone is closed for good."""
+    with closing(open_ledger(ledger_url)) as ledger:
+        budget = budget_of(ledger, limit(500))
+        assert budget.charge("videos.list").admitted
+        ledger.close()
+        assert budget.charge("videos.list").limits[0].used_units == 2

@@ -1,0 +1,444 @@
+"""Exceptions out of signal handlers, and questions out of them: a log stays whole and locks nobody out.
+
+The places where Python lets a handler in are visited one by one; and then real signals fall anywhere, in processes of
+their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.budget import project_of
+from quota.common import sqlite_file
+from quota.deciding import losses
+from quota.deciding.allowance import Allowance, hand_over
+from quota.errors import UsageError
+from quota.journal import lock
+from quota.ledger.factory import open_ledger
+from quota.ledger.log import LEASE_MS
+from quota.terms.limits import DAY_MS
+from support.interrupts import OURS, Interrupted, at_every_place, at_place, count_places, interrupt
+from support.losses import Machine
+from support.setup import NOW_MS, budget_of, charges_at, limit
+
+if TYPE_CHECKING:
+    from quota.budget import Budget
+    from quota.decision import Decision
+    from quota.ledger.log import Log
+    from support.losses import LedgerStorage
+
+LIMITS = (limit(10**6), limit(10**6, DAY_MS // 2, name="half"))
+IN_A_DECISION = "a signal handler cannot ask in the middle of a decision"
+
+INTERRUPTED = int(os.environ.get("QUOTA_TEST_INTERRUPTED", "0"))
+"""With a number, as in `make soak`, every place is tried, and at least so many real signals."""
+
+STEP = 1 if INTERRUPTED else 3
+"""Of the hundreds of places of one question, every so manyth is tried."""
+
+MOST = 10**6 if INTERRUPTED else 14
+"""Of the thousands of places where something is put back or handed over, so many are tried, evenly spread."""
+
+
+@pytest.fixture(autouse=True)
+def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anywhere is also in what Python ignores: while something is collected, and while pytest notes that."""
+    monkeypatch.setattr(sys, "unraisablehook", id)
+
+
+def others_can_write(path: Path) -> bool:
+    """Whether another process could, at once. What is still being handled has its traceback, and that its frames."""
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
+def counted_units(ledger: Log) -> int:
+    return sum(charge.units for charge in charges_at(ledger))
+
+
+@pytest.fixture
+def ledger_file(ledger_url: str) -> Path | None:
+    """Where the ledger lies, if that is a file."""
+    return Path(ledger_url.removeprefix("sqlite:///")) if ledger_url.startswith("sqlite") else None
+
+
+def test_a_charge_interrupted_anywhere_is_charged_once_or_not_at_all(
+    ledger_url: str, ledger_file: Path | None, tmp_path: Path
+) -> None:
+    with closing(open_ledger(ledger_url)) as ledger:
+        budget = budget_of(ledger, *LIMITS, folder=tmp_path / "state")
+        budget.charge("videos.list")
+        confirmed, interrupted, charges = 1, 0, list[object]()
+        kept: list[Exception] = []  # as a notebook keeps the last one, with all its frames
+        for error in at_every_place(interrupt, lambda: charges.append(budget.charge("videos.list")), step=STEP):
+            if error is not None:
+                assert isinstance(error, Interrupted)
+                kept = [error]
+                interrupted += 1
+            assert ledger_file is None or others_can_write(ledger_file)
+            decision = budget.charge("videos.list")
+            assert (decision.admitted, decision.source) == (True, "ledger"), decision.detail
+            confirmed += 1
+        assert len(kept) == 1
+        confirmed += len(charges)
+        assert interrupted > 40
+        used_units = [state.used_units for state in budget.usage()]
+        assert used_units == [counted_units(ledger)] * 2
+        assert confirmed <= used_units[0] <= confirmed + interrupted
+
+
+def charges_in_handlers(budget: Budget, ledger: Log) -> None:
+    """A handler charges in the middle of a charge, at one place after the other."""
+    budget.charge("videos.list")
+    admitted, handled, charged, refused = 1, 0, 0, 0
+
+    def charge() -> None:
+        nonlocal admitted
+        decision = budget.charge("videos.list")
+        assert (decision.admitted, decision.source) == (True, "ledger"), decision.detail
+        admitted += 1
+
+    def handle() -> None:
+        nonlocal handled, charged, refused
+        handled += 1
+        try:
+            charge()
+        except UsageError as error:
+            refused += IN_A_DECISION in str(error)
+        else:
+            charged += 1
+
+    places = list(at_every_place(handle, charge, step=STEP))
+    assert [error for error in places if error is not None] == []
+    assert handled == len(places) == charged + refused > 50
+    assert refused > 0 < charged
+    assert [state.used_units for state in budget.usage()] == [admitted] * 2
+    assert counted_units(ledger) == admitted
+
+
+def test_a_handler_charges_or_learns_that_it_cannot_and_the_charge_that_it_interrupts_goes_on(
+    ledger_url: str, tmp_path: Path
+) -> None:
+    with closing(open_ledger(ledger_url)) as ledger:
+        charges_in_handlers(budget_of(ledger, *LIMITS, folder=tmp_path / "state"), ledger)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "memory://"])
+def test_so_it_is_with_a_ledger_in_memory(url: str) -> None:
+    with closing(open_ledger(url)) as ledger:
+        charges_in_handlers(budget_of(ledger, *LIMITS), ledger)
+
+
+def test_a_correction_interrupted_anywhere_holds_or_is_made_again(ledger_url: str, tmp_path: Path) -> None:
+    with closing(open_ledger(ledger_url)) as ledger:
+        budget = budget_of(ledger, *LIMITS, folder=tmp_path / "state")
+        charge_id = budget.charge("videos.list", units=10).id or ""
+        interrupted = 0
+
+        def settle() -> None:
+            budget.settle(charge_id, interrupted)
+
+        for units, error in enumerate(at_every_place(interrupt, settle, step=STEP)):
+            assert error is None or isinstance(error, Interrupted)
+            budget.settle(charge_id, units)
+            assert [state.used_units for state in budget.usage()] == [counted_units(ledger)] * 2 == [units] * 2
+            interrupted += 1
+        assert interrupted > 50
+
+
+# -- losses and draws --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("within", "most"),
+    [((losses.__file__,), 2 * MOST), ((lock.__file__,), 2 * MOST), (OURS, MOST // 2)],
+    ids=["between its steps", "at its lock", "anywhere"],
+)
+def test_what_a_ledger_lost_comes_back_although_its_return_is_interrupted(
+    ledger_place: LedgerStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: tuple[str, ...], most: int
+) -> None:
+    """What an interrupted process leaves holds others up for as long as what a killed one leaves: until its fence is
+    over."""
+    monkeypatch.setattr(losses, "WAIT_S", 0.0)
+    now_ms, interrupted, held_up = NOW_MS, 0, 0
+    kept: list[Exception] = []  # as a notebook keeps the last one, with all its frames
+
+    def lossy(name: str) -> Machine:
+        """A machine whose ledger has lost a charge."""
+        ledger_place.empty()
+        machine = Machine(name, tmp_path, ledger_place.url, lambda: now_ms)
+        assert machine.budget(*LIMITS).charge("videos.list", units=3).admitted
+        machine.stop()
+        ledger_place.empty()
+        return machine
+
+    def charge(machine: Machine) -> Decision:
+        return machine.budget(*LIMITS).charge("videos.list")
+
+    first = lossy("first")
+    passed = count_places(lambda: charge(first), within)
+    first.stop()
+    for place in range(0, passed, -(-passed // most)):
+        machine = lossy(str(place))
+        try:
+            at_place(place, interrupt, partial(charge, machine), within)
+        except Interrupted as error:
+            kept[:] = [error]
+            interrupted += 1
+        decision = charge(machine)
+        if decision.reason == "counting":
+            held_up += 1
+            now_ms += LEASE_MS
+            decision = charge(machine)
+        assert (decision.admitted, decision.source) == (True, "ledger"), decision
+        used_units = [state.used_units for state in machine.budget(*LIMITS).usage()]
+        assert used_units == [counted_units(machine.ledger)] * 2
+        assert used_units[0] in (4, 5)
+        machine.stop()
+    assert interrupted > min(most, passed) // 2
+    assert held_up < interrupted
+    assert held_up or within != (losses.__file__,)
+
+
+def test_a_draw_and_its_return_interrupted_anywhere_are_counted_once(ledger_url: str, tmp_path: Path) -> None:
+    """What is owed is what was drawn, and the ledger gets that once."""
+    interrupted = 0
+    kept: list[Exception] = []
+    with closing(open_ledger(ledger_url)) as ledger, closing(open_ledger("redis://127.0.0.1:1/0")) as away:
+
+        def budget(log: Log, project: str) -> Budget:
+            return budget_of(log, *LIMITS, project=project, folder=tmp_path, allowance=Allowance(1, 100))
+
+        def draw_and_hand_over(project: str, drawn: list[Decision]) -> None:
+            drawn.append(budget(away, project).charge("videos.list"))
+            hand_over(project_of(budget(ledger, project)))
+
+        passed = count_places(lambda: draw_and_hand_over("first", []))
+        for place in range(0, passed, -(-passed // MOST)):
+            project = f"p{place}"
+            drawn: list[Decision] = []
+            try:
+                at_place(place, interrupt, partial(draw_and_hand_over, project, drawn))
+            except Interrupted as error:
+                kept[:] = [error]
+                interrupted += 1
+            assert all(decision.source == "allowance" for decision in drawn)
+            later = budget(ledger, project)
+            hand_over(project_of(later))
+            assert later.owed_units() == 0
+            counted = sum(charge.units for charge in charges_at(ledger, project))
+            assert len(drawn) <= counted == later.usage()[0].used_units <= 1
+    assert interrupted > 8
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handler", ["raises", "charges"])
+def test_a_ledger_file_is_made_and_opened_whole(tmp_path: Path, handler: str) -> None:
+    """Interrupted while it makes its file, a ledger makes it again; while it opens it, its handler may charge."""
+    opened: list[Log] = []
+    admitted: list[bool] = []
+
+    def charge(ledger: Log) -> None:
+        decision = budget_of(ledger, *LIMITS).charge("videos.list")
+        assert decision.admitted, decision.detail
+        admitted.append(True)
+
+    def open_and_charge(name: str) -> None:
+        with closing(open_ledger(f"sqlite:///{tmp_path / name}/ledger.db")) as ledger:
+            opened[:] = [ledger]
+            charge(ledger)
+
+    def handle() -> None:
+        if handler == "raises" or not opened:
+            raise Interrupted
+        charge(opened[0])
+
+    within = (sqlite_file.__file__,)
+    if handler == "charges":
+        open_and_charge("")
+    passed = count_places(lambda: open_and_charge("" if handler == "charges" else "first"), within)
+    for place in range(0, passed, STEP * 3):
+        name = "" if handler == "charges" else str(place)
+        opened.clear()
+        if handler == "raises":
+            admitted.clear()
+        error = None
+        try:
+            at_place(place, handle, partial(open_and_charge, name), within)
+        except Interrupted as raised:
+            error = raised
+        with closing(open_ledger(f"sqlite:///{tmp_path / name}/ledger.db")) as ledger:
+            charge(ledger)
+            assert len(admitted) <= counted_units(ledger) <= len(admitted) + (error is not None)
+    assert passed > 50
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_what_a_handler_raises_goes_on_as_it_came(tmp_path: Path, raised: type[BaseException]) -> None:
+    """A TimeoutError is an OSError, and yet no trouble with the file, the journal or the allowance."""
+    path = tmp_path / "ledger.db"
+    came: set[type[BaseException] | None] = set()
+
+    def handle() -> None:
+        raise raised
+
+    with closing(open_ledger(f"sqlite:///{path}")) as ledger:
+        budget = budget_of(ledger, *LIMITS, folder=tmp_path, allowance=Allowance(1, 100))
+        for place in range(0, count_places(lambda: budget.charge("videos.list")), STEP * 4):
+            try:
+                came |= {None} if at_place(place, handle, lambda: budget.charge("videos.list")) else set()
+            except BaseException as error:
+                came.add(type(error))
+            assert others_can_write(path)
+        assert budget.owed_units() == 0
+    assert came == {raised}
+
+
+# -- real signals ------------------------------------------------------------------------------------------------------
+
+CHARGE = """
+import json, random, signal, sys, threading, time
+import quota, quota.ledger.redis_log, quota.ledger.sqlite_log
+
+# Each waits for the other for as long as it takes.
+quota.ledger.sqlite_log.SqliteLog._deadline_s = quota.ledger.redis_log.RedisLog._timeout_s = 60.0
+
+config, how, seed, enough = sys.argv[1:]
+r = random.Random(int(seed))
+sys.unraisablehook = lambda _: None
+confirmed = interrupted = fired = 0
+armed = False
+
+class Interrupted(Exception): ...
+
+def handle(*_):
+    global confirmed, fired
+    if armed:
+        fired += 1
+        if how == "raises":
+            raise r.choice((Interrupted, KeyboardInterrupt, TimeoutError))
+        try:
+            decision = budget.charge("videos.list")
+        except quota.UsageError:
+            return
+        assert (decision.admitted, decision.source) == (True, "ledger"), decision
+        confirmed += 1
+
+signal.signal(signal.SIGALRM, handle)
+with quota.open(config) as q:
+    budget = q.budget()
+    budget.charge("videos.list")
+    started = time.perf_counter()
+    for _ in range(20):
+        budget.charge("videos.list")
+    confirmed = 21
+    usual_s = (time.perf_counter() - started) / 20
+    if how == "nobody":
+        print("ready", flush=True)
+        threading.Thread(target=lambda: (sys.stdin.read(), globals().update(enough=0)), daemon=True).start()
+    while interrupted < int(enough):
+        fired = 0
+        try:
+            armed = True
+            if how != "nobody":
+                signal.setitimer(signal.ITIMER_REAL, r.uniform(0.000002, usual_s))
+            decision = budget.charge("videos.list")
+            armed = False
+        except (Interrupted, KeyboardInterrupt, TimeoutError) as error:
+            armed = False
+            last = error  # as a notebook keeps it, with all its frames
+            interrupted += 1
+        else:
+            if decision.admitted:
+                assert decision.source == "ledger", decision
+                confirmed += 1
+                interrupted += how == "charges" and fired
+            else:  # the driver makes a lost connection of what is raised in its own handlers
+                assert fired and how == "raises", decision
+                interrupted += 1
+        if how == "nobody":
+            time.sleep(0.0005)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(json.dumps([confirmed, interrupted if how == "raises" else 0]))
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+units = 100000000
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = 100000000
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+"""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("how", ["raises", "charges"])
+def test_charges_interrupted_by_signals_refuse_nobody_and_are_counted(
+    ledger_url: str, tmp_path: Path, state_dir: Path, how: str
+) -> None:
+    """In a process of its own, which must not crash; another one charges all the while, and is never refused."""
+    config = tmp_path / "quota.toml"
+    config.write_text(CONFIG.format(url=ledger_url))
+
+    def spawn(how: str, enough: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CHARGE, str(config), how, "5", str(enough)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    with spawn("nobody", 1) as other, spawn(how, max(INTERRUPTED, 100)) as process:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        output, complaint = process.communicate()
+        assert process.returncode == 0, complaint[-2000:]
+        others_output, complaint = other.communicate("")
+        assert other.returncode == 0, complaint[-2000:]
+    (confirmed, interrupted), (others, _) = json.loads(output), json.loads(others_output)
+    assert others > 20
+    with quota.open(config) as session:
+        used_units = [state.used_units for state in session.budget().usage()]
+        assert used_units == [counted_units(session.ledger)] * 2
+    assert confirmed + others <= used_units[0] <= confirmed + others + interrupted
+
+
+def test_a_request_interrupted_anywhere_is_not_taken_for_the_next_one() -> None:
+    """What is sent says which method it is: were that kept, the next batch would be charged as one call of it."""
+    from quota.clients import google
+
+    budget = budget_of(open_ledger("memory://"), *LIMITS)
+    kept: list[Exception] = []
+    interrupted = 0
+    with closing(google.service(budget, key="k", endpoint="http://127.0.0.1:9")) as youtube:
+        request = youtube.videos().list(part="id", id="a")
+        for error in islice(at_every_place(interrupt, request.execute, step=STEP), 30):
+            assert error is not None
+            kept = [error]
+            interrupted += isinstance(error, Interrupted)
+            assert google._sending.get() is None
+    assert len(kept) == 1
+    assert interrupted > 10

@@ -1,0 +1,204 @@
+"""What a process tells its ledger beside its decisions: the calls that were refused, each once."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.deciding import recorder as recorder_module
+from quota.deciding.recorder import ATTEND_EVERY_S, MAX_KINDS, Recorder
+from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS
+from quota.session import Session
+from quota.settings.load import load_settings
+from support.processes import in_child
+from support.proxy import Proxy
+from support.setup import Setup, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.budget import Budget
+    from support.servers import RedisServer
+
+CREDENTIAL = """
+[credentials.{name}]
+api = "youtube-v3"
+project = "{name}"
+[[credentials.{name}.limits]]
+name = "day"
+units = 100
+window = "24h"
+"""
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that passes for recorders."""
+    clock = Clock()
+    monkeypatch.setattr(recorder_module, "elapsed_s", clock)
+    return clock
+
+
+@pytest.fixture
+def behind_proxy(server: RedisServer) -> Iterator[tuple[Setup, Proxy]]:
+    """A ledger whose answers can be lost."""
+    with Proxy(server.port) as proxy:
+        setup = Setup.open(proxy.url)
+        with closing(setup.ledger):
+            yield setup, proxy
+
+
+def recorded(setup: Setup, *limits: object) -> tuple[Budget, Recorder]:
+    recorder = Recorder(setup.state)
+    return setup.budget(*limits, recorder=recorder), recorder  # type: ignore[arg-type]
+
+
+def counts_of(setup: Setup) -> list[tuple[str, str, str, int]]:
+    """Limit, job, reason and calls."""
+    counts = setup.state.refusals().counts
+    return sorted((count.limit, count.job, count.reason, count.calls) for count in counts)
+
+
+@pytest.mark.topology
+def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(setup: Setup, clock: Clock) -> None:
+    budget, _ = recorded(setup, limit(2), limit(1, name="searches", methods=("search.list",)))
+    budget.charge("videos.list", units=2)
+    for job in ("a", "b", "a"):
+        assert not budget.charge("videos.list", job=job, region="DE").admitted
+    assert not budget.peek("videos.list").admitted, "a question, not a refusal"
+    assert counts_of(setup) == []
+    clock.now_s += ATTEND_EVERY_S - 0.001
+    budget.peek("videos.list")
+    assert counts_of(setup) == []
+    clock.now_s += 0.001
+    budget.peek("videos.list")
+    assert counts_of(setup) == [("day", "a", "limit", 2), ("day", "b", "limit", 1)]
+    newest = json.loads(setup.state.refusals().newest[-1])
+    assert (newest["job"], newest["region"], newest["refused_by"]) == ("a", "DE", "day")
+    assert newest["why"] == "limit 'day' has 2 of 2 units used"
+    clock.now_s += ATTEND_EVERY_S
+    budget.peek("videos.list")
+    assert len(setup.state.refusals().newest) == 3, "once"
+
+
+def test_of_many_refusals_all_are_counted_and_a_hundred_kept(setup: Setup) -> None:
+    budget, recorder = recorded(setup, limit(1))
+    budget.charge("videos.list")
+    calls = 2 * MAX_REFUSALS + 10
+    for n in range(calls):
+        budget.charge("videos.list", region=f"R{n}")
+    recorder.close()
+    recorder.close()
+    assert counts_of(setup) == [("day", "", "limit", calls)]
+    regions = [json.loads(text)["region"] for text in setup.state.refusals().newest]
+    assert regions == [f"R{n}" for n in range(calls - MAX_REFUSALS, calls)]
+
+
+def test_more_kinds_than_are_handed_over_at_once_are_all_counted(setup: Setup) -> None:
+    budget, recorder = recorded(setup, limit(1))
+    budget.charge("videos.list")
+    for n in range(MAX_COUNTS + 50):
+        budget.charge("videos.list", job=f"job-{n}")
+    recorder.close()
+    assert sum(calls for _, _, _, calls in counts_of(setup)) == MAX_COUNTS + 50
+    assert len(setup.state.refusals().newest) == MAX_REFUSALS
+
+
+def test_no_more_kinds_are_kept_than_there_is_room(setup: Setup) -> None:
+    budget, recorder = recorded(setup, limit(1))
+    refused = budget.charge("videos.list", units=1) and budget.charge("videos.list")
+    for n in range(MAX_KINDS + 50):
+        recorder.refused(refused, f"job-{n}", "", "run")
+    recorder.refused(refused, "job-0", "", "run")
+    recorder.close()
+    assert sum(calls for _, _, _, calls in counts_of(setup)) == MAX_KINDS + 1
+
+
+def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None:
+    budget, recorder = recorded(setup, limit(1))
+    budget.charge("videos.list")
+    budget.charge("videos.list")
+
+    def be_refused() -> None:
+        budget.charge("videos.list", job="child")
+        recorder.close()
+
+    in_child(be_refused)
+    recorder.close()
+    assert counts_of(setup) == [("day", "", "limit", 1), ("day", "child", "limit", 1)]
+
+
+@pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
+def test_what_was_handed_over_with_a_lost_answer_counts_once(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
+    setup, proxy = behind_proxy
+    budget, recorder = recorded(setup, limit(1))
+    budget.charge("videos.list")
+    for calls in (1, 2, 3):
+        assert not budget.charge("videos.list").admitted
+        if calls == 2:
+            proxy.fail(fault, match=b'"day"', times=1)  # type: ignore[arg-type]
+        recorder.close()
+        assert counts_of(setup) == [("day", "", "limit", calls)]
+    assert len(setup.state.refusals().newest) == 3
+
+
+def test_a_ledger_that_has_just_not_answered_is_not_asked_and_gets_it_all_later(
+    behind_proxy: tuple[Setup, Proxy],
+) -> None:
+    setup, proxy = behind_proxy
+    budget, recorder = recorded(setup, limit(1))
+    budget.charge("videos.list")
+    proxy.fail("drop-request", times=1_000)
+    assert budget.charge("videos.list").reason == "ledger-unavailable"
+    asked = proxy.requests
+    recorder.close()
+    assert proxy.requests == asked
+    proxy.heal()
+    budget.charge("videos.list")
+    recorder.close()
+    assert {reason: calls for _, _, reason, calls in counts_of(setup)} == {"ledger-unavailable": 1, "limit": 1}
+
+
+def session_of(folder: Path, url: str, *names: str) -> Session:
+    config = folder / "quota.toml"
+    config.write_text(f'[ledger]\nurl = "{url}"\n' + "".join(CREDENTIAL.format(name=name) for name in names))
+    return Session(load_settings(config))
+
+
+def test_a_session_tells_at_its_end(ledger_url: str, state_dir: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        with session_of(tmp_path, ledger_url, "main") as session:
+            session.budget().charge("search.list")
+            session.budget().charge("search.list")
+    with session_of(tmp_path, ledger_url, "main") as session:
+        assert [count.calls for count in session.project().state.refusals().counts] == [3]
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_a_silent_ledger_holds_up_the_end_of_many_projects_no_longer_than_of_a_few(
+    server: RedisServer, state_dir: Path, tmp_path: Path
+) -> None:
+    names = [f"p{n}" for n in range(10)]
+    with Proxy(server.port) as proxy:
+        session = session_of(tmp_path, proxy.url, *names)
+        for name in names:
+            for _ in range(2):
+                session.budget(name).charge("search.list")
+        before = proxy.connections
+        proxy.pause()
+        session.close()
+        assert 0 < proxy.connections - before < len(names), "a new connection for each of the first; then it was over"
+    with redis.Redis(port=server.port) as client:
+        assert client.keys("quota:*ledger:log")

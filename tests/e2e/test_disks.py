@@ -1,0 +1,314 @@
+"""Disks that are full, folders that cannot be written, files that another process holds: for ledger, state and store.
+
+In every case the command ends in one line that names the file, no unit is spent that cannot be recorded, nothing is
+lost, and what works without the file works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import tempfile
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import quota
+from quota.cli.doctor import examine
+from quota.common.sqlite_file import DEADLINE_S
+from quota.jobs.emulator import Emulator
+from quota.jobs.runner import run_job
+from quota.ledger.sqlite_log import SqliteLog
+from support.commands import one_line
+from support.installation import Installation
+from support.users import not_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CONFIG = """
+[ledger]
+url = "sqlite:///{ledger}/ledger.db"
+unavailable = {{ max_cost = 1, allowance = 50 }}
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{endpoint}"
+[[credentials.main.limits]]
+name = "day"
+units = 9_500
+window = "24h"
+[store]
+url = "sqlite:///{store}/videos.db"
+[jobs.t]
+fetch = "trending"
+pages = 4
+regions = ["US", "DE"]
+"""
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`. Only root may mount one."""
+    folder.mkdir(exist_ok=True)
+    options = f"size={kilobytes}k,mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system of one's own can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; the file that takes it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65_536, 4_096, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    return ballast
+
+
+class Machine(Installation):
+    """Ledger, state and store in folders of their own, so that one of them can fail alone."""
+
+    def __init__(self, folder: Path, upstream: Emulator | None = None) -> None:
+        super().__init__(folder, upstream)
+        for name in ("ledger", "state", "store"):
+            (folder / name).mkdir()
+        self.endpoint = upstream.address if upstream else "http://127.0.0.1:9"
+        self.quota.configure(CONFIG.format(ledger=folder / "ledger", store=folder / "store", endpoint=self.endpoint))
+
+    def charge(self, method: str = "videos.list") -> Any:
+        """The decision as the command prints it, its exit status, and the events of the lines on stderr."""
+        done = self.quota("charge", method, "--json")
+        assert "Traceback" not in done.stderr
+        decision = json.loads(done.stdout)
+        decision["status"], decision["lines"] = done.returncode, done.stderr.splitlines()
+        return decision
+
+    @contextmanager
+    def ledger_held(self) -> Iterator[None]:
+        with closing(sqlite3.connect(self.folder / "ledger" / "ledger.db", isolation_level=None)) as holder:
+            holder.execute("BEGIN EXCLUSIVE")
+            yield
+
+    def use_one_folder(self, name: str) -> None:
+        """Ledger, state and store side by side."""
+        where = self.folder / name
+        self.quota.env["QUOTA_STATE_DIR"] = str(where)
+        self.quota.configure(CONFIG.format(ledger=where, store=where, endpoint=self.endpoint))
+
+    def allow(self, name: str, folder_mode: int, file_mode: int) -> None:
+        """What others may do with a folder and what is in it. Only for a machine that others can reach."""
+        for path in (self.folder / name).rglob("*"):
+            path.chmod(folder_mode if path.is_dir() else file_mode)
+        (self.folder / name).chmod(folder_mode)
+        self.folder.chmod(0o755)
+        (self.folder / "quota.toml").chmod(0o644)
+
+    def as_nobody(self, work: Callable[[], object]) -> Any:
+        """What `work` gives when somebody else than root does it, in a process of its own."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with not_root():
+                    os.write(writer, json.dumps(work()).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as pipe:
+            return json.load(pipe)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, state_dir: Path) -> Iterator[Machine]:
+    with Emulator() as upstream:
+        yield Machine(tmp_path, upstream)
+
+
+@pytest.fixture
+def reachable(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """In a folder that users other than the test's own can reach, and without upstream."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("QUOTA_STATE_DIR", str(Path(folder) / "state"))
+        yield Machine(Path(folder))
+
+
+def lines_of(decision: Any, event: str) -> int:
+    return sum(event in line for line in decision["lines"])
+
+
+# -- full --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> None:
+    with small_disk(machine.folder / "ledger", 400):
+        assert machine.charge()["source"] == "ledger"
+        ballast = fill(machine.folder / "ledger")
+        assert machine.charge()["source"] == "allowance"
+        line = one_line(machine.quota("charge", "search.list"), 69)
+        assert "ledger.db: reading or writing it failed; check the disk and its space" in line
+        assert "t: done" in machine.quota("run", "t").stdout
+        ballast.unlink()
+        assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests
+        assert (machine.requests, machine.units()) == (8, 11)
+
+
+def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machine) -> None:
+    with small_disk(machine.folder / "state", 400):
+        assert machine.charge()["source"] == "ledger"
+        ballast = fill(machine.folder / "state")
+        with machine.ledger_held():
+            refused = machine.quota("charge", "videos.list")
+            assert refused.returncode == 69
+            assert refused.stderr.count("No space left on device, so nothing is drawn") == 1
+        decision = machine.charge()
+        assert (decision["source"], decision["limits"][0]["used_units"]) == ("ledger", 2)
+        assert "t: done" in machine.quota("run", "t").stdout
+        assert machine.units() == 2 + machine.requests == 10
+        ballast.unlink()
+        with machine.ledger_held():
+            assert machine.charge()["source"] == "allowance"
+        repaid = machine.charge()
+        assert (repaid["limits"][0]["used_units"], lines_of(repaid, "debt_repaid")) == (12, 1)
+
+
+def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
+    """A page that cannot be stored is not fetched: tick after tick would pay for it again."""
+    with small_disk(machine.folder / "store", 12_000):
+        assert machine.quota("run", "t", "--region", "US").returncode == 0
+        ballast = fill(machine.folder / "store")
+        ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
+        for _ in range(2):
+            line = one_line(machine.quota("run", "t"), 1)
+            assert "no space is left for it: free some, then run again; nothing was fetched" in line
+        assert machine.requests == machine.units() == 4
+        ballast.unlink()
+        assert machine.quota("run", "t").returncode == 0
+        with closing(sqlite3.connect(machine.folder / "store" / "videos.db")) as db:
+            rows = db.execute("SELECT region, count(*) FROM rankings GROUP BY 1").fetchall()
+        assert rows == [("DE", 200), ("US", 400)]
+        assert machine.requests == machine.units() == 12
+
+
+def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> None:
+    """What can be noted nowhere is not sent."""
+    with small_disk(machine.folder / "ledger", 400):
+        machine.use_one_folder("ledger")
+        assert machine.charge()["source"] == "ledger"
+        fill(machine.folder / "ledger")
+        assert machine.charge()["status"] == 69
+        assert one_line(machine.quota("run", "t"), 1)
+        assert machine.requests == 0
+
+
+# -- not writable ------------------------------------------------------------------------------------------------------
+
+
+# Python warns of forking with threads; the child here only becomes somebody else.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_state_folder_that_may_not_be_written_stops_no_call_and_draws_none(
+    reachable: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a debt, which this user may read but not mark, and the ledger counts it once."""
+    machine = reachable
+
+    def work() -> list[object]:
+        answers: list[object] = []
+        for _ in range(2):
+            with quota.open(machine.folder / "quota.toml") as session:
+                decision = session.budget().charge("videos.list")
+                answers += [decision.source, decision.limits[0].used_units if decision.limits else decision.detail]
+        with monkeypatch.context() as patched, machine.ledger_held():
+            patched.setattr(SqliteLog, "_deadline_s", DEADLINE_S)  # it will never answer: a second is enough
+            with quota.open(machine.folder / "quota.toml") as session:
+                decision = session.budget().charge("videos.list")
+            answers += [decision.reason, "nothing is drawn" in decision.detail]
+        with quota.open(machine.folder / "quota.toml") as session:
+            answers.append(run_job(session, "t", stop=lambda: 15).outcome)
+        return answers
+
+    # Once as the owner: it leaves a debt, and has loaded everything that somebody else may not be able to read.
+    assert work() == ["ledger", 1, "ledger", 2, "ok", False, "stopped"]
+    machine.allow("state", 0o555, 0o444)
+    machine.allow("ledger", 0o755, 0o644)
+    machine.allow("store", 0o755, 0o644)
+    assert machine.as_nobody(work) == ["ledger", 4, "ledger", 5, "ledger-unavailable", True, "stopped"]
+    machine.allow("state", 0o755, 0o644)
+    assert machine.charge()["limits"][0]["used_units"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_doctor_says_in_one_finding_that_the_state_folder_may_not_be_written(reachable: Machine) -> None:
+    machine = reachable
+    assert machine.charge()["source"] == "ledger"
+    machine.allow("state", 0o555, 0o444)
+    machine.allow("ledger", 0o755, 0o644)
+
+    def messages() -> list[str]:
+        with quota.open(machine.folder / "quota.toml") as session:
+            return [
+                x.message for x in examine(session) if x.location == "state folder" and "may not write" in x.message
+            ]
+
+    line = f"this user may not write to {machine.folder / 'state'}"
+    assert line not in messages()
+    assert machine.as_nobody(messages).count(line) == 1
+    machine.allow("state", 0o755, 0o644)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("lock", ["none", "readable", "private"])
+def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept_apart(
+    reachable: Machine, lock: str
+) -> None:
+    machine = reachable
+    config = machine.folder / "quota.toml"
+
+    def work() -> list[str]:
+        inner: list[str] = []
+
+        def stop() -> int:
+            with quota.open(config) as session:
+                inner.append(run_job(session, "t").outcome)
+            return 15
+
+        with quota.open(config) as session:
+            return [run_job(session, "t", stop=stop).outcome, *set(inner)]
+
+    assert work() == ["stopped", "overlap"]
+    if lock == "none":
+        next((machine.folder / "state").glob("run-t-*.lock")).unlink()
+    machine.allow("state", 0o555, 0o000 if lock == "private" else 0o444)
+    machine.allow("ledger", 0o755, 0o644)
+    machine.allow("store", 0o755, 0o644)
+    assert machine.as_nobody(work) == ["stopped", "overlap"]
+    assert len(list((machine.folder / "store").glob("*.lock"))) == 1
+
+
+def test_a_lock_beside_the_store_is_one_line(machine: Machine) -> None:
+    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
+    ran = machine.quota("run", "t")
+    assert (ran.returncode, machine.requests) == (0, 8)
+    lines = [line for line in ran.stderr.splitlines() if "lock" in line]
+    assert len(lines) == 1
+    assert "set QUOTA_STATE_DIR" in lines[0]
+
+
+def test_without_any_place_for_its_lock_nothing_is_run(machine: Machine) -> None:
+    machine.quota.configure(
+        (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
+    )
+    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
+    assert "set QUOTA_STATE_DIR to another folder" in one_line(machine.quota("run", "t"), 78)
+    assert machine.requests == 0
