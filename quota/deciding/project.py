@@ -122,7 +122,7 @@ class Project(OfOneProcess):
         self.drawn: list[tuple[int, int]] = []
         """What this process has drawn in an outage, each time with what remained of the allowance, in units."""
         self._is_ahead = False
-        self._trimmed_at_ms = 0
+        self._trimmed_at_ms = self._before_ms = 0
         self._owes_again_s = self._read_back_s = 0.0
         self._named_ms = 0
         """The longest window that is named in the ledger."""
@@ -361,6 +361,7 @@ class Project(OfOneProcess):
             self._take_views(views, beginning)
 
         self.in_turn(take)
+        self._before_ms = self._before_ms or beginning.tip[0]
         self._note(epoch, beginning.entries)
         self._note_facts(epoch, facts, beginning.tip)
         if journal is not None and beginning.tip != START:
@@ -533,13 +534,18 @@ class Project(OfOneProcess):
             return False
 
     def _trim(self) -> None:
-        """Move what has left every window to the past, now and then. It may fail without harm."""
+        """Move what has left every window to the past, now and then. It may fail without harm.
+
+        No more leaves than by a day after the newest entry of before: a clock that is far ahead must not empty the log.
+        """
         now_ms = self.now_ms()
         if not 0 <= now_ms - self._trimmed_at_ms < TRIM_AFTER_MS:
             self._trimmed_at_ms = now_ms
+            by_ms = min(now_ms, self._before_ms + DAY_MS) if self._before_ms else now_ms
+            self._before_ms = self.reading.seen[0]
             with suppress(LedgerError):
                 stored = self.log.change(self.name, {LONGEST: None}, {}).state.get(LONGEST)
-                self.log.trim(self.name, now_ms - max(self.longest_ms, _whole(stored)) - SLACK_MS)
+                self.log.trim(self.name, by_ms - max(self.longest_ms, _whole(stored)) - SLACK_MS)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,10 @@ def fence(log: Log) -> str:
     return epoch
 
 
-def test_a_change_waits_a_little_for_a_fence_and_says_why_it_was_not_made(log: Log) -> None:
+def test_a_change_waits_a_little_for_a_fence_and_says_why_it_was_not_made(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "FENCED_WITHIN_S", 0.2)
     fence(log)
     began_s = time.monotonic()
     with pytest.raises(LedgerError, match=r"^ledger .*: others put right what it has lost; run again in a moment$"):

@@ -57,7 +57,7 @@ def test_entries_of_every_kind_are_read_as_they_were_appended(log: Log) -> None:
         marker(),
         charge(0),
         charge(5, bucket="", method="", job="", region=""),
-        charge(2**53 - 1, method=LONGEST, job="Überjob 測試", region="-"),
+        charge(10**15 - 1, method=LONGEST, job="Überjob 測試", region="-"),
     ]
     stored = added(log, *entries)
     assert entries_of(log) == [first, *stored]

@@ -48,7 +48,7 @@ def takes(log: Log, units: int, *rooms_of: Selector) -> None:
         ((5, 7), 12),
         ((0,), 1),  # a call without a cost is a call
         ((0, 0, 3), 5),
-        ((10**15,), 10**15),
+        ((10**15 - 1,), 10**15 - 1),
     ],
 )
 def test_each_unread_charge_takes_its_units_and_at_least_one(log: Log, units: tuple[int, ...], weight: int) -> None:
