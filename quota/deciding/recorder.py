@@ -46,7 +46,7 @@ class Recorder:
         """What its parent was refused, the parent tells."""
         self._lock = threading.Lock()  # never waited for: the thread that has it does the work of the others
         self._counts: dict[tuple[int, str, str, str], int] = {}
-        self._newest: list[str] = []
+        self._newest: list[tuple[Decision, str, str, str, int]] = []
         self._due_s = elapsed_s() + ATTEND_EVERY_S
         self._answers = False
 
@@ -54,7 +54,7 @@ class Recorder:
         """A call was refused, or several together. Nothing is sent yet."""
         hour_ms = decision.decided_at_ms // HOUR_MS * HOUR_MS
         self._count((hour_ms, decision.refused_by or "", job, decision.reason), calls)
-        self._newest = [*self._newest, refusal_text(decision, job, region, run, machine_name(), calls)][-MAX_REFUSALS:]
+        self._newest = [*self._newest, (decision, job, region, run, calls)][-MAX_REFUSALS:]
 
     def shadowed(self, limit: str, job: str, at_ms: int, calls: int) -> None:
         """A shadow limit would have refused calls that left. Nothing is sent yet."""
@@ -93,10 +93,14 @@ class Recorder:
         try:
             counts, newest = self._counts, self._newest
             self._counts, self._newest = {}, []
+            texts = [
+                refusal_text(decision, job, region, run, machine_name(), calls)
+                for decision, job, region, run, calls in newest
+            ]
             rows = [RefusalCount(*kind, calls) for kind, calls in counts.items()]
             for first in range(0, len(rows), MAX_COUNTS):
-                self._state.add_refusals(rows[first : first + MAX_COUNTS], newest)
-                newest = []
+                self._state.add_refusals(rows[first : first + MAX_COUNTS], texts)
+                texts = []
         except LedgerError as error:
             import logging  # late: few processes come here
 

@@ -239,7 +239,11 @@ class RunningTotal:
             return others
         if self.leaving_to < self.head and self.leaving_to[0] <= cutoff_ms:
             return None
-        left = sum(leaving.cost for leaving in self.leaving if leaving.id[0] <= cutoff_ms)
+        left = 0
+        for leaving in self.leaving:
+            if leaving.id[0] > cutoff_ms:
+                break
+            left += leaving.cost
         return max(0, self.charged - left) + others
 
     # -- keeping it --------------------------------------------------------------------------------------------------
