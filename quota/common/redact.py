@@ -1,4 +1,4 @@
-"""Keeps secrets out of messages: `redact(text)`. `quota.common.log_filter` does it for logs.
+"""Keeps secrets out of messages: `redact(text)`. `quota.common.log_lines` does it for logs.
 
 It finds secrets in two ways, because neither is enough alone. It replaces the literal values of the secrets that this
 process was given, wherever they appear. For other secrets, it recognizes the usual forms of keys and tokens.
@@ -28,9 +28,10 @@ _SHAPES = (
     rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|(?:access|oauth|refresh|id)_token|client_secret)=){_HIDDEN}",
     # Outside a URL, `key=` may mean anything, so the value must look like a key.
     r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}",
-    # A header, as text, as a dict's repr, or as JSON. `?+` keeps a matched scheme from being taken for the token.
+    # A header, as text, as a dict's repr, or as JSON. A scheme that has matched is not taken for the token: a look
+    # ahead that is repeated gives nothing back. (`?+` would say so, and skips a letter before Python 3.11.3.)
     rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}",
-    rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?:[a-z]+ +)?+){_HIDDEN}",
+    rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?=(?P<scheme>(?:[a-z]+ +)?))(?P=scheme)){_HIDDEN}",
     r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}",
     # A password inside a URL. Without a bound on the scheme, a text like "a.a.a.a" would take quadratic time.
     r"(\b[a-z][a-z0-9+.\-]{0,39}://[^\s/:@\"']*:)[^\s/@\"']+(?=@)",
@@ -50,10 +51,10 @@ def register(secret: str | None) -> None:
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
         # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
-        known = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
+        forms = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
         if not (secret.isascii() and secret.isprintable()) or set(secret) & set("\\\"'"):
-            known |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
-        _secrets = tuple(sorted(known, key=lambda value: (-len(value), value)))
+            forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
+        _secrets = tuple(sorted(forms, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str) -> str:
@@ -74,9 +75,9 @@ def _without_pieces(text: str) -> str:
     for at, part in enumerate(parts):
         for secret in _secrets:
             lengths = range(min(len(secret) - 1, len(part)), MIN_PIECE_LENGTH - 1, -1)
-            if at < len(parts) - 1 and (found := next((n for n in lengths if part.endswith(secret[:n])), 0)):
-                part = part[:-found] + REDACTED
-            if at and (found := next((n for n in lengths if part.startswith(secret[-n:])), 0)):
-                part = REDACTED + part[found:]
+            if at < len(parts) - 1 and (length := next((n for n in lengths if part.endswith(secret[:n])), 0)):
+                part = part[:-length] + REDACTED
+            if at and (length := next((n for n in lengths if part.startswith(secret[-n:])), 0)):
+                part = REDACTED + part[length:]
         parts[at] = part
     return _CUT.join(parts)
