@@ -1,19 +1,42 @@
-"""What follows a run: metrics for Prometheus, whom to tell, and a health check."""
+"""What follows a run: metrics for node_exporter, whom to tell, and a health check. `follow_up` is the door.
+
+Each run writes two files of metrics, of its project and of its job: see `quota.reports.metrics`. `quota.reports.notify`
+delivers what a run gives reason to tell somebody, once for each thing:
+
+near_limit     80% of a limit is used                              once in its window
+refused        the budget stopped a run, not its own `max_units`   once in the limit's window
+exhausted      upstream has closed a bucket                        once for each time
+reopened       somebody opened it again                            once for each time
+stale          a region's last complete pass is too long ago       once a day
+run_failed     a run failed                                        once a day
+ledger_lost    the ledger had lost charges, and got them back      once for each machine that put some back
+ledger_away    a run lived on the machine's allowance              once a day, on each machine
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import quota
+from quota.common.clock import host_clock, rfc3339
 from quota.common.log import warn
-from quota.jobs.alarms import tell
+from quota.common.text import many, members, one_line, spell
 from quota.jobs.job import RunReport
 from quota.jobs.places import checkpoints_of
-from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
-from quota.jobs.textfile import write_metrics
-from quota.reports.notify import Ping
-from quota.reports.status import read_status
+from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
+from quota.reports.notify import Notice, Ping, notify
+from quota.reports.spending import read_sums
+from quota.reports.status import LimitRow, Status, read_status
+from quota.rules.refusals import OTHER, RefusedSum
+from quota.rules.spent import ChargedSum
 from quota.session import Session
+from quota.settings.model import JobSettings
+from quota.terms.limits import DAY_MS, Calendar
+
+NEAR_PERCENT = 80
 
 
 def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
@@ -24,28 +47,22 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport, p
     """
     if report.outcome == "overlap":
         return
-    _tell(session, job, exit_status, report)
+    if session.settings.textfile is not None or session.settings.notify is not None:
+        try:
+            status = read_status(session, session.settings.jobs[job].credential)
+        except quota.LedgerError:
+            status = None
+        checkpoints = _checkpoints(session, job)
+        _write_metrics(session, job, None if report.outcome == "elsewhere" else exit_status, status, checkpoints)
+        _tell(session, job, exit_status, report, status, checkpoints)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
         ping.end(exit_status)
 
 
-def _tell(session: Session, job: str, exit_status: int, report: RunReport) -> None:
-    if session.settings.textfile is None and session.settings.notify is None:
-        return
-    try:
-        status = read_status(session, session.settings.jobs[job].credential)
-    except quota.LedgerError:
-        status = None
-    checkpoints = _checkpoints(session, job)
-    ended = None if report.outcome == "elsewhere" else exit_status
-    write_metrics(session, job, ended, status, checkpoints)
-    tell(session, job, exit_status, report, status, checkpoints)
-
-
 def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
-    """Where the job is in each region; nothing if the store cannot be read."""
-    job, settings, notify = session.settings.jobs[name], session.settings.store, session.settings.notify
-    if session.settings.textfile is None and (notify is None or notify.stale_ms is None):
+    """Where the job is in each region; nothing if the store cannot be read, or nobody asks for it."""
+    job, settings, notices = session.settings.jobs[name], session.settings.store, session.settings.notify
+    if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
         return []
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
@@ -54,3 +71,167 @@ def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
         if session.settings.textfile is not None:
             warn("textfile_without_store", error, job=name)
         return []
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def _write_metrics(
+    session: Session, job: str, exit_status: int | None, status: Status | None, checkpoints: Sequence[Checkpoint]
+) -> None:
+    """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
+
+    Without an exit status the job was on another machine, and the file says nothing of a last run: an old one would
+    hide that the runs there fail.
+    `status` is that of the job's credential; None: the ledger did not answer. `checkpoints` say where the job stands in
+    each region. Raises nothing: what prevents it is one line of the log.
+    """
+    folder, settings = session.settings.textfile, session.settings.jobs[job]
+    if folder is None:
+        return
+    project = session.credential(settings.credential).project
+    written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
+    labels = {"project": project, "quota_job": job}
+    of_job = [written._replace(labels=labels)]
+    of_job += [] if exit_status is None else samples_of_run(labels, host_clock(), exit_status)
+    of_job += samples_of_regions(labels, checkpoints)
+    sums, refusals = _sums(session, settings) if status is not None else ((), ())
+    of_project = [written]
+    if status is not None:
+        of_project += of_status(status, project)
+    else:
+        of_project += of_silence(project, session.budget(settings.credential).owed_units())
+    for samples, jobs in ((of_job, (job,)), (of_project, ("", OTHER))):
+        charged = [charges for charges in sums if charges.job in jobs]
+        samples += of_sums(project, charged, [refused for refused in refusals if refused.job in jobs])
+    try:
+        write_file(folder, file_name(project), exposition(of_project))
+        write_file(folder, file_name(project, job), exposition(of_job))
+    except OSError as error:
+        warn("textfile_not_written", error.strerror or error, folder=one_line(folder))
+
+
+def _sums(session: Session, job: JobSettings) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
+    session.budget(job.credential).hand_over_refusals()
+    project = session.project(job.credential)
+    try:
+        return read_sums(project)
+    except quota.LedgerError as error:
+        warn("textfile_without_history", error, project=project.name)
+        return (), ()
+
+
+def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
+    """The series of the last run of a job."""
+    yield Sample("quota_run_last_end_timestamp_seconds", labels, ended_ms / 1000)
+    yield Sample("quota_run_last_exit_status", labels, exit_status)
+
+
+def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:
+    """The series of a job's regions, of those that were ever complete."""
+    for checkpoint in checkpoints:
+        if checkpoint.completed_at_ms is not None:
+            of_region = {**labels, "region": checkpoint.region}
+            yield Sample("quota_region_completed_timestamp_seconds", of_region, checkpoint.completed_at_ms / 1000)
+
+
+# -- whom to tell ------------------------------------------------------------------------------------------------------
+
+
+def _tell(
+    session: Session,
+    job: str,
+    exit_status: int,
+    report: RunReport,
+    status: Status | None,
+    checkpoints: Sequence[Checkpoint],
+) -> None:
+    """Tell whom `[notify]` names what there is to say after a run. Raises nothing."""
+    settings = session.settings.notify
+    if settings is None:
+        return
+    credential = session.settings.jobs[job].credential
+    project = session.credential(credential).project
+    notices = [*_notices_of_run(project, job, exit_status, report, status)]
+    notices += _notices_of_regions(project, job, settings.stale_ms, checkpoints)
+    if status is not None:
+        notices += _notices_of_budget(project, status)
+    elif exit_status in (0, 75) and (owed_units := session.budget(credential).owed_units()):
+        owes = f"{many(owed_units, 'unit')} of this machine's allowance"
+        message = f"ledger {session.ledger.label} does not answer; job {job} goes on with {owes}"
+        notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
+    notify(session, notices)
+
+
+def _notices_of_run(
+    project: str, job: str, exit_status: int, report: RunReport, status: Status | None
+) -> Iterator[Notice]:
+    # Refused only because the ledger counts first, or because it had spent what one run may: the next run goes on.
+    expected = report.refusal is not None and report.refusal["reason"] in ("counting", "run")
+    if report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128):  # else a signal ended it
+        message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
+        yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
+    elif report.refused and not expected:
+        by, once_ms = report.refused_by or "", DAY_MS
+        rows = _rows(status) if status is not None else ()
+        if (row := next((row for row in rows if row.limit.name == by), None)) is not None and status is not None:
+            by, once_ms = _in_window(row, status.at_ms)
+        retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
+        facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
+        message = f"job {job} was stopped: {report.why}"
+        yield Notice("refused", project, f"{job} {by}".rstrip(), message, once_ms, facts)
+
+
+def _rows(status: Status) -> Iterator[LimitRow]:
+    for credential in status.credentials:
+        yield from credential.limits
+
+
+def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
+    """What is told once of a limit, and for how long. A calendar limit is named with its period: the next one's notice
+    may come at an earlier hour."""
+    window, name = row.limit.view.window, row.limit.name
+    period = f" {window.edges(now_ms)[0]}" if isinstance(window, Calendar) else ""
+    return f"{name}{period}", window.longest_ms
+
+
+def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
+    for row in _rows(status):
+        name, used, number = row.limit.name, row.state.used_units, row.enforced_units
+        if number and used * 100 >= number * NEAR_PERCENT:
+            subject, once_ms = _in_window(row, status.at_ms)
+            facts = {"limit": name, "used_units": used, "limit_units": number}
+            kind = "shadow limit" if row.limit.shadow else "limit"
+            message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
+            yield Notice("near_limit", project, subject, message, once_ms, facts)
+    for credential in status.credentials:
+        for loss in credential.put_back:
+            lost = f"{many(loss.charges, 'charge')} of {many(loss.units, 'unit')}"
+            message = f"the ledger had lost {lost} of project {project}; {loss.machine} has put them back"
+            put_back_at = rfc3339(loss.at_ms)
+            facts = {"put_back_at": put_back_at, **members(loss, "machine charges units")}
+            yield Notice("ledger_lost", project, f"{put_back_at} {loss.machine}", message, DAY_MS, facts)
+        for closed in credential.exhausted:
+            event, since_ms = "exhausted", closed.since_ms
+            state = f"is closed by upstream: {closed.evidence}"
+            if closed.reopened_ms:
+                event, since_ms = "reopened", closed.reopened_ms
+                state = f"was opened again: {closed.reopened_because}"
+            message = f"bucket {closed.bucket} of project {project} {state}"
+            yield Notice(event, project, f"{closed.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": closed.bucket})
+
+
+def _notices_of_regions(
+    project: str, job: str, stale_ms: int | None, checkpoints: Sequence[Checkpoint]
+) -> Iterator[Notice]:
+    now_ms = host_clock()
+    for checkpoint in checkpoints:
+        region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
+        if stale_ms is None or completed_ms is None or not is_stale(completed_ms, now_ms, stale_ms):
+            continue
+        where = f"region {region} of job {job}" if region else f"job {job}"
+        message = f"{where} was last complete {spell(now_ms - completed_ms)} ago"
+        if (ahead_ms := completed_ms - now_ms) > 0:
+            message = f"{where} was last complete while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
+        facts = {"job": job, "region": region, "completed_at": rfc3339(completed_ms)}
+        yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts)

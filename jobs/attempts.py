@@ -1,30 +1,35 @@
 """One step of a fetch function: with the real client, attempted again where that may help, and given up after a signal.
 
-Attempts      the steps of one run, and what they have spent
-refusal_of    the decision that would refuse the first call of a step
-Interrupted   a signal came
+Attempts           the steps of one run, and what they have spent
+refusal_of         the decision that would refuse the first call of a step
+Failure            what an exception that a step raised means for the run; `classify_failure` says which
+Interrupted        a signal came
 """
 
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import quota
 from quota import Budget, Decision, Session
+from quota.clients.failures import Answer, answer_in, is_any, is_transient, refused_login
+from quota.common.clock import host_clock
 from quota.common.log import line
-from quota.common.text import many
+from quota.common.redact import redact
+from quota.common.text import describe, many, one_line
 from quota.jobs import interruption
-from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.job import Fetch, Page, attempt_of, wants_store
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
 from quota.settings.model import JobSettings
+from quota.terms.costs import CostBook
 
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0
@@ -77,7 +82,7 @@ class Attempts:
         self._budget = self.session.budget(self.job.credential)
         self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
         self._client: Any = None
-        self._told_s: float | None = None  # when a signal came while a page was in flight
+        self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
 
@@ -152,8 +157,8 @@ class Attempts:
         """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
         if self.stop():
             now_s, within_s = time.monotonic(), interruption.STOP_WITHIN_S
-            self._told_s = self._told_s or now_s
-            if now_s - self._told_s >= within_s:
+            self._signalled_s = self._signalled_s or now_s
+            if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
 
     def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
@@ -201,3 +206,82 @@ class Attempts:
             units[call.region] = units.get(call.region, 0) + call.units
             of_pages[call.page] = of_pages.get(call.page, 0) + call.units
         return units, of_pages, len(charged)
+
+
+# -- what an error means ----------------------------------------------------------------------------------------------
+
+Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
+
+
+class Failure(NamedTuple):
+    """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it.
+
+    exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
+    transient   worth another attempt
+    answer      upstream's answer cannot be used; the same call may succeed later, and costs as much
+    config      key, API or permissions are not set up: every call would fail alike
+    cursor      upstream no longer knows this cursor
+    region      an error of this region alone; the others may succeed
+    """
+
+    kind: Kind
+    message: str
+    bucket: str | None = None
+    answered: bool = False
+
+    @property
+    def of_one_call(self) -> bool:
+        """Whether other calls of the same region may succeed."""
+        return self.kind in ("answer", "cursor", "region") or (self.kind == "transient" and self.answered)
+
+
+def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
+    """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket."""
+    answer = answer_in(error)
+    if answer is not None:
+        return _classify_answer(answer, method, book)
+    message = redact(describe(error))
+    if isinstance(error, quota.BadAnswer):
+        return Failure("answer", one_line(redact(str(error))))
+    unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
+    if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
+        certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))
+        return Failure("config" if certificate else "transient", message)
+    refused = refused_login(error)
+    return Failure("region", message) if refused is None else Failure("config", refused)
+
+
+_UNREACHABLE = frozenset(
+    (
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENETRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EADDRNOTAVAIL,
+        errno.ENOBUFS,
+    )
+)
+"""What the system says of a network that is away, or busy. Python has no classes of errors for these."""
+
+
+def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
+    from quota.clients.upstream import upstream_of
+
+    status, headers, body = answer
+    fault = upstream_of(book).read(status, headers, body, method=method, at_ms=host_clock()).error
+    if fault is None:
+        return Failure("region", f"upstream said {status}", answered=True)
+    reason = f" ({fault.reason})" if fault.reason else ""
+    message = f"upstream said {status}{reason}: {fault.message}"
+    match fault.kind:
+        case "daily_exhausted" | "project_blocked" | "closed":
+            return Failure("exhausted", message, fault.bucket, answered=True)
+        case "transient_rate" | "transient_server":
+            return Failure("transient", message, answered=True)
+        case "config":
+            return Failure("config", f"{message}; {fault.remedy}" if fault.remedy else message, answered=True)
+        case "request" if fault.reason == "invalidPageToken":
+            return Failure("cursor", message, answered=True)
+        case _:
+            return Failure("region", message, answered=True)

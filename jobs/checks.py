@@ -8,14 +8,13 @@ from dataclasses import replace
 from itertools import chain
 
 import quota
-from quota.common.findings import Finding, finding_of, warning
-from quota.common.storage import examine_folder, obstacle
+from quota.common.findings import Finding, examine_folder, finding_of, obstacle, warning
 from quota.common.text import nearest, one_line
-from quota.jobs.emulator.words import REGIONS
+from quota.jobs.emulator.catalogue import REGIONS
 from quota.jobs.job import NotImported, fetch_to_look_at, sink_to_look_at
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Store
-from quota.ledger.file_errors import refuse_others
+from quota.ledger.files import refuse_others
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
 
 
@@ -26,7 +25,7 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
     # A function of the user's own names its regions as it likes, and may have stored rankings under these names.
     own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
-    known = {*REGIONS, *chain.from_iterable(own)}
+    regions = {*REGIONS, *chain.from_iterable(own)}
     for job in settings.jobs.values():
         for key, look in looks:
             try:
@@ -38,12 +37,12 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
                 remedy = "" if "; " in message else "; no run of this job can begin: correct it"
                 yield f"jobs.{job.name}.{key}", message + remedy
         if job.fetch in BUILT_IN_FETCHES:
-            yield from _regions(job, known)
+            yield from _unknown_regions(job, regions)
 
 
-def _regions(job: JobSettings, known: Container[str]) -> Iterator[Finding]:
+def _unknown_regions(job: JobSettings, regions: Container[str]) -> Iterator[Finding]:
     for index, region in enumerate(job.regions):
-        if region in known:
+        if region in regions:
             continue
         location, code = f"jobs.{job.name}.regions[{index}]", region.upper()
         if region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK":
@@ -78,5 +77,8 @@ def store_health(settings: Settings) -> Iterator[Finding]:
     if not path:
         return
     yield from examine_folder("store", os.path.dirname(path), "what was fetched")
-    for found in store(settings):
-        yield replace(found, location="store") if isinstance(found, Finding) else finding_of("error", "store", found[1])
+    for finding in store(settings):
+        if isinstance(finding, Finding):
+            yield replace(finding, location="store")
+        else:
+            yield finding_of("error", "store", finding[1])

@@ -1,4 +1,4 @@
-"""The commands of `quota` that this package adds beside `run`: runs, schedule, plan, search, serve, demo, emulate.
+"""The commands of `quota` that run something, beside `run` itself: schedule, plan, serve, demo, emulate.
 
 The work is elsewhere.
 """
@@ -17,20 +17,15 @@ import click
 
 import quota
 from quota.cli.options import (
-    FETCHED_SINCE,
     config_option,
     duration_ms,
     host_option,
     json_option,
-    limit_option,
-    only_job_option,
     port_option,
-    since_ms_of,
-    since_option,
     textfile_option,
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
-from quota.common.text import many, nearest, show, spell
+from quota.common.text import many
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
@@ -38,43 +33,6 @@ from quota.terms.limits import MAX_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from quota.jobs.store.search import Found
-    from quota.jobs.store.store import Elsewhere
-
-
-@click.command("runs")
-@only_job_option
-@since_option(default="7d")
-@limit_option(default=50, most=10_000)
-@json_option
-@config_option
-def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
-    """Show the past runs of this machine: how each ended, and why.
-
-    They are kept for 35 days. A run without an end is still running, or was killed. Other machines keep their own; a
-    run that found its job on another machine is not listed.
-
-    \b
-    Example:
-      quota runs
-      quota runs --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
-    """
-    from quota.jobs.history import render_runs
-    from quota.jobs.store.runs import run_json
-    from quota.jobs.store.store import Store
-
-    since_ms = since_ms_of("--since", since)
-    with configured(config) as session, Store.existing(session.settings.store) as store:
-        found = store.runs.read(job, since_ms, limit)
-    if as_json:
-        print_json({"runs": [run_json(one) for one in found]})
-    elif found:
-        print_rich(render_runs(found))
-    else:
-        of = "" if job is None else f" of {show(job)}"
-        hint = "" if job is None or job in session.settings.jobs else f"; {nearest(job, session.settings.jobs)}"
-        say(f"no run{of} in the last {since} on this machine{hint}")
 
 
 @click.command("schedule")
@@ -145,79 +103,6 @@ def plan(
     else:
         print_rich(render_plan(answer))
     click.get_current_context().exit(0 if answer.fits else 1)
-
-
-@click.command("search", short_help="Search the local store.")
-@click.argument("words", nargs=-1, required=True)
-@click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
-@since_option(what=FETCHED_SINCE)
-@limit_option(default=20, most=1_000)
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a header.")
-@json_option
-@config_option
-def search(
-    words: tuple[str, ...],
-    region: str | None,
-    since: str | None,
-    limit: int,
-    as_csv: bool,
-    as_json: bool,
-    config: str | None,
-) -> None:
-    """Search the local store for videos that have all WORDS in title, description, channel or tags.
-
-    A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
-    more than 50,000 match, it looks at the latest of them.
-    Accents and case do not matter. WORD* matches every word that begins with WORD. Punctuation and emoji separate words
-    and are ignored: rock-n-roll matches these three words in a row. Chinese, Japanese, Korean and Thai words match
-    inside longer text.
-
-    \b
-    Example:
-      quota search music video --region DE --since 7d
-      quota search news --csv --limit 1000 > news.csv
-      quota search 東京 'foot*'
-    """
-    from quota.jobs.store.export import csv_writer
-    from quota.jobs.store.search import FOUND_COLUMNS
-    from quota.jobs.store.store import Store
-
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json cannot be combined: choose one")
-    since_ms = since_ms_of("--since", since)
-    with quota.open(config) as session, Store.existing(session.settings.store) as store:
-        found = store.search(" ".join(words), region, limit, since_ms=since_ms)
-        elsewhere = store.elsewhere()
-    if as_json:
-        rows = [video.as_json() for video in found]
-        away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
-        print_json({"words": " ".join(words), "region": region, "videos": rows, **away})
-        return
-    say(*map(_elsewhere_line, elsewhere), err=True)
-    if as_csv:
-        put = csv_writer(sys.stdout, FOUND_COLUMNS)
-        for video in found:
-            put(video.as_json())
-        return
-    say(*map(_found_line, found))
-    if not found:
-        say("nothing found", err=True)
-
-
-def _elsewhere_line(job: Elsewhere) -> str:
-    from quota.common.clock import host_clock, moment
-
-    now_ms = host_clock()
-    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"
-    old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
-    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
-
-
-def _found_line(video: Found) -> str:
-    views = "?" if video.view_count is None else f"{video.view_count:,}"
-    line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
-    ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
-    return f"{line}  {ranks}".rstrip()
 
 
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")
@@ -372,7 +257,7 @@ url = "sqlite:///videos.db"
 
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
-    from quota.common.folders import make_folder, open_alone, readable
+    from quota.common.files import make_folder, open_alone, readable
 
     config = folder / "quota.toml"
     try:

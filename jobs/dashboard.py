@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
 from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, Stand
+from quota.jobs.afterwards import samples_of_regions, samples_of_run
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan.plan import Plan, make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
@@ -20,10 +21,8 @@ from quota.jobs.schedule.ticks import streams
 from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import is_made
 from quota.jobs.store.store import Elsewhere, Store
-from quota.jobs.textfile import of_regions, of_run
 from quota.reports.metrics import Sample
-from quota.reports.runs import Run
-from quota.reports.spending import Bought, stands_out
+from quota.reports.runs import Bought, Run, stands_out
 from quota.session import Session
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS
@@ -45,18 +44,22 @@ def jobs(session: Session) -> Contribution:
     made = is_made(settings.store.url)
     with Store.existing(settings.store) if made else nullcontext() as store:
         for job in settings.jobs.values():
-            here = {one.region: one for one in checkpoints_of(session, job, store)}
+            here = {checkpoint.region: checkpoint for checkpoint in checkpoints_of(session, job, store)}
             project = session.credential(job.credential).project
             regions += _regions(job, project, here, now_ms, stale_ms)
-            samples += _samples(job.name, project, here, None if store is None else store.runs.last_ended(job.name))
+            labels = {"project": project, "quota_job": job.name}
+            last = None if store is None else store.runs.last_ended(job.name)
+            if last is not None and last.ended_ms is not None and last.exit_status is not None:
+                samples += samples_of_run(labels, last.ended_ms, last.exit_status)
+            samples += samples_of_regions(labels, here.values())
         if store is not None:
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
             brought = store.bought(max(0, now_ms - BOUGHT_SINCE_MS))
             elsewhere = store.elsewhere()
     notes = tuple(
-        f"{one.job} runs on {one.runs_on}; what is shown of it here is as of "
-        + ("never" if one.fetched_ms is None else f"{spell(now_ms - one.fetched_ms)} ago")
-        for one in elsewhere
+        f"{job.job} runs on {job.runs_on}; what is shown of it here is as of "
+        + ("never" if job.fetched_ms is None else f"{spell(now_ms - job.fetched_ms)} ago")
+        for job in elsewhere
     )
     notes += tuple(f"in the last 7 days {line}" for line in stands_out(brought))
     return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=notes)
@@ -80,30 +83,26 @@ def _regions(
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
     for region in job.regions or ("",):
-        one = here.get(region)
-        completed_ms = None if one is None else one.completed_at_ms
+        checkpoint = here.get(region)
+        completed_ms = None if checkpoint is None else checkpoint.completed_at_ms
         stale = stale_ms is not None and completed_ms is not None and is_stale(completed_ms, now_ms, stale_ms)
-        stand, detail = _stands(one, now_ms)
+        stand, detail = _stand_of(checkpoint, now_ms)
         yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), stale)
 
 
-def _stands(one: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
-    if one is None or (not one.begun and one.completed_at_ms is None and one.failed_at_ms is None):
+def _stand_of(checkpoint: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
+    if checkpoint is None:
         return ("waits", "never fetched")
-    if one.failed_at_ms is not None and one.failed_at_ms > (one.completed_at_ms or 0):
-        return ("failed", f"failed {spell(now_ms - one.failed_at_ms)} ago")
-    if one.begun and one.pending:
-        return ("going", f"resumes after {many(one.pages, 'page')}, {many(one.items, 'item')}")
-    if one.pending:
+    completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
+    if not checkpoint.begun and completed_ms is None and failed_ms is None:
+        return ("waits", "never fetched")
+    if failed_ms is not None and failed_ms > (completed_ms or 0):
+        return ("failed", f"failed {spell(now_ms - failed_ms)} ago")
+    if checkpoint.begun and checkpoint.pending:
+        return ("going", f"resumes after {many(checkpoint.pages, 'page')}, {many(checkpoint.items, 'item')}")
+    if checkpoint.pending:
         return ("pending", "its turn comes in this round")
     return ("waits", "done in this round")
-
-
-def _samples(job: str, project: str, here: dict[str, Checkpoint], last: Run | None) -> Iterator[Sample]:
-    labels = {"project": project, "quota_job": job}
-    if last is not None and last.ended_ms is not None and last.exit_status is not None:
-        yield from of_run(labels, last.ended_ms, last.exit_status)
-    yield from of_regions(labels, here.values())
 
 
 def forecast(session: Session) -> Contribution:
@@ -114,7 +113,7 @@ def forecast(session: Session) -> Contribution:
         for row in plan.spent
         for slot, units in row.units.items()
     ]
-    expected.sort(key=lambda one: one.at_ms)
+    expected.sort(key=lambda charge: charge.at_ms)
     limits = {}
     for row in plan.limits:
         refused_ticks = sum(day.refused_ticks for day in row.days)

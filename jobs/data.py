@@ -1,7 +1,8 @@
-"""The commands of `quota` about what the jobs keep: tables, export, place."""
+"""The commands of `quota` about what the jobs keep on this machine: runs, search, tables, export, place."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -11,20 +12,178 @@ from typing import IO, TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import FETCHED_SINCE, Group, config_option, json_option, since_ms_of, since_option
-from quota.cli.output import json_text, print_json, say
-from quota.common.clock import host_clock, moment
-from quota.common.members import members
-from quota.common.text import many, nearest, one_line, show
+from quota.cli.options import (
+    FETCHED_SINCE,
+    Group,
+    config_option,
+    json_option,
+    limit_option,
+    only_job_option,
+    since_ms_of,
+    since_option,
+)
+from quota.cli.output import json_text, print_json, print_rich, say
+from quota.common.clock import host_clock, moment, weekday
+from quota.common.text import many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from rich.console import RenderableType
 
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
+    from quota.jobs.store.search import SearchResult
+    from quota.jobs.store.store import Elsewhere, Store
+    from quota.reports.runs import Run
+
+MAX_WHY = 60
+"""The most characters of a run's reason that a table shows; the JSON has all."""
+
+
+@click.command("runs")
+@only_job_option
+@since_option(default="7d")
+@limit_option(default=50, most=10_000)
+@json_option
+@config_option
+def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
+    """Show the past runs of this machine: how each ended, and why.
+
+    They are kept for 35 days. A run without an end is still running, or was killed. Other machines keep their own; a
+    run that found its job on another machine is not listed.
+
+    \b
+    Example:
+      quota runs
+      quota runs --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
+    """
+    from quota.jobs.store.runs import run_json
     from quota.jobs.store.store import Store
+
+    since_ms = since_ms_of("--since", since)
+    with configured(config) as session, Store.existing(session.settings.store) as store:
+        past_runs = store.runs.read(job, since_ms, limit)
+    if as_json:
+        print_json({"runs": [run_json(run) for run in past_runs]})
+    elif past_runs:
+        print_rich(_runs_table(past_runs))
+    else:
+        of = "" if job is None else f" of {show(job)}"
+        hint = "" if job is None or job in session.settings.jobs else f"; {nearest(job, session.settings.jobs)}"
+        say(f"no run{of} in the last {since} on this machine{hint}")
+
+
+def _runs_table(runs: Sequence[Run]) -> RenderableType:
+    """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
+    from quota.cli.tables import Column, FirstThatFits
+    from quota.cli.tables import tables as narrower_tables
+    from quota.jobs.store.runs import UNFINISHED
+
+    columns = [
+        *map(Column, ("began", "job", "outcome", "regions")),
+        *(Column(heading, number=True) for heading in ("items", "units", "took")),
+        Column("why"),
+    ]
+    rows = [
+        (
+            weekday(run.began_ms),
+            run.job,
+            run.outcome,
+            f"{sum(region.outcome == 'done' for region in run.regions)} of {len(run.regions)}" if run.regions else "",
+            f"{sum(region.items for region in run.regions):,}",
+            f"{run.units:,}",
+            "" if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
+            _why(run),
+        )
+        for run in runs
+    ]
+    styles = [{"failed": "red", UNFINISHED: "yellow"}.get(run.outcome, "") for run in runs]
+    return FirstThatFits(narrower_tables(columns, rows, styles=styles, without=(6, 4), least_fold=24))
+
+
+def _why(run: Run) -> str:
+    """What refused a run, or the beginning of the error of the first region that failed, or of its reason."""
+    if run.refused_by is not None and (run.refusal is None or run.refusal["reason"] != "run"):
+        limit = run.why.startswith("limit ")
+        return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
+    errors = [region.error for region in run.regions if region.error]
+    why = shorten(printable(errors[0] if errors else run.why), MAX_WHY)
+    more = len(errors) - 1
+    return f"{why} (and {many(more, 'more region')})" if more > 0 else why
+
+
+@click.command("search", short_help="Search the local store.")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
+@since_option(what=FETCHED_SINCE)
+@limit_option(default=20, most=1_000)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a header.")
+@json_option
+@config_option
+def search(
+    words: tuple[str, ...],
+    region: str | None,
+    since: str | None,
+    limit: int,
+    as_csv: bool,
+    as_json: bool,
+    config: str | None,
+) -> None:
+    """Search the local store for videos that have all WORDS in title, description, channel or tags.
+
+    A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
+    more than 50,000 match, it looks at the latest of them.
+    Accents and case do not matter. WORD* matches every word that begins with WORD. Punctuation and emoji separate words
+    and are ignored: rock-n-roll matches these three words in a row. Chinese, Japanese, Korean and Thai words match
+    inside longer text.
+
+    \b
+    Example:
+      quota search music video --region DE --since 7d
+      quota search news --csv --limit 1000 > news.csv
+      quota search 東京 'foot*'
+    """
+    from quota.jobs.store.export import csv_writer
+    from quota.jobs.store.search import SearchResult
+    from quota.jobs.store.store import Store
+
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json cannot be combined: choose one")
+    since_ms = since_ms_of("--since", since)
+    with quota.open(config) as session, Store.existing(session.settings.store) as store:
+        videos = store.search(" ".join(words), region, limit, since_ms=since_ms)
+        elsewhere = store.elsewhere()
+    if as_json:
+        rows = [video.as_json() for video in videos]
+        away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
+        print_json({"words": " ".join(words), "region": region, "videos": rows, **away})
+        return
+    say(*map(_elsewhere_line, elsewhere), err=True)
+    if as_csv:
+        write_row = csv_writer(sys.stdout, SearchResult._fields)
+        for video in videos:
+            write_row(video.as_json())
+        return
+    say(*map(_video_line, videos))
+    if not videos:
+        say("nothing found", err=True)
+
+
+def _elsewhere_line(job: Elsewhere) -> str:
+    now_ms = host_clock()
+    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"
+    old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
+    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
+
+
+def _video_line(video: SearchResult) -> str:
+    views = "?" if video.view_count is None else f"{video.view_count:,}"
+    line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
+    ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
+    return f"{line}  {ranks}".rstrip()
 
 
 @click.command("tables", short_help="List the tables of your jobs' own rows.")
@@ -47,13 +206,14 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
     with configured(config) as session, Store.existing(session.settings.store) as store:
         if views:
             store.write_views()
-        found = store.tables()
+        of_jobs = store.tables()
     if as_json:
-        print_json({"tables": [members(one, "name rows oldest_at newest_at fields") for one in found], "views": views})
+        names = "name rows oldest_at newest_at fields"
+        print_json({"tables": [members(table, names) for table in of_jobs], "views": views})
         return
-    for one in found:
-        say(f"{one.name}: {many(one.rows, 'row')}, {many(len(one.fields), 'field')}: {', '.join(one.fields)}")
-    if not found:
+    for table in of_jobs:
+        say(f"{table.name}: {many(table.rows, 'row')}, {many(len(table.fields), 'field')}: {', '.join(table.fields)}")
+    if not of_jobs:
         say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
 
 
@@ -148,8 +308,10 @@ def list_(as_json: bool, config: str | None) -> None:
     from quota.jobs.places import checkpoints_of
 
     with configured(config) as session, _store_of_places(session) as store:
-        found = [one for job in session.settings.jobs.values() for one in checkpoints_of(session, job, store)]
-    _print(found, as_json)
+        checkpoints = [
+            checkpoint for job in session.settings.jobs.values() for checkpoint in checkpoints_of(session, job, store)
+        ]
+    _print(checkpoints, as_json)
 
 
 @place.command("show")
@@ -168,8 +330,8 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
     from quota.jobs.runner import job_called
 
     with configured(config) as session, _store_of_places(session) as store:
-        found = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
-    _print(found, as_json, cursors=True)
+        checkpoints = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
+    _print(checkpoints, as_json, cursors=True)
 
 
 @place.command("reset")
@@ -190,17 +352,17 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     from quota.jobs.runner import job_called
 
     with configured(config) as session, _store_of_places(session) as store:
-        chosen = job_called(session, job)
-        found = _chosen(checkpoints_of(session, chosen, store), job, region)
+        settings = job_called(session, job)
+        checkpoints = _chosen(checkpoints_of(session, settings, store), job, region)
         if store is None:
-            reset_shared(session, chosen, found)
+            reset_shared(session, settings, checkpoints)
         else:
             with only_one(session.settings.store.url, job) as lock:
                 if lock is None:
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
-                for one in found:
-                    store.reset(one)
-    regions = ", ".join(one.region for one in found if one.region)
+                for checkpoint in checkpoints:
+                    store.reset(checkpoint)
+    regions = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
     say(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}")
 
 
@@ -212,33 +374,31 @@ def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
     return nullcontext() if settings.places_in_ledger else Store.existing(settings)
 
 
-def _chosen(found: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:
-    known = [one.region for one in found]
-    if region is not None and region not in known:
-        raise quota.UsageError(f"job {job!r} has no region {show(region)}; {nearest(region, known)}")
-    return [one for one in found if region in (None, one.region)]
+def _chosen(checkpoints: list[Checkpoint], job: str, region: str | None) -> list[Checkpoint]:
+    regions = [checkpoint.region for checkpoint in checkpoints]
+    if region is not None and region not in regions:
+        raise quota.UsageError(f"job {job!r} has no region {show(region)}; {nearest(region, regions)}")
+    return [checkpoint for checkpoint in checkpoints if region in (None, checkpoint.region)]
 
 
-def _print(found: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> None:
+def _print(checkpoints: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> None:
     if as_json:
         names = "job region pending pages items cursor started_at completed_at failed_at"
-        print_json({"places": [members(one, names) for one in found]})
+        print_json({"places": [members(checkpoint, names) for checkpoint in checkpoints]})
         return
     now_ms = host_clock()
-    for one in found:
-        name = f"{one.job} {one.region}".rstrip()
-        stored = f"{many(one.pages, 'page')} and {many(one.items, 'item')} stored" if one.begun else "nothing stored"
-        ended = one.completed_at_ms or one.failed_at_ms  # neither: no run has come to it
-        due = one.pending or one.cursor or not ended
-        stands = f"page {one.pages + 1} comes next, {stored}" if due else "this round is done"
-        complete = (
-            "never complete" if one.completed_at_ms is None else f"complete {moment(one.completed_at_ms, now_ms)}"
-        )
-        failed = "" if one.failed_at_ms is None else f", failed {moment(one.failed_at_ms, now_ms)}"
+    for checkpoint in checkpoints:
+        name = f"{checkpoint.job} {checkpoint.region}".rstrip()
+        pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
+        stored = f"{pages} and {items} stored" if checkpoint.begun else "nothing stored"
+        completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
+        ended = completed_ms or failed_ms  # neither: no run has come to it
+        due = checkpoint.pending or checkpoint.cursor or not ended
+        stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else "this round is done"
+        complete = "never complete" if completed_ms is None else f"complete {moment(completed_ms, now_ms)}"
+        failed = "" if failed_ms is None else f", failed {moment(failed_ms, now_ms)}"
         say(f"{name}: {stands}; {complete}{failed}")
-        if cursors and one.cursor is not None:
-            import json
-
-            say(f"  cursor {json.dumps(one.cursor)[:2_000]}")
-    if not found:
+        if cursors and checkpoint.cursor is not None:
+            say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")
+    if not checkpoints:
         say("no job is configured", err=True)

@@ -75,16 +75,16 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
     is the line that says what the block waits for."""
     number = 0
     while not number and (came := os.read(reading, 64)):
-        number = next((one for one in came if one in _STOPPING), 0)
+        number = next((number for number in came if number in _STOPPING), 0)
     if not number:  # the block has ended
         os.close(reading)
         return
-    told_s = time.monotonic()
-    while time.monotonic() < told_s + within_s:
+    signalled_s = time.monotonic()
+    while time.monotonic() < signalled_s + within_s:
         if over and not _threads_left():
             os.close(reading)  # not before: a later signal writes a byte, too
             return
-        if waits and not over and time.monotonic() >= told_s + SAY_AFTER_S:
+        if waits and not over and time.monotonic() >= signalled_s + SAY_AFTER_S:
             _say(f"quota: {waits}\n".encode())
             waits = ""
         time.sleep(0.05)
@@ -102,7 +102,7 @@ def _threads_left() -> bool:
     if threading is None:
         return False
     main = threading.main_thread()
-    return any(one is not main and not one.daemon for one in threading.enumerate())
+    return any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
 def _say(line: bytes) -> None:

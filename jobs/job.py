@@ -32,8 +32,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import quota
 from quota.common.clock import local, moment, rfc3339
 from quota.common.functions import made_by
-from quota.common.members import members
-from quota.common.text import describe, many, nearest, one_line, show, spell
+from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
 from quota.terms.limits import DAY_MS
@@ -125,7 +124,7 @@ def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
     if not isinstance(value, dict | list | tuple):
         return False
     inside = value.values() if isinstance(value, dict) else value
-    return not levels or any(is_deep(one, levels - 1) for one in inside)
+    return not levels or any(is_deep(value, levels - 1) for value in inside)
 
 
 def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -236,8 +235,8 @@ def leave_out(error: Exception, part: str, page: Page) -> None:
 
 def left_out_by(error: Exception) -> tuple[str, Page] | None:
     """What `leave_out` noted on an error; None if the pass ends with it."""
-    found: tuple[str, Page] | None = getattr(error, "goes_on", None)
-    return found
+    left_out: tuple[str, Page] | None = getattr(error, "goes_on", None)
+    return left_out
 
 
 # -- fetch functions ---------------------------------------------------------------------------------------------------
@@ -261,17 +260,17 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is no
     name of one, or a function that fails: it only saves work."""
-    method: Attempt | None = getattr(fetch, "first_attempt", None)
+    mark: Attempt | None = getattr(fetch, "first_attempt", None)
     try:
-        found = method(cursor) if callable(method) else method
-        if not isinstance(found, str | None):
-            raise TypeError(f"{show(found)} is no method")
+        method = mark(cursor) if callable(mark) else mark
+        if not isinstance(method, str | None):
+            raise TypeError(f"{show(method)} is no method")
     except Exception as error:
         from quota.common.log import warn
 
         warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
         return None
-    return found
+    return method
 
 
 def pages_of(job: JobSettings) -> int:
@@ -287,7 +286,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     matter: cron starts its commands in the home folder. The function must accept the job's `options`. Raises
     ConfigError, one line, if it cannot be used.
     """
-    function = f"quota.jobs.fetches.{name}:fetch" if name in BUILT_IN_FETCHES else name
+    function = f"quota.jobs.fetches:{name}" if name in BUILT_IN_FETCHES else name
     fetch: Fetch = _load("fetch", name, function, folder)
     _check_signature(fetch, name, dict(options or {}))
     return fetch
@@ -330,7 +329,7 @@ def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
 
 
 def _doubt_of(path: Path) -> str:
-    from quota.common.owners import doubt_of_path
+    from quota.common.files import doubt_of_path
 
     try:
         return doubt_of_path(path)
@@ -345,26 +344,26 @@ def wants_store(fetch: Fetch) -> bool:
 
 def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
     """A function that the configuration names as `key`: `package.module:function`."""
-    said = f"{key} = {name!r:.100}"
+    setting = f"{key} = {name!r:.100}"
     module_name, colon, attribute = function.partition(":")
     if not colon or not module_name or not attribute:
-        known = f"{', '.join(BUILT_IN_FETCHES)}, or your own as " if key == "fetch" else "it as "
-        raise quota.ConfigError(f'{said}: write {known}"package.module:function"')
-    found = getattr(_import(module_name, said, folder), attribute, None)
-    if found is None:
+        choice = f"{', '.join(BUILT_IN_FETCHES)}, or your own as " if key == "fetch" else "it as "
+        raise quota.ConfigError(f'{setting}: write {choice}"package.module:function"')
+    value = getattr(_import(module_name, setting, folder), attribute, None)
+    if value is None:
         hidden = _hides_own(module_name, folder)
-        raise quota.ConfigError(f"{said}: module {module_name:.100} has no function {attribute!r:.100}{hidden}")
-    if not callable(found):
-        raise quota.ConfigError(f"{said}: {attribute:.100} is not a function but {type(found).__name__}")
-    if made_by(found):
+        raise quota.ConfigError(f"{setting}: module {module_name:.100} has no function {attribute!r:.100}{hidden}")
+    if not callable(value):
+        raise quota.ConfigError(f"{setting}: {attribute:.100} is not a function but {type(value).__name__}")
+    if made_by(value):
         returns = " that returns a Page" if key == "fetch" else ""
         raise quota.ConfigError(
-            f"{said}: {attribute:.100} is a coroutine or a generator; write a plain function{returns}"
+            f"{setting}: {attribute:.100} is a coroutine or a generator; write a plain function{returns}"
         )
-    return found
+    return value
 
 
-def _import(module_name: str, said: str, folder: Path | None) -> object:
+def _import(module_name: str, setting: str, folder: Path | None) -> object:
     if folder is not None and str(folder) not in sys.path:
         # At the end, so that a file beside the configuration never hides an installed module. It stays there, because
         # the function may import its neighbours when it is called.
@@ -376,7 +375,7 @@ def _import(module_name: str, said: str, folder: Path | None) -> object:
         import logging
 
         logging.getLogger("quota.jobs").debug(
-            "function_not_imported function=%s folder=%s", said.partition(" = ")[2], folder, exc_info=True
+            "function_not_imported function=%s folder=%s", setting.partition(" = ")[2], folder, exc_info=True
         )
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
@@ -384,7 +383,7 @@ def _import(module_name: str, said: str, folder: Path | None) -> object:
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        raise quota.ConfigError(f"{said} cannot be imported: {describe(error)}{where}") from error
+        raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{where}") from error
 
 
 def _hides_own(module_name: str, folder: Path | None) -> str:
@@ -399,19 +398,19 @@ def _hides_own(module_name: str, folder: Path | None) -> str:
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     try:
-        its = signature(fetch)
+        accepted = signature(fetch)
     except (TypeError, ValueError) as error:
         raise quota.ConfigError(f"fetch = {name!r:.100}: its parameters cannot be read: {error}") from error
     if "store" in options:
         raise quota.ConfigError(f"fetch = {name!r:.100}: the name 'store' is reserved for the local store")
-    known = [option for option in list(its.parameters)[3:] if option != "store"]
-    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in its.parameters.values())
-    unknown = next((option for option in options if option not in its.parameters), None)
+    has = [option for option in list(accepted.parameters)[3:] if option != "store"]
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in accepted.parameters.values())
+    unknown = next((option for option in options if option not in accepted.parameters), None)
     if unknown is not None and not open_ended:
-        raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
-    values = options | ({"store": None} if "store" in its.parameters else {})
+        raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, has)}")
+    values = options | ({"store": None} if "store" in accepted.parameters else {})
     try:
-        its.bind(None, "US", None, **values)
+        accepted.bind(None, "US", None, **values)
     except TypeError as error:
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"

@@ -21,10 +21,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import quota
-from quota.common.folders import NotAloneError, open_alone
+from quota.common.files import NotAloneError, open_alone
 from quota.common.log import line
 from quota.jobs.store.store import Store
-from quota.terms.attribution import machine_name
+from quota.terms.arguments import machine_name
 
 log = logging.getLogger("quota.jobs")
 
@@ -99,7 +99,10 @@ def lock_file(store_url: str, job: str) -> int:
     except NotAloneError as error:
         raise _not_alone(error) from None
     except (quota.ConfigError, OSError) as error:
-        why = error if isinstance(error, quota.ConfigError) else _no_lock(error)
+        why = error
+        if isinstance(error, OSError):
+            remedy = "set QUOTA_STATE_DIR to a folder that you can write to"
+            why = quota.ConfigError(f"{error.filename}: {error.strerror}; {remedy}")
         try:
             descriptor = _opened(beside)
         except OSError:
@@ -143,9 +146,3 @@ def _opened(path: Path) -> int:
 
 def _not_alone(error: NotAloneError) -> quota.ConfigError:
     return quota.ConfigError(f"{error.filename}: {error.strerror}; delete it")
-
-
-def _no_lock(error: OSError) -> quota.ConfigError:
-    return quota.ConfigError(
-        f"{error.filename}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
-    )

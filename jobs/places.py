@@ -1,29 +1,48 @@
-"""Where a job stands in its regions: in its store, or, with `places = "ledger"`, beside its claims in the ledger.
+"""Whose the regions of a job are, and where it stands in them: in its store, or, with `places = "ledger"`, beside the
+claims in the ledger.
 
+    Hold             one run's hold on its regions, and on its tick; `hold_ms` is how long that lasts after the run
+    SharedPlaces     the places of one job in the ledger
     work_of          what the checkpoints of a job are of
     checkpoints_of   where a job stands, wherever that lies
-    SharedPlaces     the places of one job in the ledger
-    reset_shared     begin regions anew whose places lie there
+    reset_shared     begin regions anew whose places lie in the ledger
 
-The store decides in both cases: a run takes over what the ledger has, and gives back what its store made of it.
+What a store fetched is what its own `search` reads, so a round must not be split over the stores of several machines.
+On a shared ledger each region of a job therefore belongs to one store at a time. A run asks for all of its regions at
+once, renews its hold with every page, and says when it ends. If the ledger does not answer, the run goes on: without a
+ledger only the local allowance admits anything, and that bounds what two machines may spend on the same regions.
+
+A ledger on one machine is asked for ticks only: the lock on the machine keeps runs apart.
+
+With `[store] places = "ledger"` the regions belong to no store. Any run may have those that no other run covers now,
+and goes on where the last one stopped. Its store still decides: the run takes over what the ledger has, and gives back
+what its store made of it. Without the ledger it does not know where it stands: it ends.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import quota
 from quota import Session
+from quota.common.log import line
 from quota.common.text import many
-from quota.jobs.job import Cursor
+from quota.jobs.job import Away, Cursor
 from quota.jobs.lock import hashed
 from quota.jobs.store.checkpoints import Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.store import Store
-from quota.rules.claims import MAX_REGIONS, Claim, Claimed
+from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending
 from quota.settings.model import JobSettings
-from quota.terms.attribution import machine_name
-from quota.terms.limits import MINUTE_MS
+from quota.terms.arguments import machine_name
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+
+MIN_HOLD_MS = HOUR_MS
+UNKNOWN_GAP_MS = DAY_MS
+LEASE_SLACK_MS = MINUTE_MS
+"""A run that is silent for longer than its longest step and this counts as dead."""
 
 OWNER = "ledger"
 """Who owns the regions of a job whose places lie in the ledger: no store, so any machine may go on with them."""
@@ -31,10 +50,152 @@ OWNER = "ledger"
 MAX_CURSOR_BYTES = 65_536
 """The longest cursor, as JSON, that a ledger keeps."""
 
-KNOWN_CURSORS = 100
-"""How many of the last cursors of a pass the next machine knows, so that it notices a circle."""
+KEPT_CURSORS = 100
+"""How many of the last cursors of a pass the next machine gets, so that it notices a circle."""
 
 READ_AT_ONCE = 100
+
+log = logging.getLogger("quota.jobs")
+
+
+class Hold:
+    """One run's hold. `away` has the regions that it did not get, or has lost since.
+
+    `tick_is` says why a tick is not to be run: "done", or "running". `store_id` names the store, `machine` the lock
+    that the run has. `now_ms` is the machine's clock. `gap_ms` is how far the store's runs of the job are apart, None
+    if unknown. `step_ms` is the longest time between two pages.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: JobSettings,
+        store_id: str,
+        machine: str,
+        gap_ms: int | None,
+        step_ms: int,
+        now_ms: int,
+        *,
+        tick: str = "",
+        tick_ms: int = HOUR_MS,
+    ) -> None:
+        self._is_shared = session.ledger.shared
+        shared = session.settings.store.places_in_ledger
+        self._places = SharedPlaces(session, job) if shared else None
+        self._state = session.project(job.credential).state
+        self._job = job.name
+        self._owner = OWNER if shared else session.settings.store.name or store_id
+        self._new = gap_ms is None
+        name = _claim_name(job)
+        self._claim = Claim(
+            name=f"{name}|{self._owner}" if job.on_each_machine else name,
+            owner=self._owner,
+            run=session.run,
+            machine=machine,
+            host=machine_name(),
+            regions=(),
+            hold_ms=hold_ms(job, now_ms, gap_ms),
+            lease_ms=min(MAX_HOLD_MS, step_ms + LEASE_SLACK_MS),
+            tick=tick,
+            tick_ms=tick_ms,
+        )
+        self.away: dict[str, Away] = {}
+        self.tick_is = ""
+        self._began = False
+
+    def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
+        """Claim these regions; `here`: also those of other stores."""
+        if self._is_shared or self._places is not None:
+            self._claim = self._claim._replace(regions=tuple(regions))
+        elif not self._claim.tick:
+            return
+        self._ask(self._claim.regions, here=here)
+        self._began = not self.tick_is and (len(self.away) < len(regions) or not self._claim.regions)
+        if self._began:  # from now on, only what it has
+            self._claim = self._claim._replace(regions=tuple(r for r in self._claim.regions if r not in self.away))
+
+    def bring(self, store: Store) -> None:
+        """Where the places lie in the ledger, make the store stand where that says."""
+        if self._places is not None:
+            self._places.bring(store, self._held())
+
+    def renew(self, *checkpoints: Checkpoint) -> None:
+        """Say that the run goes on and now stands here, and learn what it has lost."""
+        if self._places is not None:
+            self.keep(*checkpoints)
+        elif self._began:
+            self._ask(self._held())
+
+    def keep(self, *checkpoints: Checkpoint) -> None:
+        """Where the places lie in the ledger, say where the run stands. A region that another run has had meanwhile is
+        away, and its place is that one's."""
+        if self._places is None or not self._began:
+            return
+        for regions, claimed in self._places.keep(self._claim._replace(regions=self._held()), checkpoints):
+            self._take(regions, claimed)
+
+    def _held(self) -> tuple[str, ...]:
+        return tuple(region for region in self._claim.regions if region not in self.away)
+
+    def end(self, ending: Ending) -> None:
+        """Say that the run has ended, if it began."""
+        if not self._began:
+            return
+        try:
+            self._state.end_claim(self._claim._replace(regions=()), ending)
+        except quota.LedgerError as error:
+            log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
+
+    def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
+        """Claim regions, a thousand at a time; those that are not given are away."""
+        for part in _parts_of(regions) if regions else ((),):
+            claim = self._claim._replace(regions=part)
+            try:
+                claimed = self._state.claim(claim, take_over=here)
+            except quota.LedgerError as error:
+                if self._places is not None:
+                    raise
+                # What a run then spends is said by the budget.
+                level = logging.WARNING if self._claim.tick else logging.DEBUG
+                log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
+                return
+            self._take(regions, claimed)
+            if claimed.tick:
+                return
+
+    def _take(self, regions: Iterable[str], claimed: Claimed) -> None:
+        if claimed.tick:  # another run has it: this one does not begin, or, if it had begun, it has been replaced
+            self.tick_is, now_ms = claimed.tick, claimed.now_ms
+            if self._began:
+                away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
+                self.away.update(dict.fromkeys(regions, away))
+        for region, holder in claimed.elsewhere.items():
+            same = holder.owner == self._owner
+            times_ms = holder.seen_ms, holder.until_ms, claimed.now_ms
+            self.away[region] = Away(holder.host or "another machine", *times_ms, same, self._new and not same)
+
+    def furthest(self) -> Away | None:
+        """The region that is away for longest; None if none is."""
+        return max(self.away.values(), key=lambda away: away.until_ms, default=None)
+
+
+def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
+    """How long the job's regions stay with their store after a run: twice the time between two runs, 1 to 49 h.
+
+    That time is the schedule's, where the job has one; else it is `gap_ms`, and a day until that is known.
+    """
+    if job.schedule is not None:
+        from quota.settings.schedules import parse_schedule
+
+        fires = parse_schedule(job.schedule, job.timezone).fires(now_ms + 1, now_ms + MAX_HOLD_MS)
+        following = list(islice(fires, 2))
+        if len(following) < 2:
+            return MAX_HOLD_MS
+        gap_ms = max(following[0] - now_ms, following[1] - following[0])
+    return min(MAX_HOLD_MS, max(MIN_HOLD_MS, 2 * (gap_ms or UNKNOWN_GAP_MS)))
+
+
+# -- where a job stands -----------------------------------------------------------------------------------------------
 
 
 def work_of(session: Session, job: JobSettings) -> str:
@@ -49,8 +210,8 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     said of a job whose places lie there. Raises LedgerError and StoreError."""
     if session.settings.store.places_in_ledger:
         regions, work = job.regions or ("",), work_of(session, job)
-        found = {one.region: one for one in SharedPlaces(session, job).read(regions)}
-        return [found.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
+        places = {checkpoint.region: checkpoint for checkpoint in SharedPlaces(session, job).read(regions)}
+        return [places.get(region) or Checkpoint(job.name, region, work=work) for region in regions]
     return [] if store is None else store.checkpoints(job.name, job.regions, work_of(session, job))
 
 
@@ -72,41 +233,42 @@ class SharedPlaces:
         self._job = job.name
         self._work = work_of(session, job)
         self._name = f"{self._work}|{job.name}"
-        self._known: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self._cursors: dict[str, tuple[bytes, ...]] = {}
 
     def read(self, regions: Sequence[str]) -> list[Checkpoint]:
         """Where the job stands in those of these regions that have a place."""
-        found = []
-        for part in parts_of(regions, READ_AT_ONCE):
+        checkpoints = []
+        for part in _parts_of(regions, READ_AT_ONCE):
             for region, text in self._state.places(self._name, part).items():
                 if (place := read_place(text, self._job, region, self._work)) is not None:
-                    self._known[region] = text
+                    self._texts[region] = text
                     self._cursors[region] = place[1]
-                    found.append(place[0])
-        return found
+                    checkpoints.append(place[0])
+        return checkpoints
 
     def bring(self, store: Store, regions: Sequence[str]) -> None:
         """Make the store stand where the ledger says. A region without a place there stays as the store has it."""
-        store.stand([(one, self._cursors[one.region]) for one in self.read(regions)])
+        store.stand([(checkpoint, self._cursors[checkpoint.region]) for checkpoint in self.read(regions)])
 
     def keep(self, claim: Claim, checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[Sequence[str], Claimed]]:
         """Keep where the job stands, and renew the claim: a thousand regions at a time, each time with the answer."""
         places = {}
-        for one in checkpoints:
-            cursors, digest = self._cursors.get(one.region, ()), digest_of(one.cursor)
-            if one.cursor is None:
+        for checkpoint in checkpoints:
+            region = checkpoint.region
+            cursors, digest = self._cursors.get(region, ()), digest_of(checkpoint.cursor)
+            if checkpoint.cursor is None:
                 cursors = ()
             elif digest not in cursors:
-                cursors = (*cursors, digest)[-KNOWN_CURSORS:]
-            self._cursors[one.region] = cursors
-            text = place_of(one, cursors)
-            if text != self._known.get(one.region):
-                places[one.region] = text
-        for part in parts_of(claim.regions):
+                cursors = (*cursors, digest)[-KEPT_CURSORS:]
+            self._cursors[region] = cursors
+            text = place_of(checkpoint, cursors)
+            if text != self._texts.get(region):
+                places[region] = text
+        for part in _parts_of(claim.regions):
             those = {region: places[region] for region in part if region in places}
             claimed = self._state.keep_places(claim._replace(regions=part), self._name, those)
-            self._known.update(those)
+            self._texts.update(those)
             yield part, claimed
 
 
@@ -114,21 +276,22 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
     """Make the next page of each its first, in the round that is under way or in the next one. Raises QuotaError where
     a run covers one of them now."""
     claim = Claim(
-        name=claim_name(job),
+        name=_claim_name(job),
         owner=OWNER,
         run=f"reset {session.run}",
         machine=f"reset {session.run}",
         host=machine_name(),
-        regions=tuple(one.region for one in checkpoints),
+        regions=tuple(checkpoint.region for checkpoint in checkpoints),
         hold_ms=MINUTE_MS,
         lease_ms=MINUTE_MS,
     )
     state, shared = session.project(job.credential).state, SharedPlaces(session, job)
     afresh = [
-        one._replace(pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None) for one in checkpoints
+        checkpoint._replace(pending=True, cursor=None, pages=0, items=0, ranks=0, started_at_ms=None)
+        for checkpoint in checkpoints
     ]
     try:
-        parts = parts_of(claim.regions)
+        parts = _parts_of(claim.regions)
         answers = [state.claim(claim._replace(regions=part)) for part in parts]
         for holder in (holder for claimed in answers for holder in claimed.elsewhere.values()):
             raise quota.QuotaError(f"job {job.name!r} is running on {holder.host}; reset it when the run has ended")
@@ -138,12 +301,12 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         state.end_claim(claim._replace(regions=()), "done")
 
 
-def claim_name(job: JobSettings) -> str:
+def _claim_name(job: JobSettings) -> str:
     """Whatever claims under this name shares its regions."""
     return f"{job.fetch}|{job.name}"
 
 
-def parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> Iterator[tuple[str, ...]]:
+def _parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> Iterator[tuple[str, ...]]:
     """As many regions at a time as the ledger takes."""
     for start in range(0, len(regions), size):
         yield tuple(regions[start : start + size])

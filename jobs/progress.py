@@ -62,11 +62,11 @@ class _Lines(Watcher):
         self.left_units: int | None = None
         self._verbose = verbose
         self._clock = clock
-        self._said_s = clock()
+        self._last_line_s = clock()
 
     def say(self, line: str) -> None:
         """One line of its own."""
-        self._said_s = self._clock()
+        self._last_line_s = self._clock()
         say(line, err=True)
 
     def units(self) -> str:
@@ -85,12 +85,12 @@ class _Lines(Watcher):
             self.say(printable(decision.sentence()))
 
     def page(self, checkpoint: Checkpoint) -> None:
-        if self._clock() - self._said_s >= LINE_EVERY_S:
+        if self._clock() - self._last_line_s >= LINE_EVERY_S:
             pages, items = f"page {checkpoint.pages:,} of {self.pages:,}", many(checkpoint.items, "item")
             self.say(f"{named(self.job, checkpoint.region)}: {pages}, {items}; {self.units()}")
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        if self._clock() - self._said_s >= LINE_EVERY_S:
+        if self._clock() - self._last_line_s >= LINE_EVERY_S:
             self.say(_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
@@ -111,12 +111,12 @@ class _Live(_Lines):
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
-            TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
             console=new_console(stderr=True),
             transient=True,
         )
-        self._run = self._progress.add_task(job, total=None, said="")
-        self._here = self._progress.add_task("", total=None, said="", visible=False)
+        self._run = self._progress.add_task(job, total=None, text="")
+        self._here = self._progress.add_task("", total=None, text="", visible=False)
         self._region: str | None = None
 
     def __enter__(self) -> _Live:
@@ -131,7 +131,7 @@ class _Live(_Lines):
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
         super().began(checkpoints, pages)
-        self._progress.update(self._run, total=sum(max(0, pages - one.pages) for one in checkpoints))
+        self._progress.update(self._run, total=sum(max(0, pages - checkpoint.pages) for checkpoint in checkpoints))
 
     def decided(self, decision: Decision) -> None:
         super().decided(decision)
@@ -142,14 +142,14 @@ class _Live(_Lines):
             self._region = checkpoint.region
             self._progress.reset(self._here, total=self.pages, visible=True)
         description, items = checkpoint.region or "pages", many(checkpoint.items, "item")
-        said = f"{checkpoint.pages:,} of {many(self.pages, 'page')}, {items}"
-        self._progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", said=said)
+        text = f"{checkpoint.pages:,} of {many(self.pages, 'page')}, {items}"
+        self._progress.update(self._here, completed=checkpoint.pages, description=f"  {description}", text=text)
         self._progress.advance(self._run)
         self._show()
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        said = _retry_line(self.job, checkpoint, message, wait_s)
-        self._progress.update(self._here, visible=True, description="", said=said)
+        text = _retry_line(self.job, checkpoint, message, wait_s)
+        self._progress.update(self._here, visible=True, description="", text=text)
 
     def ended(self, outcome: RegionOfRun) -> None:
         super().ended(outcome)
@@ -164,7 +164,7 @@ class _Live(_Lines):
         left_s = task.time_remaining
         togo = f", {spell(max(1, round(left_s)) * 1_000)} to go" if left_s and task.completed else ""
         pages = f"{task.completed:,.0f} of {many(int(task.total or 0), 'page')}"
-        self._progress.update(self._run, said=f"{pages}, {self.units()}{togo}")
+        self._progress.update(self._run, text=f"{pages}, {self.units()}{togo}")
 
     def _task(self) -> Any:
         return next(task for task in self._progress.tasks if task.id == self._run)

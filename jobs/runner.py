@@ -2,7 +2,7 @@
 
 A *round* is one pass over every region of a job. A run that stops early leaves some regions pending, and the next run
 covers only those. When no region is pending, a run begins a new round. So runs that the budget cuts short add up to
-exactly one round: no page is fetched twice and no region is forgotten. See `quota.jobs.rotation` for the order of the
+exactly one round: no page is fetched twice and no region is forgotten. See `by_rotation` for the order of the
 regions and `Store.save_page` for what is stored with a page.
 
 How a step may end, and what follows:
@@ -37,12 +37,9 @@ import quota
 from quota import Decision, Session
 from quota.common.clock import host_clock
 from quota.common.log import line
-from quota.common.members import members
 from quota.common.redact import redact
-from quota.common.text import describe, nearest, show
-from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Interrupted
-from quota.jobs.failure import Failure
-from quota.jobs.hold import Hold
+from quota.common.text import describe, members, nearest, show
+from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted
 from quota.jobs.job import (
     Page,
     RegionOutcome,
@@ -55,7 +52,7 @@ from quota.jobs.job import (
     pages_of,
 )
 from quota.jobs.lock import lock_name, only_one, store_id_of
-from quota.jobs.places import check_cursor, work_of
+from quota.jobs.places import Hold, check_cursor, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.file import StoreError
@@ -93,7 +90,7 @@ def run_job(
     With `by_rotation` the number of `regions` counts, not their names: the run covers those whose turn it is in the
     job's round. A schedule that starts the regions one by one needs that. If the budget admits only a few ticks a day,
     those would otherwise be the same regions every day.
-    On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.hold`);
+    On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.places`);
     `here`: it takes over the others too. `tick` names the tick of a schedule, which is run once, and remembered for
     `tick_ms`. With its regions and its tick in hand the run asks for a `refusal`; if there is one, it ends with that.
     The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
@@ -154,8 +151,9 @@ def run_job(
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
     store_id = store_id_of(store, lock)
     gap_ms = store.start_run(job.name, work_of(session, job))
-    step_ms, machine = longest_step_ms(job), lock_name(lock)
-    return Hold(session, job, store_id, machine, gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
+    # Between two pages upstream is waited for, and nothing else.
+    step_ms = round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
+    return Hold(session, job, store_id, lock_name(lock), gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
 
 
 def _keep(store: Store, row: int, report: RunReport) -> None:
@@ -202,11 +200,6 @@ _TICK_IS = {
     "done": "a scheduler has run this tick already",
     "running": "another scheduler is running this tick",
 }
-
-
-def longest_step_ms(job: JobSettings) -> int:
-    """The longest time between two pages, where upstream is waited for and nothing else."""
-    return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
 
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
@@ -435,8 +428,9 @@ class _Run:
             self.store.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
-        for one in regions:
-            _debug("region_ended", run=run, job=job, **members(one, "region outcome pages items units"), why=one.error)
+        for region in regions:
+            ended = members(region, "region outcome pages items units")
+            _debug("region_ended", run=run, job=job, **ended, why=region.error)
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
@@ -502,8 +496,8 @@ def job_called(session: Session, name: str) -> JobSettings:
 def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
     unknown = [region for region in wanted if region not in job.regions]
     if unknown:
-        known = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
-        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {known}")
+        regions = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
+        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {regions}")
     if wanted:
         return tuple(region for region in job.regions if region in wanted)
     return job.regions or ("",)

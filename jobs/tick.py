@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from quota.cli.options import config_option, json_option, textfile_option
-from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
+from quota.cli.output import fail, log_to_stderr, print_json, say, unprinted
 from quota.common.text import printable
-from quota.errors import LedgerError, QuotaError
+from quota.errors import LedgerError, QuotaError, Refused
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import named, watching
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @click.command("run", short_help="Run one tick of JOB.")
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
-@click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
+@click.option(
+    "--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} when the budget stopped the run."
+)
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
 @click.option("--verbose", is_flag=True, help="Print each decision, too.")
@@ -88,7 +90,7 @@ def run(
             raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
         status = report.exit_status
         if fail_on_refusal and report.refused and not status:
-            status = REFUSED_STATUS
+            status = Refused.exit_status
         print_report(report, as_json, quiet)
         _ended(session, job, ping, status, report)
     return status
@@ -139,10 +141,10 @@ def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     for region in report.regions:
         if region.error is not None and region.error != report.why:
             fail(f"{named(report.job, region.region)}: {printable(region.error)}")
-    said = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
-    if said:
+    is_error = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
+    if is_error:
         fail(f"{report.job}: {printable(report.why)}")
-    if quiet and (report.outcome in ("done", "elsewhere", "overlap") or (said and not as_json)):
+    if quiet and (report.outcome in ("done", "elsewhere", "overlap") or (is_error and not as_json)):
         return
     sentence = printable(report.sentence(host_clock()))
     if as_json:

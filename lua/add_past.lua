@@ -10,7 +10,6 @@
 local past = KEYS[1]
 local state = past
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/ids.lua
 -- @include parts/log_lifetime.lua

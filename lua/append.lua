@@ -53,7 +53,6 @@ local MAX_UNSEEN, ANY = 500, 9007199254740992
 local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
 
 -- A part that few calls need stands where they do: to make its functions takes time.
--- @include parts/int.lua
 -- @include parts/clock.lua
 
 local clock_ms, ms = clock(args[8] + 0)

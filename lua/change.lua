@@ -19,7 +19,6 @@ local seq, marker, new_epoch, expected = args[2], args[3], args[4], tonumber(arg
 local FIRST = 6
 local FIRST_BECOMES = FIRST + 2 * expected
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/log_standing.lua
 -- @include parts/log_lifetime.lua

@@ -31,7 +31,6 @@ local caller_ms, epoch, key, units = tonumber(args[2]), args[3], args[4], tonumb
 local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES, MAX_UNITS = 10, 4, 20000, 1000000000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/log_lines.lua
 -- @include parts/log_standing.lua

@@ -15,7 +15,6 @@ local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local epoch, token, lease_ms, url = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local LEASE_MS = 2000 -- no fence ends later than this after now, unless its clock was wrong
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/log_fence.lua
 -- @include parts/log_standing.lua

@@ -17,13 +17,13 @@
 --         name            of the identity in the current window: any bytes, best 8
 --         previous_name   of the identity in the previous window
 --
--- Reply { outcome, now_ms, (remaining, reset_ms, retry_after_ms, known) for each limit }, all whole numbers
+-- Reply { outcome, now_ms, (remaining, reset_ms, retry_after_ms, met) for each limit }, all whole numbers
 --       outcome           1 admitted, 0 rejected, -1 = a window has ended meanwhile, and nothing was compared or counted:
 --                         call again with the windows of now_ms (the reply ends there)
 --       remaining         units that fit now
 --       reset_ms          until all of them fit again, if nothing else comes
 --       retry_after_ms    until this request fits, if nothing else comes; 0 where it fits
---       known             2 the current window had this identity already, 1 only the previous one, 0 neither
+--       met               2 the current window had this identity already, 1 only the previous one, 0 neither
 
 -- @include parts/clock.lua
 -- @include parts/inbound_limits.lua
@@ -44,7 +44,7 @@ for n = 1, #limits do
   local limit = limits[n]
   local current = redis.call('HGET', limit.current_key, limit.name)
   local previous = redis.call('HGET', limit.previous_key, limit.previous_name)
-  limit.known = current and 2 or previous and 1 or 0
+  limit.met = current and 2 or previous and 1 or 0
   limit.current, limit.previous = tonumber(current or 0), tonumber(previous or 0)
   limit.wait_ms = counter_wait_ms(limit)
   if limit.wait_ms > 0 then admitted = false end
@@ -57,7 +57,7 @@ if admitted or count_rejected then
     local units = math.min(cost, math.floor(MAX_SCALE / limit.window_ms) - limit.current)
     limit.current = limit.current + units
     redis.call('HINCRBY', limit.current_key, limit.name, units == cost and ARGV[2] or string.format('%.0f', units))
-    if limit.known < 2 then -- the hash may be new
+    if limit.met < 2 then -- the hash may be new
       redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
     end
     if not admitted then limit.wait_ms = counter_wait_ms(limit) end
@@ -72,6 +72,6 @@ for n = 1, #limits do
   reply[4 * n - 1] = math.max(limit.number - limit.current - weighted, 0)
   reply[4 * n] = windows > 0 and windows * limit.window_ms - limit.at_ms or 0
   reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.known
+  reply[4 * n + 2] = limit.met
 end
 return reply

@@ -31,7 +31,7 @@ for n = 1, #limits do
   local now = limit.at_ms * limit.number
   local current = redis.call('HGET', limit.current_key, limit.name)
   local previous = not current and redis.call('HGET', limit.previous_key, limit.previous_name)
-  limit.known = current and 2 or previous and 1 or 0
+  limit.met = current and 2 or previous and 1 or 0
   limit.most = now + limit.burst * limit.window_ms
   local free_at = current and unpack_state(current) or previous and unpack_state(previous) - limit.window_ms * limit.number or 0
   limit.free_at = math.max(now, math.min(free_at, limit.most))
@@ -45,7 +45,7 @@ if admitted or count_rejected then
     -- A rejected request takes what is left, and no more.
     limit.free_at = math.min(limit.free_at + cost * limit.window_ms, limit.most)
     redis.call('HSET', limit.current_key, limit.name, pack(limit.free_at))
-    if limit.known < 2 then -- the hash may be new
+    if limit.met < 2 then -- the hash may be new
       redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
     end
     if not admitted then limit.wait_ms = gcra_wait_ms(limit) end
@@ -58,6 +58,6 @@ for n = 1, #limits do
   reply[4 * n - 1] = math.floor((limit.most - limit.free_at) / limit.window_ms)
   reply[4 * n] = math.ceil((limit.free_at - limit.at_ms * limit.number) / limit.number)
   reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.known
+  reply[4 * n + 2] = limit.met
 end
 return reply

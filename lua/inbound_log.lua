@@ -77,7 +77,7 @@ for n = 1, #limits do
   local at_ms = limit.at_ms
   local new_ms, new_before, new_units = at(limit.current_key, -1)
   local old_ms, old_before, old_units = at(limit.previous_key, -1)
-  limit.known = new_ms and 2 or old_ms and 1 or 0
+  limit.met = new_ms and 2 or old_ms and 1 or 0
   limit.new_ms, limit.new_end = new_ms, 0
   if new_ms then
     limit.new_end = new_before + new_units
@@ -107,7 +107,7 @@ if admitted or count_rejected then
     -- The clock may have gone back: entries stay in order.
     local came_ms = limit.new_ms and math.max(limit.at_ms, limit.new_ms) or limit.at_ms
     redis.call('RPUSH', limit.current_key, struct.pack(ENTRY, came_ms, limit.new_end, cost))
-    if limit.known < 2 then
+    if limit.met < 2 then
       redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
     end
     limit.new_ms, limit.new_end, limit.current = came_ms, limit.new_end + cost, limit.current + cost
@@ -138,6 +138,6 @@ for n = 1, #limits do
   reply[4 * n - 1] = math.max(limit.number - limit.previous - limit.current, 0)
   reply[4 * n] = last_ms and last_ms - limit.at_ms or 0
   reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.known
+  reply[4 * n + 2] = limit.met
 end
 return reply

@@ -20,8 +20,8 @@ end
 local function hexadecimal(name)
   return (string.gsub(name, '.', function(byte) return string.format('%02x', string.byte(byte)) end))
 end
-local found = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', COUNT)
-local reply, words = { found[1] }, found[2]
+local page = redis.call('HSCAN', KEYS[1], cursor, 'COUNT', COUNT)
+local reply, words = { page[1] }, page[2]
 for n = 1, #words, 2 do
   reply[n + 1] = hexadecimal(words[n])
   reply[n + 2] = packed and (struct.unpack('>I' .. #words[n + 1], words[n + 1])) or tonumber(words[n + 1])

@@ -18,7 +18,6 @@ local call = redis.call
 local fence, tip, epoch, entries, corrections = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local trimmed, FIRST_VIEW = ARGV[7], 8
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/log_fence.lua
 -- @include parts/log_lifetime.lua

@@ -11,7 +11,6 @@
 local past, built = KEYS[1], KEYS[2]
 local state = past
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/ids.lua
 -- @include parts/log_lifetime.lua

@@ -13,7 +13,6 @@
 local log, state, corrected, past = unpack(KEYS)
 local before_ms, count = ARGV[2], math.min(tonumber(ARGV[3]), 250)
 
--- @include parts/int.lua
 -- @include parts/clock.lua
 -- @include parts/ids.lua
 -- @include parts/log_lines.lua

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quota.rules.entry import Entry
     from quota.session import Session
     from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should
-    from quota.terms.attribution import labels
+    from quota.terms.arguments import labels
     from quota.terms.costs import CostBook
     from quota.terms.limits import Limit
 else:
@@ -57,7 +57,7 @@ else:
         "Session": "quota.session",
         "When": "quota.decision",
         "instrument": "quota.auto",
-        "labels": "quota.terms.attribution",
+        "labels": "quota.terms.arguments",
         "open": "quota.session",
         "open_async": "quota.async_session",
         "uninstrument": "quota.auto",
@@ -69,8 +69,8 @@ else:
         from importlib import import_module
 
         module = import_module(_FROM.get(name, "quota.errors"))
-        globals()[name] = found = getattr(module, "open_session" if name == "open" else name)
-        return found
+        globals()[name] = value = getattr(module, "open_session" if name == "open" else name)
+        return value
 
     def __dir__():
         return __all__

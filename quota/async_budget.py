@@ -20,12 +20,12 @@ from quota.budget import Budget, Call, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.deciding.outlook import Outlook
-from quota.deciding.settlement import LetThrough, Settlement
+from quota.deciding.spend import ASYNC_KINDS, LetThrough, Settlement, spendable
 from quota.decision import Decision, LimitState
 from quota.errors import LedgerError, QuotaError, Refused, SessionClosedError, UsageError
 from quota.ledger.log import Log
 from quota.rules.entry import Entry
-from quota.terms.arguments import one, text, texts
+from quota.terms.arguments import instance, text, texts
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
 
@@ -56,8 +56,8 @@ class AsyncBudget(OfOneProcess):
     """
 
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:
-        self._budget = one(budget, Budget, "budget", "`AsyncSession.budget` makes an AsyncBudget")
-        self._awaiter = one(awaiter, Awaiter, "awaiter", "`AsyncSession.budget` makes an AsyncBudget")
+        self._budget = instance(budget, Budget, "budget", "`AsyncSession.budget` makes an AsyncBudget")
+        self._awaiter = instance(awaiter, Awaiter, "awaiter", "`AsyncSession.budget` makes an AsyncBudget")
 
     def __repr__(self) -> str:
         return repr(self._budget).replace("Budget", "AsyncBudget", 1)
@@ -180,8 +180,6 @@ class AsyncSpend:
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for anything except a coroutine or async generator
         function."""
-        from quota.deciding.spend import ASYNC_KINDS, spendable  # late: few processes spend
-
         kind, name = spendable(func)
         if kind not in ASYNC_KINDS:
             raise UsageError(

@@ -12,7 +12,7 @@ from quota.async_budget import AsyncBudget, Awaiter, running_loop
 from quota.common.fork import OfOneProcess
 from quota.session import Session, open_session
 from quota.settings.model import Settings
-from quota.terms.arguments import one
+from quota.terms.arguments import instance
 
 
 class AsyncSession(OfOneProcess):
@@ -23,7 +23,7 @@ class AsyncSession(OfOneProcess):
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = one(session, Session, "session", "open one with quota.open_async(path)")
+        self._session = instance(session, Session, "session", "open one with quota.open_async(path)")
         self._awaiter: Awaiter | None = None
         self._budgets: dict[str, AsyncBudget] = {}
 

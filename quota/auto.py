@@ -37,30 +37,16 @@ class _Instrumented:
     """This process, while it is instrumented."""
 
     def __init__(self, session: Session, payers: Payers) -> None:
-        from quota.clients.instrument import aiohttp, httplib2, httpx, requests, urllib3
+        from quota.clients.instrument.seams import seams_of
 
-        self._session = session
+        self.session = session
+        self.patches = Patches(seams_of(payers))
         self._payers = payers
-        self._patches = Patches(
-            [
-                *urllib3.seams(payers),
-                *requests.seams(),
-                *httpx.seams(payers),
-                *aiohttp.seams(payers),
-                *httplib2.seams(payers),
-            ]
-        )
-
-    def begin(self) -> None:
-        self._patches.put_on()
 
     def end(self) -> None:
-        self._patches.take_off()
+        self.patches.take_off()
         self._payers.close()
-        self.close()
-
-    def close(self) -> None:
-        self._session.close()
+        self.session.close()
 
 
 _lock = RLock()
@@ -85,7 +71,7 @@ def uninstrument() -> None:
     with _lock:
         ended, _now = _now, None
         if ended is not None:
-            from quota.terms.attribution import label_process
+            from quota.terms.arguments import label_process
 
             ended.end()
             label_process("")
@@ -94,13 +80,13 @@ def uninstrument() -> None:
 @cache
 def _close_at_exit() -> None:
     """Have it closed when the process ends, after whatever is registered from now on."""
-    atexit.register(lambda: None if _now is None else _now.close())
+    atexit.register(lambda: None if _now is None else _now.session.close())
 
 
 def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
     from quota.clients.instrument.tally import FileTally
     from quota.session import open_session
-    from quota.terms.attribution import label_process
+    from quota.terms.arguments import label_process
 
     global _now
     _close_at_exit()
@@ -111,7 +97,7 @@ def _instrument(config: str | Path | None, credential: str | None, job: str) -> 
             label_process(job)
             begun = _Instrumented(session, payers)
             try:
-                begun.begin()
+                begun.patches.put_on()
                 _now = begun
             except BaseException:  # interrupted: what is half patched would charge half
                 begun.end()
@@ -127,7 +113,7 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
     from quota.errors import ConfigError, UsageError
 
     credentials = session.settings.credentials
-    able = [one for one in credentials.values() if one.hosts and upstream_of(one.book).knows_methods]
+    able = [each for each in credentials.values() if each.hosts and upstream_of(each.book).knows_methods]
     if named is not None and session.credential(named) not in able:
         raise UsageError(
             f"the cost book of credential {named!r} names no hosts or no routes; see docs/own-cost-book.md"
@@ -139,18 +125,18 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
         )
 
     def payer(name: str) -> Payer:
-        one = credentials[name]
+        credential = credentials[name]
         return Payer(
             name,
-            one.project,
-            one.book,
-            one.hosts,
+            credential.project,
+            credential.book,
+            credential.hosts,
             lambda: session.budget(name),
-            answers_429=one.on_refusal == "429",
+            answers_429=credential.on_refusal == "429",
             tally=tally,
         )
 
-    return Payers([payer(one.name) for one in able], named)
+    return Payers([payer(credential.name) for credential in able], named)
 
 
 # -- a program that `quota exec --auto` starts -------------------------------------------------------------------------
@@ -175,18 +161,18 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
         call_before(LIBRARIES, begin)
     before = sys.excepthook
 
-    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if (status := _status_after(error)) is not None:
             raise SystemExit(status)
 
-    sys.excepthook = told
+    sys.excepthook = excepthook
 
 
 def give_up(error: Exception) -> None:
     """End a Python that cannot be instrumented."""
-    said = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
-    os.write(2, said.encode("utf-8", "replace"))
+    line = f"quota: {sys.executable} cannot be instrumented, so it does not run: {error}\n"
+    os.write(2, line.encode("utf-8", "replace"))
     os._exit(getattr(error, "exit_status", 78))
 
 
@@ -195,7 +181,7 @@ def _status_after(error: BaseException) -> int | None:
     from quota.errors import Refused, decision_status
 
     behind = _behind(error) if isinstance(error, Exception) else ()
-    return next((decision_status(one.decision) for one in behind if isinstance(one, Refused)), None)
+    return next((decision_status(cause.decision) for cause in behind if isinstance(cause, Refused)), None)
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
@@ -203,8 +189,8 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
     seen: dict[int, BaseException] = {}
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen[id(one)] = one
-            yield one
-            left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        cause = left.pop()
+        if cause is not None and id(cause) not in seen:
+            seen[id(cause)] = cause
+            yield cause
+            left += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]

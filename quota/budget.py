@@ -38,20 +38,10 @@ from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
-from quota.rules.calls import (
-    MAX_CHARGE_UNITS,
-    Checklist,
-    Checklists,
-    Parts,
-    charge_units,
-    charges_of,
-)
-from quota.rules.entry import START, Entry
+from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
+from quota.rules.entry import FURTHER, START, Entry
 from quota.rules.facts import Compared, Exhaustion, Grant
-from quota.rules.keys import FURTHER
-from quota.terms.arguments import one as instance
-from quota.terms.arguments import text, texts, whole
-from quota.terms.attribution import attribution, check_name
+from quota.terms.arguments import attribution, check_name, instance, text, texts
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, named_twice
 
@@ -85,13 +75,14 @@ class Budget(OfOneProcess):
         allowance: Allowance | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if not isinstance(leave, Mapping | None) or not all(isinstance(one, Mapping) for one in (leave or {}).values()):
+        leave = {} if leave is None else leave
+        if not isinstance(leave, Mapping) or not all(isinstance(units, Mapping) for units in leave.values()):
             raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")
         self._allowance, self._recorder = allowance, recorder
         self.credential = text(credential, "credential")
         self.book = instance(book, CostBook, "book", "quota.settings.books.load_book(name) reads one")
         self._project = project
-        self.checklists = Checklists(self.credential, book, _limits(limits), leave or {}, project.wall)
+        self.checklists = Checklists(self.credential, book, _limits(limits), leave, project.wall)
         self.limits = self.checklists.shown
         project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
         self.answers = Answers(self.credential, project, self.checklists)
@@ -154,8 +145,7 @@ class Budget(OfOneProcess):
         Of a call of several buckets it is the cost in the first one. Returns the charge with what it counted before.
         Raises UnknownCharge for an id that is unknown or has left the log.
         """
-        units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
-        return self._correct(charge_id, units, of_all=False)
+        return self._correct(charge_id, settled_units(units), of_all=False)
 
     def refund(self, charge_id: str) -> Entry:
         """Give back a charge whose request provably never left this machine: in all of its buckets."""
@@ -289,8 +279,14 @@ class Budget(OfOneProcess):
         *,
         commit: bool,
     ) -> list[Decision]:
-        """The decision about each of the calls. Who wants to know of it is told."""
-        decisions = _of_each(checklist, charges, decision, first_ms)
+        """The decision about each of the calls, whose charges were made at `first_ms` (None: they were not). Who wants
+        to know of it is told."""
+        decisions, at = [], 0
+        for call in checklist.calls:
+            charged = first_ms is not None and call.parts
+            name = charge_id(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
+            decisions.append(decision._replace(id=name, method=call.method, cost_units=call.units))
+            at += len(call.parts)
         if commit:
             self._note(checklist, charges[0], decision)
             if self.on_decision is not None:
@@ -381,19 +377,6 @@ class Budget(OfOneProcess):
         )
 
 
-def _of_each(
-    checklist: Checklist, charges: Sequence[Entry], decision: Decision, first_ms: int | None
-) -> list[Decision]:
-    """The decision about each of the calls, whose charges were made at `first_ms` (None: they were not)."""
-    decisions, at = [], 0
-    for call in checklist.calls:
-        charged = first_ms is not None and call.parts
-        name = charge_id(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
-        decisions.append(decision._replace(id=name, method=call.method, cost_units=call.units))
-        at += len(call.parts)
-    return decisions
-
-
 def charge_id(ms: int, key: str, further: int) -> str:
     """The id of a call's charge for people and programs: `MS-KEY`, with `+N` where it has N further charges."""
     return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
@@ -442,8 +425,8 @@ def calls_of(calls: Any) -> list[Call]:
     except TypeError:
         raise UsageError(f"calls {show(calls)}: give a list of methods, or of (method, units)") from None
     if not 1 <= len(several) <= MAX_CHARGES:
-        found = "none" if not several else f"more than {MAX_CHARGES}"
-        raise UsageError(f"1 to {MAX_CHARGES} calls are charged together, and here are {found}")
+        number = "none" if not several else f"more than {MAX_CHARGES}"
+        raise UsageError(f"1 to {MAX_CHARGES} calls are charged together, and here are {number}")
     checked: list[Call] = []
     for call in several:
         if isinstance(call, str):

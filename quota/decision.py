@@ -126,7 +126,7 @@ class Decision(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """The decision under the names that the command line prints."""
-        from quota.common.members import members
+        from quota.common.text import members
 
         asked = "admitted id source credential project method cost_units reason refused_by remaining_units"
         fields = "name cost_units used_units limit_units remaining_units"
@@ -134,7 +134,7 @@ class Decision(NamedTuple):
             **members(self, asked),
             "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
             "retry_after_ms": self.retry_after_ms,
-            "limits": [members(one, fields, if_any="would_refuse") for one in self.limits],
+            "limits": [members(state, fields, if_any="would_refuse") for state in self.limits],
         }
 
     def __str__(self) -> str:
@@ -150,9 +150,9 @@ class Decision(NamedTuple):
         if self.admitted and not self.cost_units:
             return f"admitted {self.method} on {self.credential}: it is free, and nothing is charged"
         if self.admitted:
-            said = "admitted" if self.source else "would admit"
+            answer = "admitted" if self.source else "would admit"
             shadows = f"; limit {listed(map(repr, self.would_refuse))} would refuse it" if self.would_refuse else ""
-            return f"{said} {what}; {self.left()} left{shadows}"
+            return f"{answer} {what}; {self.left()} left{shadows}"
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def left(self) -> str:

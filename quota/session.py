@@ -20,18 +20,17 @@ from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder, close_all
 from quota.errors import ConfigError, QuotaError, SessionClosedError, UsageError
-from quota.journal.journal import Journal
-from quota.ledger.identity import Identity
+from quota.journal.journal import Journal, left_behind
+from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
-from quota.rules.keys import Keys
+from quota.rules.entry import Keys
 from quota.settings.folders import make_state_folder, state_folder
-from quota.settings.keys import read_key
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings
+from quota.settings.references import read_key
 from quota.settings.tables import A_CREDENTIAL
 from quota.terms.api import KeyPlace
-from quota.terms.arguments import one, text
-from quota.terms.attribution import machine_name
+from quota.terms.arguments import instance, machine_name, text
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Session(OfOneProcess):
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
-        self.settings = one(settings, Settings, "settings", "open a session with quota.open(path)")
+        self.settings = instance(settings, Settings, "settings", "open a session with quota.open(path)")
         self._clock = clock
         self._closed = False
         self._closing = _Closing()
@@ -98,8 +97,6 @@ class Session(OfOneProcess):
         """The one ledger of this session, opened on first access."""
         self._check_open()
         if self._ledger is None:
-            from quota.ledger.factory import open_ledger
-
             settings = self.settings.ledger
             if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
                 make_state_folder()
@@ -123,8 +120,8 @@ class Session(OfOneProcess):
         with self._closing.lock:  # of threads that ask at once, one makes it
             self._check_open()
             chosen = self.credential(credential)
-            if (known := self._budgets.get(chosen.name)) is not None:
-                return known
+            if (budget := self._budgets.get(chosen.name)) is not None:
+                return budget
             allowed = self.settings.ledger.unavailable
             project = self._project(chosen)
             budget = Budget(
@@ -182,8 +179,8 @@ class Session(OfOneProcess):
         """A project begins on this machine: say so if it may be another name of one that was charged until now."""
         self._has_warned = True
         for name, until_ms in projects_left(self):
-            said = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
-            warn("project_left", f'{said}give it project = "{name}"', project=name, until=rfc3339(until_ms))
+            why = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
+            warn("project_left", f'{why}give it project = "{name}"', project=name, until=rfc3339(until_ms))
 
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
@@ -196,7 +193,7 @@ class Session(OfOneProcess):
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
-        from quota.common.log_filter import install
+        from quota.common.log_lines import install
         from quota.common.redact import register
 
         secret = read_key(chosen.key_ref)
@@ -253,10 +250,10 @@ class Session(OfOneProcess):
         from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
-        caller, hosts = self._caller(chosen)
+        caller = self._caller(chosen, chosen.hosts, chosen.book.key)
         adapter = requests_adapter(
             self.budget(chosen.name),
-            hosts=hosts,
+            hosts=chosen.hosts,
             max_units=max_units,
             timeout_s=timeout_s,
             max_body_mb=max_body_mb,
@@ -281,17 +278,13 @@ class Session(OfOneProcess):
             if name in options:
                 raise UsageError(f"q.httpx() makes its own transport, which charges; leave {name} out")
         chosen = self.credential(credential)
-        caller, hosts = self._caller(chosen)
-        transport = httpx_transport(self.budget(chosen.name), hosts=hosts, max_units=max_units, caller=caller)
+        caller = self._caller(chosen, chosen.hosts, chosen.book.key)
+        transport = httpx_transport(self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller)
         made = httpx.Client(transport=transport, **options)
         self._services.append(made)
         return made
 
-    def _caller(self, chosen: CredentialSettings) -> tuple[Caller, tuple[str, ...]]:
-        """Who calls for a credential, with its key or as whom `auth` names, and the hosts that are metered for it."""
-        return self._signing(chosen, chosen.hosts, chosen.book.key), chosen.hosts
-
-    def _signing(
+    def _caller(
         self, chosen: CredentialSettings, hosts: tuple[str, ...], place: KeyPlace, scopes: Sequence[str] = ()
     ) -> Caller:
         """Who calls these hosts for a credential, with its key there or as whom `auth` names, for these scopes."""
@@ -370,10 +363,10 @@ def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
 def projects_of(session: Session, credential: str | None = None) -> dict[str, CredentialSettings]:
     """The first credential of each project, in the configuration's order; with a name, that one's alone."""
     chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
-    found: dict[str, CredentialSettings] = {}
+    projects: dict[str, CredentialSettings] = {}
     for each in chosen:
-        found.setdefault(each.project, each)
-    return found
+        projects.setdefault(each.project, each)
+    return projects
 
 
 def projects_left(session: Session) -> list[tuple[str, int]]:
@@ -381,9 +374,7 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
     time in ms until which that counts. One of them may be another name of one that begins now."""
     if not session.settings.ledger.identity:  # without a file there is nothing to be renamed
         return []
-    from quota.journal.left_behind import left_behind
-
-    identities = [session._identity(one) for one in session.settings.credentials.values()]
+    identities = [session._identity(each) for each in session.settings.credentials.values()]
     windows = [
         x.view.window.longest_ms for credential in session.settings.credentials.values() for x in credential.limits
     ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import quota
 from quota import errors
-from quota.cli.commands import cli
+from quota.cli.program import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

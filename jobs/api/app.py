@@ -1,4 +1,8 @@
-"""The application: what is asked, the threads that read the store, and answers that others may keep."""
+"""The application: what is asked, the threads that read the store, and answers that others may keep.
+
+`openapi.json` beside this file is its OpenAPI 3.1 document, and tests hold every answer to it. The one page that lists
+it comes from here alone, without a script.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TypeVar
+from importlib.metadata import version as version_of
+from typing import Any, TypeVar
 
+from jinja2 import Environment, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,16 +24,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quota.common.clock import host_clock
+from quota.common.files import read_text
 from quota.common.log import line
 from quota.common.text import show
 from quota.errors import UsageError
-from quota.jobs.api import cursor, openapi, resources
+from quota.jobs.api import resources
 from quota.jobs.api.health import Health
-from quota.jobs.api.parameters import ParameterError, ProblemError, limit_of, read_parameters, required, words_of
+from quota.jobs.api.parameters import (
+    ForeignCursorError,
+    ParameterError,
+    ProblemError,
+    decode,
+    encode,
+    is_of,
+    limit_of,
+    read_parameters,
+    required,
+    words_of,
+)
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.session import Session
-from quota.web.problem import App, Problem
+from quota.web.documents import App, Problem
 
 T = TypeVar("T")
 
@@ -39,6 +57,9 @@ MAX_WAITING = 200
 
 MIN_FRESH_S, MAX_FRESH_S = 10, 300
 STATIC_FRESH_S = 3600
+
+PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+STYLE = read_text("quota.jobs.api", "style.css").encode()
 
 STORE_AWAY = Problem(503, "The store cannot be read at the moment.", retry_after_s=2)
 BUSY = Problem(503, "Too many requests are waiting.", retry_after_s=1)
@@ -87,7 +108,7 @@ class _Readers:
             raise ProblemError(BUSY)
         self._waiting += 1
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
         except StoreError as error:
             if not self._away:
                 logger.error("%s", line("store_away", error=error))
@@ -98,7 +119,7 @@ class _Readers:
         if self._away:
             logger.warning("%s", line("store_back"))
         self._away = False
-        return found
+        return answer
 
     def _ask(self, question: Callable[[Reader], T]) -> T:
         if not hasattr(self._own, "reader"):
@@ -115,9 +136,9 @@ class _Api:
                 self._jobs.setdefault(region, []).append(job.name)
         self._store = _Readers(settings.store.url)
         self._health = Health(session, self._store.read)
-        listed = openapi.document()
-        self._document = json.dumps(listed).encode()
-        self._page = openapi.page(listed)
+        openapi = document()
+        self._document = json.dumps(openapi).encode()
+        self._page = listing(openapi)
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor")
@@ -127,12 +148,12 @@ class _Api:
         jobs = self._jobs.get(region, [])
         chart = await self._store.read(lambda reader: reader.chart(region, jobs, after, limit))
         if chart is None:
-            known = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
-            if known:
+            is_ranked = bool(jobs) or await self._store.read(lambda reader: reader.ranks(region))
+            if is_ranked:
                 raise ProblemError(Problem(404, f"No ranking of {show(region)} is complete yet.", retry_after_s=60))
             raise ParameterError("region", f"region={show(region)}: no job fetches it")
         _check_version(version, chart.version)
-        token = cursor.encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
+        token = encode(question, chart.version, chart.rows[-1][0]) if chart.more else None
         return _json(request, resources.chart_response(chart, token), chart.completed_ms)
 
     async def search(self, request: Request) -> Response:
@@ -146,16 +167,16 @@ class _Api:
             raise ParameterError("q", str(error)) from None
         _check_version(version, hits.version)
         behind = skip + len(hits.rows)
-        token = cursor.encode(question, hits.version, behind) if behind < hits.total else None
+        token = encode(question, hits.version, behind) if behind < hits.total else None
         return _json(request, resources.search_response(hits, token), hits.changed_ms)
 
     async def video(self, request: Request) -> Response:
         _parameters(request)
         video_id = _path_parameter(request, "video_id")
-        found = await self._store.read(lambda reader: reader.video(video_id))
-        if found is None:
+        stored = await self._store.read(lambda reader: reader.video(video_id))
+        if stored is None:
             raise ProblemError(Problem(404, f"The store has no video {show(video_id)}."))
-        row, refreshed_ms = found
+        row, refreshed_ms = stored
         return _json(request, resources.video(row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
     async def channel(self, request: Request) -> Response:
@@ -168,8 +189,8 @@ class _Api:
 
     async def healthz(self, request: Request) -> Response:
         _parameters(request)
-        status, found = await self._health.examine()
-        return Response(json.dumps(found), status, {"cache-control": "no-store"}, "application/json")
+        status, document = await self._health.examine()
+        return Response(json.dumps(document), status, {"cache-control": "no-store"}, "application/json")
 
     async def openapi(self, request: Request) -> Response:
         _parameters(request)
@@ -178,19 +199,44 @@ class _Api:
     async def page(self, request: Request) -> Response:
         _parameters(request)
         answer = _kept(request, self._page, "text/html; charset=utf-8")
-        answer.headers["content-security-policy"] = openapi.POLICY
+        answer.headers["content-security-policy"] = PAGE_POLICY
         return answer
 
     async def style(self, request: Request) -> Response:
         _parameters(request)
-        return _kept(request, openapi.STYLE, "text/css; charset=utf-8")
+        return _kept(request, STYLE, "text/css; charset=utf-8")
+
+
+# -- what can be asked -------------------------------------------------------------------------------------------------
+
+
+def document() -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(read_text("quota.jobs.api", "openapi.json"))
+    written["info"]["version"] = version_of("quota-ledger")
+    return written
+
+
+def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """A part of the document; where it refers to another one, that one."""
+    if "$ref" not in part:
+        return part
+    _, _, kind, name = part["$ref"].split("/")
+    component: dict[str, Any] = document["components"][kind][name]
+    return component
+
+
+def listing(document: dict[str, Any]) -> bytes:
+    """The page that lists an OpenAPI document."""
+    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = jinja.from_string(read_text("quota.jobs.api", "page.html"))
+    return template.render(document=document, resolved=resolved).encode()
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-def _parameters(request: Request, *known: str) -> Mapping[str, str]:
-    return read_parameters(request.scope["query_string"], known)
+def _parameters(request: Request, *names: str) -> Mapping[str, str]:
+    return read_parameters(request.scope["query_string"], names)
 
 
 def _path_parameter(request: Request, name: str) -> str:
@@ -206,13 +252,13 @@ def _begin(question: str, parameters: Mapping[str, str]) -> tuple[bytes | None, 
     if "cursor" not in parameters:
         return None, 0
     try:
-        return cursor.decode(question, parameters["cursor"])
-    except cursor.ForeignCursorError:
+        return decode(question, parameters["cursor"])
+    except ForeignCursorError:
         raise ParameterError("cursor", "this is no nextPageToken of this query; ask without a cursor") from None
 
 
 def _check_version(asked: bytes | None, version: str) -> None:
-    if asked is not None and not cursor.is_of(asked, version):
+    if asked is not None and not is_of(asked, version):
         raise ParameterError("cursor", "the list has changed since this nextPageToken; begin again without a cursor")
 
 
@@ -238,7 +284,7 @@ def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_
 
 def _matches(conditions: list[str], tag: str) -> bool:
     """Whether the client has this body. A proxy that compressed it made its tag weak; the body is still the same."""
-    listed = [one.strip().removeprefix("W/") for one in ",".join(conditions).split(",")]
+    listed = [condition.strip().removeprefix("W/") for condition in ",".join(conditions).split(",")]
     return "*" in listed or tag in listed
 
 

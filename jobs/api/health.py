@@ -11,7 +11,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.jobs.store.checkpoints import is_stale
 from quota.jobs.store.reader import Pass, Reader
 from quota.session import Session, ledger_answers
-from quota.web.health import Check, health
+from quota.web.documents import Check, health
 
 
 class Read(Protocol):
@@ -23,21 +23,21 @@ KEPT_S = 2.0
 
 
 class Health:
-    """What is known of the store and the ledger, at most KEPT_S old."""
+    """How the store and the ledger are, at most KEPT_S old."""
 
     def __init__(self, session: Session, read: Read) -> None:
         self._session = session
         self._read = read
         self._lock = asyncio.Lock()
-        self._found: tuple[int, dict[str, object]] = (503, {})
+        self._answer: tuple[int, dict[str, object]] = (503, {})
         self._examined_s = -KEPT_S
 
     async def examine(self) -> tuple[int, dict[str, object]]:
         async with self._lock:
             if time.monotonic() - self._examined_s >= KEPT_S:
-                self._found = health([*await self._store(), await asyncio.to_thread(self._ledger)])
+                self._answer = health([*await self._store(), await asyncio.to_thread(self._ledger)])
                 self._examined_s = time.monotonic()
-        return self._found
+        return self._answer
 
     async def _store(self) -> list[Check]:
         try:
@@ -51,9 +51,11 @@ class Health:
         now_ms = host_clock()
         jobs = self._session.settings.jobs
         completed = [
-            one.completed_ms
-            for one in passes
-            if one.completed_ms is not None and one.job in jobs and one.region in (jobs[one.job].regions or ("",))
+            of_region.completed_ms
+            for of_region in passes
+            if of_region.completed_ms is not None
+            and of_region.job in jobs
+            and of_region.region in (jobs[of_region.job].regions or ("",))
         ]
         if not completed:
             return Check("freshness", "warn", "no pass of a region is complete yet")
@@ -66,7 +68,7 @@ class Health:
             "age_s": max(0, now_ms - newest_ms) // 1_000,
             "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
         }
-        if stale_ms is not None and any(is_stale(one_ms, now_ms, stale_ms) for one_ms in completed):
+        if stale_ms is not None and any(is_stale(completed_ms, now_ms, stale_ms) for completed_ms in completed):
             return Check("freshness", "warn", "a region is stale", members)
         return Check("freshness", members=members)
 

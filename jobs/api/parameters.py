@@ -1,13 +1,23 @@
-"""The parameters of a request, read strictly: one that is misspelt would be ignored otherwise."""
+"""What a request asks for: its parameters, read strictly, because one that is misspelt would be ignored otherwise; and
+where a list goes on.
+
+    read_parameters    the parameters of a query string; `limit_of` and `words_of` are two of them
+    encode, decode     a cursor: opaque text that only the same question accepts, and only while its answer is the same
+    ProblemError       ends a request, `ParameterError` because of a parameter
+"""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Collection, Mapping
+from hashlib import blake2b
+from struct import pack, unpack
 from urllib.parse import unquote_to_bytes
 
 from quota.common.text import nearest, shorten, show
 from quota.jobs.store.fulltext import length_of_last
-from quota.web.problem import Problem
+from quota.web.documents import Problem
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 100
@@ -34,9 +44,9 @@ class ParameterError(ProblemError):
         super().__init__(Problem(400, detail, members={"parameter": name} if name else {}))
 
 
-def read_parameters(query: bytes, known: Collection[str]) -> dict[str, str]:
-    """The parameters of a query string. Raises ParameterError."""
-    found: dict[str, str] = {}
+def read_parameters(query: bytes, names: Collection[str]) -> dict[str, str]:
+    """The parameters of a query string, of which there are `names`. Raises ParameterError."""
+    parameters: dict[str, str] = {}
     for pair in query.split(b"&") if query else []:
         try:
             name, value = (unquote_to_bytes(part.replace(b"+", b" ")).decode() for part in pair.partition(b"=")[::2])
@@ -44,12 +54,12 @@ def read_parameters(query: bytes, known: Collection[str]) -> dict[str, str]:
             raise ParameterError(
                 "", f"the query string is not UTF-8: {show(pair.decode('ascii', 'backslashreplace'))}"
             ) from None
-        if name not in known:
-            raise ParameterError(shorten(name, 100), f"there is no parameter {show(name)}; {nearest(name, known)}")
-        if name in found:
+        if name not in names:
+            raise ParameterError(shorten(name, 100), f"there is no parameter {show(name)}; {nearest(name, names)}")
+        if name in parameters:
             raise ParameterError(name, f"{name} is given twice")
-        found[name] = value
-    return found
+        parameters[name] = value
+    return parameters
 
 
 def required(parameters: Mapping[str, str], name: str) -> str:
@@ -77,3 +87,40 @@ def words_of(parameters: Mapping[str, str]) -> str:
     if short := [beginning for beginning in beginnings if length_of_last(beginning) < MIN_BEGINNING]:
         raise ParameterError("q", f"write at least {MIN_BEGINNING} letters or digits before *, not {show(short[0])}")
     return words
+
+
+# -- cursors -----------------------------------------------------------------------------------------------------------
+
+_WRITTEN = re.compile(r"[A-Za-z0-9_-]{24}")
+MAX_POSITION = 2**32 - 1
+
+
+class ForeignCursorError(ValueError):
+    """This cursor does not belong to the question."""
+
+
+def encode(question: str, version: str, position: int) -> str:
+    """18 bytes as 24 characters: 6 of the question's digest, 8 of the version's, 4 of the position."""
+    return base64.urlsafe_b64encode(
+        _digest(question, 6) + _digest(version, 8) + pack(">I", min(position, MAX_POSITION))
+    ).decode()
+
+
+def decode(question: str, written: str) -> tuple[bytes, int]:
+    """The digest of the version, for `is_of`, and the position. Raises ForeignCursorError."""
+    if not _WRITTEN.fullmatch(written):
+        raise ForeignCursorError
+    data = base64.urlsafe_b64decode(written)
+    if data[:6] != _digest(question, 6):
+        raise ForeignCursorError
+    (position,) = unpack(">I", data[14:])
+    return data[6:14], position
+
+
+def is_of(version_digest: bytes, version: str) -> bool:
+    """Whether a cursor with this digest is one of this version."""
+    return version_digest == _digest(version, 8)
+
+
+def _digest(text: str, size: int) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()

@@ -63,7 +63,7 @@ def video(row: VideoRow) -> Json:
         "defaultLanguage": _text(row.default_language),
         "defaultAudioLanguage": _text(row.audio_language),
     }
-    parts = {"snippet": _known(snippet), "contentDetails": _known(details), "statistics": _counts(counts)}
+    parts = {"snippet": _without_null(snippet), "contentDetails": _without_null(details), "statistics": _counts(counts)}
     return {"kind": "youtube#video", "id": _text(row.video_id) or "", **_not_empty(parts)}
 
 
@@ -78,12 +78,12 @@ def channel(row: ChannelRow) -> Json:
         "thumbnails": _thumbnails(row.thumbnail_url),
         "country": _text(row.country),
     }
-    parts = {"snippet": _known(snippet), "statistics": _counts(counts)}
+    parts = {"snippet": _without_null(snippet), "statistics": _counts(counts)}
     return {"kind": "youtube#channel", "id": _text(row.channel_id) or "", **_not_empty(parts)}
 
 
 def _search_snippet(row: VideoRow) -> Json:
-    return _known(
+    return _without_null(
         {
             "publishedAt": _text(row.published_at),
             "channelId": _text(row.channel_id),
@@ -119,11 +119,11 @@ def _text(value: object) -> str | None:
 
 def _counts(counts: Json) -> Json:
     """Upstream writes counts as text."""
-    known = {name: count_or_none(value) for name, value in counts.items()}
-    return {name: str(value) for name, value in known.items() if value is not None}
+    numbers = {name: count_or_none(value) for name, value in counts.items()}
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
-def _known(members: Json) -> Json:
+def _without_null(members: Json) -> Json:
     return {name: value for name, value in members.items() if value is not None}
 
 

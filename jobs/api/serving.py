@@ -11,12 +11,12 @@ from quota.common.hosts import is_loopback
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.inbound.configured import rules_of
-from quota.inbound.on_asgi import asgi
+from quota.inbound.middleware import asgi
 from quota.inbound.rules import Rules
 from quota.jobs.api.app import make_app
 from quota.settings.model import Settings
+from quota.web.documents import App
 from quota.web.lifecycle import address_of, listen, serve
-from quota.web.problem import App
 from quota.web.protection import names_of, protected
 
 ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api/v1/channels/ID")
@@ -76,8 +76,7 @@ def _host_name(text: str) -> str:
 def _not_limited(rules: Rules | None) -> str | None:
     """The first path that no rule limits; None if each has one. A rule that is only tried refuses nobody."""
     for path in ASKED:
-        found = () if rules is None else rules.find("GET", path)
-        if all(rule.shadow for rule in found):
+        if all(rule.shadow for rule in (() if rules is None else rules.find("GET", path))):
             return path
     return None
 

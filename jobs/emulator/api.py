@@ -1,4 +1,4 @@
-"""The answers of the emulated API's methods. HTTP, quota and faults are handled elsewhere.
+"""The answers of the emulated API's methods. HTTP and quota are handled elsewhere.
 
 A catalogue answers videos, search, channels, playlistItems, commentThreads, comments, videoCategories
 and i18nRegions. The other methods exist so that their calls can be priced: their lists are empty, their inserts and
@@ -13,11 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.data import INLINE_REPLIES, Catalogue, etag, replies_to, resource, threads, uploads_playlist
+from quota.jobs.emulator.catalogue import (
+    CATEGORIES,
+    INLINE_REPLIES,
+    REGIONS,
+    Catalogue,
+    etag,
+    replies_to,
+    resource,
+    threads,
+    uploads_playlist,
+)
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.jobs.emulator.words import CATEGORIES, REGIONS
 
 MAX_IDS = 50
 MAX_PAGE = 50
@@ -103,12 +112,13 @@ class Call:
             raise Rejected(replies.error("filter_invalid", parameter="id"))
         return ids
 
-    def parts(self, known: str) -> set[str]:
+    def parts(self, allowed: str) -> set[str]:
+        """The parts asked for, each one of the words in `allowed`."""
         parts = [part.strip() for part in self.params.get("part", "").split(",") if part.strip()]
         if not parts:
             raise Rejected(replies.error("part_missing"))
         for part in parts:
-            if part not in known.split():
+            if part not in allowed.split():
                 raise Rejected(replies.error("part_unknown", part=part))
         return set(parts)
 
@@ -185,8 +195,7 @@ class Api:
     def _videos(self, call: Call) -> Reply:
         parts = call.parts(_VIDEO_PARTS)
         if "id" in call.params:
-            found = self._videos_by_id(call)
-            return _listing("videos", _with_parts(found, parts))
+            return _listing("videos", _with_parts(self._videos_by_id(call), parts))
         chart = call.params.get("chart")
         if chart is None:
             raise Rejected(replies.error("filter_missing", expected="myRating, chart, id"))
@@ -204,8 +213,8 @@ class Api:
         return _page("videos", videos, size, call, parts)
 
     def _videos_by_id(self, call: Call) -> list[Json]:
-        found = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
-        return [video for video in found if video is not None]
+        videos = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
+        return [video for video in videos if video is not None]
 
     def _video_stats(self, call: Call) -> Reply:
         parts = call.parts("contentDetails id snippet statistics")
@@ -237,8 +246,8 @@ class Api:
         else:
             expected = "id, forHandle, forUsername, mine, managedByMe"
             raise Rejected(replies.error("filter_missing", expected=expected))
-        found = [channel for name in ids if (channel := self._catalogue.channel(name))]
-        return _listing("channels", _with_parts(found, parts))
+        channels = [channel for name in ids if (channel := self._catalogue.channel(name))]
+        return _listing("channels", _with_parts(channels, parts))
 
     def _playlist_items(self, call: Call) -> Reply:
         """The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id."""
@@ -266,10 +275,10 @@ class Api:
         video = self._catalogue.video(video_id)
         if video is None:
             raise Rejected(replies.error("video_not_found"))
-        found = threads(video)
-        if found is None:
+        comments = threads(video)
+        if comments is None:
             raise Rejected(replies.error("comments_disabled"))
-        return _page("commentThreads", found, size, call, parts, _thread)
+        return _page("commentThreads", comments, size, call, parts, _thread)
 
     def _comments(self, call: Call) -> Reply:
         parts = call.parts("id snippet")
@@ -277,10 +286,10 @@ class Api:
         parent = call.params.get("parentId")
         if parent is None:
             raise Rejected(replies.error("filter_missing", expected="id, parentId"))
-        found = replies_to(parent)
-        if found is None or self._catalogue.video(parent.partition(".")[0]) is None:
+        answers = replies_to(parent)
+        if answers is None or self._catalogue.video(parent.partition(".")[0]) is None:
             raise Rejected(replies.error("comment_not_found"))
-        return _page("comments", found, size, call, parts)
+        return _page("comments", answers, size, call, parts)
 
     def _categories(self, call: Call) -> Reply:
         parts = call.parts("id snippet")

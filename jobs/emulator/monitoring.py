@@ -48,11 +48,11 @@ Series = dict[Labels, list[_Point]]
 
 def project_of(request: Request) -> str | None:
     """The project whose time series a request asks for; None for any other request."""
-    found = _PATH.fullmatch(request.path)
-    return None if found is None else found[1]
+    match = _PATH.fullmatch(request.path)
+    return None if match is None else match[1]
 
 
-def time_series(request: Request, asked: str, meter: Meter, lag_ms: int) -> Reply:
+def time_series(request: Request, project: str, meter: Meter, lag_ms: int) -> Reply:
     """The answer to `timeSeries.list`. Raises Rejected, as upstream does, for a request that it would not accept."""
     terms = _terms(request.params.get("filter", ""))
     since_ms = _time(request.params.get("interval.startTime"), "interval.startTime")
@@ -65,7 +65,7 @@ def time_series(request: Request, asked: str, meter: Meter, lag_ms: int) -> Repl
     wanted = terms.pop("resource.type", "consumer_quota") == "consumer_quota"
     wanted = wanted and terms.pop("resource.labels.service", _SERVICE) == _SERVICE
     if metric == "rate/net_usage":
-        series, kind = _usage(asked, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
+        series, kind = _usage(project, meter, lag_ms, min(until_ms, meter.now_ms())), "DELTA"
     elif metric == "limit":
         series, kind = _limits(meter), "GAUGE"
     else:
@@ -77,17 +77,17 @@ def time_series(request: Request, asked: str, meter: Meter, lag_ms: int) -> Repl
         for point in points
         if wanted and labels.items() <= dict(key).items() and since_ms < point.end_ms <= until_ms
     ]
-    return _page(request, rows, kind, f"{_PREFIX}{metric}", asked)
+    return _page(request, rows, kind, f"{_PREFIX}{metric}", project)
 
 
 def _terms(text: str) -> dict[str, str]:
     """`NAME = "VALUE" AND ...` as a dict."""
     terms = {}
     for part in re.split(r"\bAND\b", text):
-        found = _TERM.fullmatch(part)
-        if found is None:
+        term = _TERM.fullmatch(part)
+        if term is None:
             raise Rejected(replies.bad_request("The supplied filter does not have any valid operands."))
-        terms[found[1].replace(".label.", ".labels.")] = found[2]
+        terms[term[1].replace(".label.", ".labels.")] = term[2]
     return terms
 
 
@@ -101,17 +101,17 @@ def _time(text: str | None, name: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _usage(asked: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
+def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
     """The minutes of a project, or of all of them, that are old enough to be known. The running one ends at
     `until_ms`."""
     minutes = meter.minutes()
-    known = {minute.project for minute, _ in minutes}
-    theirs = {name for name in known if asked in (name, str(replies.project_number(name)))} or known
+    projects = {minute.project for minute, _ in minutes}
+    wanted = {name for name in projects if project in (name, str(replies.project_number(name)))} or projects
     now_ms = meter.now_ms()
     sums: dict[tuple[Labels, int], int] = {}
     for minute, units in minutes:
         end_ms = minute.start_ms + MINUTE_MS
-        if minute.project in theirs and (end_ms + lag_ms <= now_ms or not lag_ms):
+        if minute.project in wanted and (end_ms + lag_ms <= now_ms or not lag_ms):
             key: Labels = (
                 ("method", _long_name(minute.method)),
                 ("quota_metric", replies.quota_names(minute.bucket)[0]),
@@ -141,8 +141,8 @@ def _long_name(method: str) -> str:
     resource, _, verb = method.rpartition(".")
     if not resource:
         return method
-    one = _SINGULAR.get(resource, resource if resource == "search" else resource.removesuffix("s"))
-    return f"youtube.api.v3.V3Data{one[:1].upper()}{one[1:]}Service.{verb[:1].upper()}{verb[1:]}"
+    singular = _SINGULAR.get(resource, resource if resource == "search" else resource.removesuffix("s"))
+    return f"youtube.api.v3.V3Data{singular[:1].upper()}{singular[1:]}Service.{verb[:1].upper()}{verb[1:]}"
 
 
 def _page(request: Request, rows: list[tuple[_Point, Labels]], kind: str, metric: str, project: str) -> Reply:

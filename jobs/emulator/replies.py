@@ -2,17 +2,19 @@
 
 import hashlib
 import tomllib
+from dataclasses import dataclass
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
-from quota.common.resources import read_text
+from quota.common.files import read_text
 
 Json = dict[str, Any]
 
-_ERRORS = tomllib.loads(read_text("quota.jobs.emulator", "errors.toml"))
+ERRORS = tomllib.loads(read_text("quota.jobs.emulator", "errors.toml"))
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True)
+class Reply:
     """One HTTP reply before it is written. With `body` None it has no content."""
 
     status: int
@@ -31,7 +33,7 @@ class Rejected(Exception):  # noqa: N818 - it names an event, not a fault of the
 
 def error(name: str, **values: object) -> Reply:
     """The error of this name in `errors.toml`, with these values in its texts. A `code` takes the place of its own."""
-    body: Json = _filled(_ERRORS[name], values)
+    body: Json = _filled(ERRORS[name], values)
     body["code"] = values.get("code", body["code"])
     body["errors"] = [{"message": body["message"], "domain": "global", **entry} for entry in body["errors"]]
     return Reply(body["code"], {"error": body})
@@ -76,14 +78,3 @@ def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:
     metric, limit = quota_names(bucket)
     names = {"shown": _DAILY_LIMITS[bucket][0], "limit": limit, "metric": metric}
     return error("daily_limit", **names, number=project_number(project), limit_units=limit_units)
-
-
-def faulted(status: int, reason: str | None) -> Reply:
-    """The reply for a status that a fault chose. Where a status has several bodies, `reason` picks one."""
-    usual = {401: "authError", 403: "rateLimitExceeded", 429: "rateLimitExceeded"}
-    name = f"{status} {reason or usual.get(status)}"
-    if name in _ERRORS:
-        return error(name, number=project_number(""))
-    if status >= 500:
-        return bad_request("Backend Error", status, reason or "backendError")
-    return bad_request("Bad Request", status, reason or "badRequest")

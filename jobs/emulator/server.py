@@ -2,24 +2,20 @@
 
     with Emulator(allocation="pool", quota=10_000) as upstream:
         ...                                   # point a client at upstream.address
-        upstream.fault("status", status=503, method="videos.list", after=2)
         upstream.usage()                      # {"requests": 3, "by_method": {...}, "units": {...}}
 
 The emulator counts every request that it has read to its end. It counts and charges the request
-before it acts on it, because upstream charges invalid and failed requests too. A fault, or a refusal
-for lack of quota, therefore does not make a request free. The emulator does not count a request that
-a client wrote to a connection that had already closed, because nobody read it. A client that charges
-each attempt may therefore book more than the emulator counts, but never less.
+before it acts on it, because upstream charges invalid and failed requests too. A refusal for lack of
+quota therefore does not make a request free. The emulator does not count a request that a client wrote
+to a connection that had already closed, because nobody read it. A client that charges each attempt may
+therefore book more than the emulator counts, but never less.
 
-The emulator counts some requests separately, as "free", because they carry calls but are not calls:
-the envelope of a batch, whose calls count one by one, and the chunks of an upload, whose opening
-call counts.
-
-Cloud Monitoring's calls are served and counted separately too, as "monitoring". They spend no units.
+Cloud Monitoring's calls are served too, and counted separately, as "free". They spend no units.
 
 A request without a usable key counts as a request, but no project is charged for it. The emulator
 accepts bearer tokens, and any key that does not start with "invalid" or "disabled". It also accepts
-writes that carry only a key; upstream requires a token for them.
+writes that carry only a key; upstream requires a token for them. Of an upload it takes the first request
+for all of it, and ignores its content.
 """
 
 import hashlib
@@ -27,37 +23,21 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from email.message import Message
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-from urllib.parse import urlencode
+from typing import Any, ClassVar, Self
 
 from quota.common.clock import host_clock
 from quota.common.text import many
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
-from quota.jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
-from quota.jobs.emulator.data import GeneratedCatalogue, RecordedCatalogue
-from quota.jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, MONITORING, REPLY_KINDS, Fault, FaultQueue
+from quota.jobs.emulator.catalogue import GeneratedCatalogue, RecordedCatalogue
 from quota.jobs.emulator.monitoring import project_of, time_series
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.jobs.emulator.uploads import Uploads
 from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
-from quota.jobs.emulator.wire import Handled, Request, Server, encode_body, make_request
-
-__all__ = ["Allocation", "Emulator", "Fault"]
+from quota.jobs.emulator.wire import Request, Server
 
 _CONTROL = "/emulator/"
-_BATCH_PATHS = ("/batch", "/batch/youtube/v3")
 _POLL_SECONDS = 0.02
-
-
-class _Arrival(NamedTuple):
-    """One API call as it was booked. Where nobody could be charged, it has upstream's answer in place of a `charge`."""
-
-    method: str
-    charge: Charge | Reply
-    fault: Fault | None
 
 
 class Emulator:
@@ -69,6 +49,8 @@ class Emulator:
     own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. Cloud
     Monitoring, which it serves too (see `quota.jobs.emulator.monitoring`), knows of a call after `lag_ms`.
     """
+
+    _server_class: ClassVar[type[Server]] = Server
 
     def __init__(
         self,
@@ -89,14 +71,12 @@ class Emulator:
             raise ValueError(f"lag_ms must be 0 or more, not {lag_ms}")
         self._projects = dict(projects or {})
         self._api = Api(RecordedCatalogue(recorded) if recorded else GeneratedCatalogue())
-        self._uploads = Uploads(self._api.stored)
-        self._lock = threading.Lock()  # guards the meter and the faults, together
+        self._lock = threading.RLock()  # of the meter
         self._meter = Meter(allocation, quota, clock)
-        self._faults = FaultQueue()
         self._lag_ms = lag_ms
         self._thread: threading.Thread | None = None
         self._serving = False
-        self._server = Server(port, self._serve)
+        self._server = self._server_class(port, self._serve)
 
     # --- start and stop ------------------------------------------------------------------------------
 
@@ -138,7 +118,7 @@ class Emulator:
             self._thread.join()
         self._server.close()
 
-    # --- for tests -----------------------------------------------------------------------------------
+    # --- what reached it -----------------------------------------------------------------------------
 
     def usage(self) -> Json:
         """The requests counted since the start or the last reset, as GET /emulator/usage returns them.
@@ -149,98 +129,45 @@ class Emulator:
         with self._lock:
             return self._meter.usage()
 
-    def fault(self, kind: str, **fields: Any) -> None:
-        """Queue a fault, with the fields of Fault, like POST /emulator/faults. Raises ValueError for what makes no
-        sense."""
-        self._queue(Fault.from_json({"kind": kind, **fields}))
-
     def reset(self) -> None:
-        """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
+        """Start a fresh day: nothing counted."""
         with self._lock:
             self._meter.reset()
-            self._faults.clear()
-
-    def _queue(self, *faults: Fault) -> int:
-        with self._lock:
-            for fault in faults:
-                self._faults.add(fault)
-            return len(self._faults)
 
     # --- one request ---------------------------------------------------------------------------------
 
-    def _serve(self, request: Request) -> Handled:
+    def _serve(self, request: Request) -> Reply:
         if request.path.startswith(_CONTROL):
-            return Handled(self._control(request))
-        asked = project_of(request) if request.verb == "GET" else None
-        if asked is not None:
-            return self._serve_monitoring(request, asked)
-        if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
-            return self._serve_batch(request)
-        if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
-            return self._serve_chunk(request)
-        arrival = self._arrive(request, request.headers, KINDS)
-        if arrival.fault is not None and arrival.fault.kind == "close-before":
-            return Handled(None, arrival.fault)
-        return Handled(self._answer(request, arrival), arrival.fault)
+            return self._control(request)
+        project = project_of(request) if request.verb == "GET" else None
+        if project is None:
+            return self._serve_call(request)
+        with self._lock:
+            self._meter.count_free("monitoring")
+        return self._serve_monitoring(request, project)
 
-    def _serve_batch(self, request: Request) -> Handled:
-        """Count and answer the calls of a batch one by one. Connection faults do not apply to them."""
-        fault = self._arrive_free("batches", ENVELOPE)
-        answers = []
-        for call in parse_batch(request.headers.get("Content-Type", ""), request.body):
-            inner = make_request(call.verb, call.target, call.headers, call.body)
-            arrival = self._arrive(inner, _batch_headers(request, call), REPLY_KINDS)
-            reply = self._answer(inner, arrival)
-            body = b"" if reply.body is None else encode_body(reply.body)
-            answers.append((call.content_id, reply.status, body))
-        return Handled(_fault_reply(fault, request) or compose_batch(answers), fault)
+    def _serve_call(self, request: Request) -> Reply:
+        method, charge = self._arrive(request)
+        return self._answer(request, method, charge)
 
-    def _serve_monitoring(self, request: Request, asked: str) -> Handled:
+    def _serve_monitoring(self, request: Request, project: str) -> Reply:
         """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
+        token = _bearer(request.headers)
+        if not token or token.startswith("invalid"):
+            return replies.error("401 authError")
+        if project.startswith("denied"):
+            return replies.error("permission_denied", project=project)
+        with self._lock:
+            return time_series(request, project, self._meter, self._lag_ms)
 
-        def answer() -> Reply:
-            token = _bearer(request.headers)
-            if not token or token.startswith("invalid"):
-                return replies.error("401 authError")
-            if asked.startswith("denied"):
-                return replies.error("permission_denied", project=asked)
-            with self._lock:
-                return time_series(request, asked, self._meter, self._lag_ms)
-
-        return self._serve_free("monitoring", MONITORING, request, answer)
-
-    def _serve_chunk(self, request: Request) -> Handled:
-        upload_id, content_range = request.params["upload_id"], request.headers.get("Content-Range")
-        feed = partial(self._uploads.feed, upload_id, content_range, len(request.body))
-        return self._serve_free("upload_chunks", CHUNK, request, feed)
-
-    def _serve_free(self, kind: str, method: str, request: Request, answer: Callable[[], Reply]) -> Handled:
-        """Answer what is no call of the API, and counts apart."""
-        fault = self._arrive_free(kind, method)
-        if fault is not None and fault.kind == "close-before":
-            return Handled(None, fault)
-        try:
-            return Handled(_fault_reply(fault, request) or answer(), fault)
-        except Rejected as rejected:
-            return Handled(rejected.reply, fault)
-
-    def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
-        """Count and charge a call before anything else, and find the fault that hits it."""
+    def _arrive(self, request: Request) -> tuple[str, Charge | Reply]:
+        """Count and charge a call before anything else: its method, and what it was charged, or upstream's answer
+        where nobody could be."""
         method = method_of(request.verb, request.path) or UNKNOWN
-        known = self._identify(request.params, headers)
+        caller = self._identify(request.params, request.headers)
         with self._lock:
             self._meter.count(method)
-            charge = self._meter.charge(known, method) if isinstance(known, str) else known
-            bucket = charge.bucket if isinstance(charge, Charge) else None
-            fault = self._faults.strike(method, request.params.get("regionCode"), bucket, kinds=kinds)
-            if fault is not None and fault.kind == "exhaust" and isinstance(charge, Charge):
-                charge = self._meter.exhaust(method, charge)
-        return _Arrival(method, charge, fault)
-
-    def _arrive_free(self, kind: str, method: str) -> Fault | None:
-        with self._lock:
-            self._meter.count_free(kind)
-            return self._faults.strike(method, None, None)
+            return method, self._meter.charge(caller, method) if isinstance(caller, str) else caller
 
     def _identify(self, params: Mapping[str, str], headers: Message) -> str | Reply:
         """The project, or upstream's reply to a caller that it does not know."""
@@ -251,53 +178,31 @@ class Emulator:
             if not secret:
                 return replies.error("unregistered_caller")
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
-        project = self._projects.get(secret) or f"key-{_digest(secret)}"
+        digest = hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()
+        project = self._projects.get(secret) or f"key-{digest}"
         if secret.startswith("invalid"):
             return unusable
         if secret.startswith("disabled"):
             return replies.error("service_disabled", number=replies.project_number(project))
         return project
 
-    def _answer(self, request: Request, arrival: _Arrival) -> Reply:
-        struck = _fault_reply(arrival.fault, request)
-        if struck is not None:
-            return struck
+    def _answer(self, request: Request, method: str, charge: Charge | Reply) -> Reply:
+        """The answer to a call that was counted. Raises Rejected."""
         if request.malformed:
             return replies.bad_request("Bad Request")
-        charge = arrival.charge
         if isinstance(charge, Reply):
             return charge
-        if arrival.fault is not None and arrival.fault.kind == "limit-zero":
-            return replies.daily_limit(charge.bucket, charge.project, 0)
         if charge.refused and charge.bucket == "units":
             return replies.error("403 quotaExceeded")
         if charge.refused:
             return replies.daily_limit(charge.bucket, charge.project, self._meter.quota_units[charge.bucket])
-        try:
-            return self._perform(request, arrival.method)
-        except Rejected as rejected:
-            return rejected.reply
-
-    def _perform(self, request: Request, method: str) -> Reply:
         if method == UNKNOWN:
             return replies.error("method_not_found")
-        upload = request.params.get("uploadType") if is_upload(request.path) else None
-        if upload == "resumable":
-            call = Call(method, request.params, _json_object(request.body))
-            return Reply(200, headers=(("Location", self._session_url(request, call)),))
-        body: Json = {}
-        if upload == "multipart":
-            parts = split_multipart(request.headers.get("Content-Type", ""), request.body)
-            body = _json_object(parts[0][1] if parts else b"")
-        elif upload is None and request.verb != "GET":
-            body = _json_object(request.body)
-        return self._api.answer(Call(method, request.params, body))
+        return self._perform(request, method)
 
-    def _session_url(self, request: Request, call: Call) -> str:
-        """The session's URL, without the key, on the address that the client used (which may be forwarded)."""
-        host = request.headers.get("Host") or self.address.removeprefix("http://")
-        query = urlencode({"uploadType": "resumable", "upload_id": self._uploads.open(call)})
-        return f"http://{' '.join(host.split())}{request.path}?{query}"
+    def _perform(self, request: Request, method: str) -> Reply:
+        body = {} if request.verb == "GET" or is_upload(request.path) else json_object(request.body)
+        return self._api.answer(Call(method, request.params, body))
 
     # --- paths under /emulator -----------------------------------------------------------------------
 
@@ -308,29 +213,8 @@ class Emulator:
             case "POST", "reset":
                 self.reset()
                 return Reply(200, self.usage())
-            case "POST", "faults":
-                return self._queue_json(request.body)
             case _:
                 return replies.error("method_not_found")
-
-    def _queue_json(self, body: bytes) -> Reply:
-        """Queue one fault or a list of them: either all of them or none."""
-        try:
-            document = json.loads(body)
-            listed = document if isinstance(document, list) else [document]
-            queued = self._queue(*[Fault.from_json(item) for item in listed])
-        except (ValueError, RecursionError) as error:
-            return replies.bad_request(str(error))
-        return Reply(200, {"queued": queued})
-
-
-def _fault_reply(fault: Fault | None, request: Request) -> Reply | None:
-    """The reply that a fault dictates, whatever the request."""
-    if fault is not None and fault.kind == "status":
-        return replies.faulted(fault.status or 503, fault.reason)
-    if fault is not None and fault.kind == "redirect":
-        return Reply(fault.status or 302, headers=(("Location", request.target),))
-    return None
 
 
 def _bearer(headers: Message) -> str:
@@ -339,17 +223,8 @@ def _bearer(headers: Message) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _batch_headers(request: Request, call: BatchedCall) -> Message:
-    """The headers of a call in a batch: its own, and the envelope's where it has none."""
-    headers = Message()
-    for name in ("Authorization", "X-Goog-Api-Key"):
-        value = call.headers.get(name) or request.headers.get(name)
-        if value is not None:
-            headers[name] = value
-    return headers
-
-
-def _json_object(body: bytes) -> Json:
+def json_object(body: bytes) -> Json:
+    """The JSON object in a body, {} if that is empty. Raises Rejected."""
     try:
         document: Any = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
@@ -357,7 +232,3 @@ def _json_object(body: bytes) -> Json:
     if not isinstance(document, dict):
         raise Rejected(replies.bad_request("Invalid JSON payload received."))
     return document
-
-
-def _digest(secret: str) -> str:
-    return hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()

@@ -78,7 +78,6 @@ class _Day:
 
     day: date
     used_units: int = 0
-    exhausted: bool = False
 
 
 @dataclass
@@ -111,7 +110,7 @@ class Meter:
         self._by_method[method] += 1
 
     def count_free(self, kind: str) -> None:
-        """Count a request that is not an API call: the envelope of a batch, or a chunk of an upload."""
+        """Count a request that is not a call of this API."""
         self._free[kind] += 1
 
     def charge(self, project: str, method: str) -> Charge:
@@ -119,29 +118,17 @@ class Meter:
         not use up the day's quota: that may still cover cheaper calls."""
         bucket, units = price(method, self.allocation)
         today = self._today(project, bucket)
-        refused = today.exhausted or today.used_units + units > self.quota_units[bucket]
+        refused = today.used_units + units > self.quota_units[bucket]
         if not refused:
             today.used_units += units
             self._note(project, method, bucket, units)
         tally = self._by_project[project]
         tally.requests += 1
-        for booked in (self._total, tally):
-            booked.units[bucket] += units
+        for counts in (self._total, tally):
+            counts.units[bucket] += units
             if refused:
-                booked.refused_units[bucket] += units
+                counts.refused_units[bucket] += units
         return Charge(project, bucket, units, refused)
-
-    def exhaust(self, method: str, charged: Charge) -> Charge:
-        """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
-        project, bucket, units, refused = charged
-        today = self._today(project, bucket)
-        today.exhausted = True
-        if not refused:
-            today.used_units -= units
-            self._note(project, method, bucket, -units)
-            for booked in (self._total, self._by_project[project]):
-                booked.refused_units[bucket] += units
-        return charged._replace(refused=True)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
         """Keep what the day's quota covered, by the minute, for as long as anybody compares it."""
@@ -168,7 +155,10 @@ class Meter:
                     "requests": tally.requests,
                     "units": self._per_bucket(tally.units),
                     "refused_units": self._per_bucket(tally.refused_units),
-                    "remaining_units": {bucket: self._remaining(project, bucket) for bucket in self.quota_units},
+                    "remaining_units": {
+                        bucket: quota_units - self._today(project, bucket).used_units
+                        for bucket, quota_units in self.quota_units.items()
+                    },
                 }
                 for project, tally in self._by_project.items()
             },
@@ -177,13 +167,9 @@ class Meter:
     def _per_bucket(self, units: Counter[str]) -> dict[str, int]:
         return {bucket: units[bucket] for bucket in self.quota_units}
 
-    def _remaining(self, project: str, bucket: str) -> int:
-        today = self._today(project, bucket)
-        return 0 if today.exhausted else self.quota_units[bucket] - today.used_units
-
     def _today(self, project: str, bucket: str) -> _Day:
         day = datetime.fromtimestamp(self.now_ms() // 1000, _PACIFIC).date()
-        known = self._days.get((project, bucket))
-        if known is None or known.day != day:
-            known = self._days[project, bucket] = _Day(day)
-        return known
+        today = self._days.get((project, bucket))
+        if today is None or today.day != day:
+            today = self._days[project, bucket] = _Day(day)
+        return today

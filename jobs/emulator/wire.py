@@ -1,4 +1,4 @@
-"""The emulator's HTTP server: reads requests, writes replies, and breaks connections on request."""
+"""The emulator's HTTP server: reads requests and writes replies."""
 
 import gzip
 import json
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.faults import Fault
 from quota.jobs.emulator.replies import Rejected, Reply
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -24,7 +23,6 @@ _GZIP_ABOVE_BYTES = 1024
 _IDLE_SECONDS = 300
 _LINGER_SECONDS = 5
 _STOP_SECONDS = 2
-_TRICKLED_PIECES = 20
 _MAX_PARAMETERS = 1_000
 
 _log = logging.getLogger(__name__)
@@ -40,16 +38,6 @@ class Request(NamedTuple):
     body: bytes
     target: str
     malformed: bool = False
-
-
-class Handled(NamedTuple):
-    """The outcome of a request. Without a reply, the server closes the connection unanswered."""
-
-    reply: Reply | None
-    fault: Fault | None = None
-
-
-Service = Callable[[Request], Handled]
 
 
 def make_request(verb: str, target: str, headers: Message, body: bytes) -> Request:
@@ -82,51 +70,10 @@ def encode_body(body: object) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-class Server(ThreadingHTTPServer):
-    """Serves on loopback with one thread per connection. Stopping does not wait for idle clients."""
+class Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
 
-    request_queue_size = 128
-    daemon_threads = True
-
-    def __init__(self, port: int, service: Service) -> None:
-        self.service = service
-        self.stopping = threading.Event()
-        self._changed = threading.Condition()
-        self._connections: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", port), _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own method looks up the host's name, which may take seconds without a network.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changed:
-            self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        with self._changed:
-            self._connections.discard(request)
-            self._changed.notify_all()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stay silent: clients may disconnect at any time, and the server must not print a traceback."""
-
-    def close(self) -> None:
-        """Stop listening, close all connections, and wait for their threads to end."""
-        self.stopping.set()
-        self.server_close()
-        with self._changed:
-            for connection in self._connections:
-                with suppress(OSError):  # the client may have gone first
-                    connection.shutdown(socket.SHUT_RDWR)
-            self._changed.wait_for(lambda: not self._connections, _STOP_SECONDS)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: "Server"
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # without this, a page on a kept-alive connection takes 44 ms
     wbufsize = -1  # headers and body leave in one write
@@ -138,14 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         request = make_request(self.command, self.path, self.headers, body)
         try:
-            outcome = self.server.service(request)
+            reply = self.server.service(request)
         except Rejected as rejected:
-            outcome = Handled(rejected.reply)
+            reply = rejected.reply
         except Exception as error:  # one bad request must not stop the emulator
             # Print only the kind of error: its text might quote a key.
             _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
-            outcome = Handled(replies.error("internal_error"))
-        self._act(outcome)
+            reply = replies.error("internal_error")
+        self.send_reply(reply)
 
     # The base class looks these names up.
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
@@ -173,26 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return body
 
-    def _act(self, outcome: Handled) -> None:
-        reply, fault = outcome.reply, outcome.fault
-        kind = fault.kind if fault else None
-        if fault and kind in ("latency", "hang"):
-            self.server.stopping.wait(fault.ms / 1000)
-        if reply is None or kind in ("close-before", "close-after", "hang"):
-            self._hang_up()
-            return
-        head, content = self._head_and_content(reply)
-        self.wfile.write(head)
-        if kind == "truncate":
-            self.wfile.write(content[: len(content) // 2])
-        elif fault and kind == "trickle":
-            self._trickle(content, fault.ms)
-        else:
-            self.wfile.write(content)
-        if kind in ("truncate", "drop-idle"):
-            self._hang_up()
+    def send_reply(self, reply: Reply) -> None:
+        head, content = self.head_and_content(reply)
+        self.wfile.write(head + content)
 
-    def _head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
+    def head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
         headers = list(reply.headers)
         content = b""
         if reply.body is not None:
@@ -211,14 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         lines += [f"{name}: {value}" for name, value in headers]
         return "\r\n".join((*lines, "", "")).encode("latin-1", "replace"), content
 
-    def _trickle(self, content: bytes, ms: int) -> None:
-        size = max(1, -(-len(content) // _TRICKLED_PIECES))
-        for start in range(0, len(content), size):
-            self.wfile.flush()
-            self.server.stopping.wait(ms / 1000 / _TRICKLED_PIECES)
-            self.wfile.write(content[start : start + size])
-
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """Close without notice, but cleanly: the client reads the end of the stream, not a reset.
 
         The server discards what the client still writes, as if the connection were dead.
@@ -235,9 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, reply: Reply) -> None:
         """Answer a request that was not read to its end. The connection cannot be used after that."""
         self.close_connection = True
-        for part in self._head_and_content(reply):
-            self.wfile.write(part)
-        self._hang_up()
+        self.send_reply(reply)
+        self.hang_up()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send the base class's errors about malformed requests in upstream's shape."""
@@ -246,3 +170,46 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing: a request line may hold a key."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves on loopback with one thread per connection. Stopping does not wait for idle clients."""
+
+    request_queue_size = 128
+    daemon_threads = True
+    handler: type[Handler] = Handler
+
+    def __init__(self, port: int, service: Callable[[Request], Reply]) -> None:
+        """`service` answers a request, or raises Rejected."""
+        self.service = service
+        self._changed = threading.Condition()
+        self._connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), self.handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own method looks up the host's name, which may take seconds without a network.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._changed:
+            self._connections.discard(request)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Stay silent: clients may disconnect at any time, and the server must not print a traceback."""
+
+    def close(self) -> None:
+        """Stop listening, close all connections, and wait for their threads to end."""
+        self.server_close()
+        with self._changed:
+            for connection in self._connections:
+                with suppress(OSError):  # the client may have gone first
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._changed.wait_for(lambda: not self._connections, _STOP_SECONDS)

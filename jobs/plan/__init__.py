@@ -1,1 +1,6 @@
-"""Whether the configured schedule fits the budget: a simulation of the coming days."""
+"""Whether the configured schedule fits the budget.
+
+plan           the answer, and how it looks
+simulation     the schedule, run ahead of time
+suggestions    the smallest changes that would make it fit
+"""

@@ -20,14 +20,13 @@ from zoneinfo import ZoneInfo
 from quota.cli.output import takes_unicode
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc
-from quota.common.members import members
-from quota.common.text import many, nearest, show
+from quota.common.text import many, members, nearest, show
 from quota.errors import UsageError
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
-from quota.reports.spending import stands_out
+from quota.reports.runs import stands_out
 from quota.reports.status import held_to
 from quota.rules.spent import spent as charges_in
 from quota.rules.total import total_of
@@ -267,12 +266,12 @@ def _room(project: str, limit: Limit, state: State, start_ms: int, at_ms: int) -
 
 def _before(project: str, state: State) -> list[Spent]:
     """The charges of the live log, which are older than the plan."""
-    found: dict[tuple[str, str, str], Spent] = {}
+    rows: dict[tuple[str, str, str], Spent] = {}
     for charge in charges_in(state.entries.get(project, ())):
         key = (charge.bucket, charge.method, charge.job)
-        spent = found.setdefault(key, Spent(project, *key))
+        spent = rows.setdefault(key, Spent(project, *key))
         spent.add(charge.id[0] // SLOT_MS, charge.units, min(charge.units, 1))
-    return list(found.values())
+    return list(rows.values())
 
 
 def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:

@@ -5,7 +5,7 @@
     State           where the simulation begins: with a live ledger and store, or with nothing
     simulate        run ticks in their order and report what was spent, wanted and refused
 
-A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in the order of `quota.jobs.rotation`, its
+A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in the order of `by_rotation`, its
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 
@@ -26,14 +26,13 @@ from quota.deciding.history import entries as entries_of
 from quota.deciding.project import Project
 from quota.deciding.run_limit import MAX_UNITS, RunLimit
 from quota.errors import CostExceedsLimit
-from quota.jobs.fetches.walks import PAGE_ITEMS
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at, pages_of
-from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick
-from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation
+from quota.jobs.walks import PAGE_ITEMS
 from quota.ledger.log import EPOCH
 from quota.ledger.memory_log import MemoryLog
-from quota.reports.spending import Bought
+from quota.reports.runs import Bought
 from quota.rules.entry import START, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.session import Session, machine_jitter_ms
@@ -209,7 +208,7 @@ def simulate(
 
 
 class _Region:
-    """Where one job stands in one region: a `quota.jobs.rotation.RegionState` that is cheap to change. `cursor` is the
+    """Where one job stands in one region: a `RegionState` that is cheap to change. `cursor` is the
     index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
@@ -300,10 +299,10 @@ class _Job:
                 unknown = price.parts
             spent, wanted = (
                 [
-                    found.setdefault((method, part.bucket), Spent(self.budget.project, part.bucket, method, self.name))
+                    sums.setdefault((method, part.bucket), Spent(self.budget.project, part.bucket, method, self.name))
                     for part in price.parts
                 ]
-                for found in (self.spent, self.wanted)
+                for sums in (self.spent, self.wanted)
             )
             knows = (method, price.parts, *self.knows)
             call = kinds.setdefault(method, _Call(method, price.parts, unknown, knows, spent, wanted))

@@ -87,7 +87,7 @@ class _Search:
     def single(self) -> list[Change]:
         changes = []
         for job in self._suspects():
-            found = [
+            of_job = [
                 self._smallest(job, "schedule", [replace(job, schedule=text) for text in slower(job)]),
                 self._smallest(job, "pages", [replace(job, pages=pages) for pages in range(job.pages - 1, 0, -1)]),
                 self._smallest(
@@ -95,7 +95,7 @@ class _Search:
                 ),
                 self._smallest(job, "leave", self._leaves(job)),
             ]
-            changes += [change for change in found if change is not None]
+            changes += [change for change in of_job if change is not None]
         return changes
 
     def together(self) -> list[Change]:
@@ -114,7 +114,10 @@ class _Search:
             before, after = (f'"{text}"' for text in schedules.pop()) if same else map(str, ratio)
             changes.append(Change(None, credential, "schedule" if same else "ticks", before, after))
         most = max(job.pages for job in jobs)
-        pages = first_that_fits(range(most - 1, 0, -1), lambda n: self._fits([_with_pages(job, n) for job in jobs]))
+        pages = first_that_fits(
+            range(most - 1, 0, -1),
+            lambda pages: self._fits([replace(job, pages=min(job.pages, pages)) for job in jobs]),
+        )
         if pages is not None:
             changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {pages}"))
         return changes
@@ -172,10 +175,10 @@ class _Search:
     # -- whether one fits --------------------------------------------------------------------------------------------
 
     def _smallest(self, job: JobSettings, setting: str, changed: Sequence[JobSettings]) -> Change | None:
-        found = first_that_fits(changed, lambda one: self._fits([one]))
-        if found is None:
+        smallest = first_that_fits(changed, lambda candidate: self._fits([candidate]))
+        if smallest is None:
             return None
-        before, after = _spelled(job, setting), _spelled(found, setting)
+        before, after = _spelled(job, setting), _spelled(smallest, setting)
         return Change(job.name, job.credential, setting, before, after)
 
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
@@ -202,10 +205,6 @@ def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | N
     if not candidates or not fits(candidates[-1]):
         return None
     return candidates[bisect_left(candidates, True, hi=len(candidates) - 1, key=fits)]
-
-
-def _with_pages(job: JobSettings, most: int) -> JobSettings:
-    return replace(job, pages=min(job.pages, most))
 
 
 # -- ladders of changes ------------------------------------------------------------------------------------------------

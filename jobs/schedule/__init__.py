@@ -1,1 +1,1 @@
-"""When each tick of each job starts, and the process that starts them."""
+"""When each tick of each job starts (`ticks`), and the process that starts them (`scheduler`)."""

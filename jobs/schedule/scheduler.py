@@ -8,7 +8,7 @@ tick then passes these stages:
 
     queue           the ticks of one job run one after the other; of each stream only the newest waits in the queue
     late            a tick that waited longer than the job's misfire_grace is skipped
-    hold            the run's regions must be free or its own store's, and the tick not yet run (`quota.jobs.hold`)
+    hold            the run's regions must be free or its own store's, and the tick not yet run (`quota.jobs.places`)
     refusal         if the budget would refuse the first call, the tick does not start; the log says when it could
     run             as `quota run` does
 
@@ -53,8 +53,8 @@ from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
 from quota.jobs.job import Fetch, RunReport, load_fetch, load_sink
 from quota.jobs.places import checkpoints_of
-from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Stream, Tick, streams
+from quota.jobs.store.checkpoints import by_rotation
 from quota.jobs.store.store import Store
 from quota.reports.notify import Ping
 from quota.settings.model import JobSettings
@@ -102,16 +102,16 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         executor = _ToQueues(queues)
         scheduler = BackgroundScheduler(timezone=UTC, executors={"default": executor}, job_defaults={"coalesce": False})
-        found = streams(jobs)
-        for stream in found:
+        of_jobs = streams(jobs)
+        for stream in of_jobs:
             scheduler.add_job(
                 _no_call, _Fires(stream, queues[stream.job].job.misfire_grace_ms), args=(stream,), max_instances=1
             )
-        following = min((stream.after(host_clock()) for stream in found), key=lambda tick: tick.at_ms)
+        following = min((stream.after(host_clock()) for stream in of_jobs), key=lambda tick: tick.at_ms)
         _say(
             "schedule_started",
             jobs=len(jobs),
-            streams=len(found),
+            streams=len(of_jobs),
             ledger=session.ledger.label,
             next=following.job,
             at=rfc3339(following.at_ms),
@@ -329,7 +329,9 @@ class _JobQueue:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             checkpoints = checkpoints_of(session, self.job, store)
         # If earlier runs left nothing pending, the tick begins a round over all regions.
-        first, *_ = by_rotation(checkpoints) or by_rotation(one._replace(pending=True) for one in checkpoints)
+        first, *_ = by_rotation(checkpoints) or by_rotation(
+            checkpoint._replace(pending=True) for checkpoint in checkpoints
+        )
         return refusal_of(session.budget(self.job.credential), self.job, self.fetch, first)
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
@@ -398,7 +400,7 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 def log_schedule() -> None:
     """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
     from quota.cli.output import log_to_stderr
-    from quota.common.log_filter import LineFormatter
+    from quota.common.log_lines import LineFormatter
 
     formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime

@@ -59,9 +59,9 @@ class Stream(NamedTuple):
         """The first tick later than `at_ms`."""
         # Try a day first: most schedules have a tick within it, and few need a search over years.
         for days in (1, 32, MAX_PAUSE_DAYS):
-            found = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
-            if found is not None:
-                return found
+            tick = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
+            if tick is not None:
+                return tick
         raise AssertionError("the configuration has a schedule that never fires")
 
     def _jitter(self, base_ms: int, following_ms: int) -> int:
@@ -73,15 +73,15 @@ class Stream(NamedTuple):
 
 def streams(jobs: Iterable[JobSettings]) -> list[Stream]:
     """The streams of all jobs that have a schedule, in the order of the configuration and of each job's regions."""
-    found = []
+    of_jobs = []
     for job in jobs:
         if job.schedule is None:
             continue
         schedule = parse_schedule(job.schedule, job.timezone)
         groups = [(region,) for region in job.regions] if job.stagger_ms and job.regions else [()]
         for position, regions in enumerate(groups):
-            found.append(Stream(job.name, regions, schedule, position * job.stagger_ms, job.jitter_ms))
-    return found
+            of_jobs.append(Stream(job.name, regions, schedule, position * job.stagger_ms, job.jitter_ms))
+    return of_jobs
 
 
 def ticks(jobs: Iterable[JobSettings], since_ms: int, until_ms: int) -> Iterator[Tick]:

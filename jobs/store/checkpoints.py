@@ -1,12 +1,18 @@
-"""Where a job stands in its regions: rows of the table `checkpoints`."""
+"""Where a job stands in its regions: rows of the table `checkpoints`.
+
+Checkpoint      where one job stands in one region
+by_rotation     the order in which a run covers its regions; the simulation of a schedule uses it too
+place_of        a checkpoint as text, for a ledger that keeps it; `read_place` reads it
+is_stale        whether a pass was complete too long ago
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quota.jobs.job import Cursor, is_deep
 from quota.jobs.store.file import MAX_COUNT, is_time
@@ -50,6 +56,37 @@ class Checkpoint(NamedTuple):
         return self.started_at_ms is not None
 
 
+class RegionState(Protocol):
+    """Where one region stands, as far as the order depends on it. A Checkpoint is one."""
+
+    @property
+    def pending(self) -> bool: ...
+
+    @property
+    def cursor(self) -> Any: ...
+
+    @property
+    def completed_at_ms(self) -> int | None: ...
+
+    @property
+    def failed_at_ms(self) -> int | None: ...
+
+
+S = TypeVar("S", bound=RegionState)
+
+
+def by_rotation(states: Iterable[S]) -> list[S]:
+    """Those that are pending, in the order in which a run covers their regions.
+
+    Regions with a cursor come first, because their pass is older than any other. Then come those whose last pass ended
+    longest ago. Otherwise the given order stays.
+    """
+    return sorted(
+        (state for state in states if state.pending),
+        key=lambda state: (state.cursor is None, max(state.completed_at_ms or 0, state.failed_at_ms or 0)),
+    )
+
+
 def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
     empty = Checkpoint(job, region, work=work)
     sql = f"SELECT {', '.join(_PLACE)} FROM checkpoints WHERE job = ? AND work = ? AND region = ?"  # noqa: S608
@@ -91,10 +128,11 @@ def read_place(text: str, job: str, region: str, work: str) -> tuple[Checkpoint,
         data = json.loads(text)
         cursors = tuple(bytes.fromhex(digest) for digest in data["cursors"])
         pending, cursor, *rest = (data[name] for name in _PLACE)
-        found = _checkpoint(job, region, work, pending, None if cursor is None else json.dumps(cursor), *rest)
+        written = None if cursor is None else json.dumps(cursor)
+        checkpoint = _checkpoint(job, region, work, pending, written, *rest)
     except (TypeError, ValueError, KeyError, RecursionError):
         return None
-    return None if found is None else (found, cursors)
+    return None if checkpoint is None else (checkpoint, cursors)
 
 
 _PLACE = ("pending", "cursor", "pages", "items", "ranks", "started_at_ms", "completed_at_ms", "failed_at_ms")
@@ -114,8 +152,15 @@ def is_empty(checkpoint: Checkpoint) -> bool:
 
 
 def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
-    one = checkpoint
-    return one.pending, json.dumps(one.cursor), one.pages, one.items, one.ranks, one.started_at_ms
+    """What a page is added to."""
+    return (
+        checkpoint.pending,
+        json.dumps(checkpoint.cursor),
+        checkpoint.pages,
+        checkpoint.items,
+        checkpoint.ranks,
+        checkpoint.started_at_ms,
+    )
 
 
 def is_stale(completed_ms: int, now_ms: int, stale_ms: int) -> bool:

@@ -1,25 +1,48 @@
-"""Deletes what a store has had for longer than it keeps things."""
+"""Deletes what a store has had for longer than it keeps things, by a time that it believes (`believed_ms`)."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from quota.common.sqlite_file import SqliteFile
 from quota.jobs.store.checkpoints import RESTART
+from quota.jobs.store.file import is_time
+from quota.terms.limits import DAY_MS
+
+MAX_AHEAD_MS = 2 * DAY_MS
+"""How far apart runs may be. A time beyond that is believed once runs have had it for DOUBTED_MS."""
+
+DOUBTED_MS = DAY_MS
 
 DELETE_PER_TRANSACTION = 1_000
 MAX_DELETED = 20_000
 """Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
 
 
+def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
+    """The time by which a run may delete what is old: now, unless that is days after the last run and runs have not
+    had such a time for a day. Either the machine was off, or its clock is wrong; then it is the time of that run."""
+    row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
+    time_ms, doubted_ms = (int(ms) if is_time(ms) else None for ms in row)
+    since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
+    if time_ms is None or now_ms - time_ms <= MAX_AHEAD_MS or now_ms - since_ms >= DOUBTED_MS:
+        time_ms, doubted_ms = now_ms, None
+    else:
+        doubted_ms = since_ms
+    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
+    return time_ms
+
+
 def delete_expired(file: SqliteFile, cutoff_ms: int) -> int:
     """As `Store.delete_expired`, what is older than `cutoff_ms`."""
-    write = partial(file.transact, write=True)
     deleted = 0
-    for delete in _DELETE_OLD:
+    for sql in _DELETE_OLD:
+        delete = partial(_delete_some, sql, cutoff_ms)
         for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
-            count = write(partial(_delete, delete, cutoff_ms))
+            count = file.transact(delete, write=True)
             deleted += count
             if count < DELETE_PER_TRANSACTION:
                 break
@@ -40,11 +63,11 @@ def delete_expired(file: SqliteFile, cutoff_ms: int) -> int:
         db.execute("DELETE FROM bought WHERE day_ms < ?", (cutoff_ms,))
         db.execute(_DELETE_GIVEN_UP, (cutoff_ms,))
 
-    write(restart_expired)
+    file.transact(restart_expired, write=True)
     return deleted
 
 
-def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
+def _delete_some(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
     return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
 
 

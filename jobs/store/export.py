@@ -77,8 +77,8 @@ class Export:
         self._db = db
         self._values = {"table": table, "since_ms": since_ms, "region": region}
         self._own = table not in BUILT_IN
-        if self._own and table not in (known := [name for name, *_ in tables_of(db)]):
-            raise UsageError(f"the store has no table {show(table)}; {nearest(table, [*BUILT_IN, *known])}")
+        if self._own and table not in (of_jobs := [name for name, *_ in tables_of(db)]):
+            raise UsageError(f"the store has no table {show(table)}; {nearest(table, [*BUILT_IN, *of_jobs])}")
         self._called = columns_of(db, table, -1) if self._own else {}
         columns, where = BUILT_IN.get(table, (_OF_ROWS, ""))
         self._names = columns.replace(" ", "").split(",")

@@ -3,6 +3,7 @@
 StoreError      one line: what is wrong with the file and what to do
 path_of         where the file is
 is_made         whether it is there
+store_file      the file itself
 wording         what its errors say
 is_time         whether a value that was read is a time
 """
@@ -12,12 +13,15 @@ from __future__ import annotations
 import os
 
 import quota
-from quota.common.sqlite_file import DEADLINE_S, Wording
-from quota.ledger.file_errors import file_wording
+from quota.common.sqlite_file import DEADLINE_S, SqliteFile, Wording
+from quota.ledger.files import file_wording
 
 SCHEMA_VERSION = 9
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
+
+PAGE_BYTES = 4096
+"""SQLite's own: a video is as long as many charges."""
 
 MAX_COUNT = 2**53
 """A file that has more in a column was damaged."""
@@ -32,8 +36,25 @@ class StoreError(quota.QuotaError):
 def wording(path: str, waited_s: float = DEADLINE_S) -> Wording:
     """What the errors of a store say."""
     then, remedy = "the next runs fetch the data again", "move it away, or give [store] url another file"
-    said = file_wording(path, "store", version=SCHEMA_VERSION, lost_then=then, remedy=remedy, waited_s=waited_s)
-    return said._replace(disk_full=f"store {path}: {NO_SPACE}; nothing half-written was kept")
+    words = file_wording(path, "store", version=SCHEMA_VERSION, lost_then=then, remedy=remedy, waited_s=waited_s)
+    return words._replace(disk_full=f"store {path}: {NO_SPACE}; nothing half-written was kept")
+
+
+def store_file(path: str, waited_s: float, *, read_only: bool = False) -> SqliteFile:
+    """The file of a store, which waits so long for other programs. Others than this user may read it."""
+    return SqliteFile(
+        path,
+        schema=("quota.jobs.store", "schema.sql"),
+        application_id=APPLICATION_ID,
+        version=SCHEMA_VERSION,
+        error=StoreError,
+        wording=wording(path, waited_s),
+        private=False,
+        lenient=True,
+        read_only=read_only,
+        deadline_s=waited_s,
+        page_bytes=PAGE_BYTES,
+    )
 
 
 def path_of(url: str) -> str:

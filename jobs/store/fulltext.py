@@ -66,8 +66,8 @@ def indexed(text: str) -> str:
 
 def _kept(character: str) -> str:
     """The index knows the symbols of Unicode 3.2, and most of 6. A mark belongs to its word."""
-    known = unicodedata.ucd_3_2_0.category(character) != "Cn"
-    return character if known or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
+    is_old = unicodedata.ucd_3_2_0.category(character) != "Cn"
+    return character if is_old or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
 
 
 def query(words: str) -> str:
@@ -88,7 +88,7 @@ def length_of_last(text: str) -> int:
     """How many characters the last word in `text` has for the index, which sees no punctuation and no accents: of what
     begins like that, `text*` finds the words. Of text in a script without spaces all of it counts."""
     seen = re.sub(_ACCENTS, "", _compatible(text))
-    words = "".join(one if unicodedata.category(one)[0] in "LMN" else " " for one in seen).split()
+    words = "".join(character if unicodedata.category(character)[0] in "LMN" else " " for character in seen).split()
     if not words:
         return 0
     last = indexed(words[-1]).split()[-1]

@@ -20,8 +20,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from quota.common.clock import host_clock
-from quota.common.sqlite_file import DamagedError, SqliteFile
-from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
+from quota.common.sqlite_file import DamagedError
+from quota.jobs.store.file import is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
 
@@ -99,7 +99,7 @@ class ChannelRow(NamedTuple):
 _VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
 _CHANNEL = ", ".join(ChannelRow._fields)
 
-_FOUND = (
+_WANTED = (
     f"SELECT {_VIDEO}"  # noqa: S608  # constants
     " FROM json_each(:ids) AS wanted JOIN videos v ON v.id = wanted.value ORDER BY wanted.key"
 )
@@ -123,18 +123,7 @@ class Reader:
     """
 
     def __init__(self, url: str) -> None:
-        path = path_of(url)
-        self._file = SqliteFile(
-            path,
-            schema=("quota.jobs.store", "schema.sql"),
-            application_id=APPLICATION_ID,
-            version=SCHEMA_VERSION,
-            error=StoreError,
-            wording=wording(path, BUSY_TIMEOUT_S),
-            lenient=True,
-            read_only=True,
-            deadline_s=BUSY_TIMEOUT_S,
-        )
+        self._file = store_file(path_of(url), BUSY_TIMEOUT_S, read_only=True)
 
     def close(self) -> None:
         self._file.close()
@@ -149,8 +138,8 @@ class Reader:
             sql = "SELECT job, taken_at_ms, completed_at_ms FROM charts WHERE region = ? ORDER BY job"
             whole = {job: times for job, *times in db.execute(sql, (region,)) if all(map(is_time, times))}
             for job in dict.fromkeys([*jobs, *whole]):
-                if job in whole and (found := _chart(db, job, region, after, count, *whole[job])):
-                    return found
+                if job in whole and (chart := _chart(db, job, region, after, count, *whole[job])):
+                    return chart
             return None
 
         return self._file.transact(work, write=False)
@@ -171,14 +160,14 @@ class Reader:
             behind = db.execute(_BEHIND, {"query": phrases, "most": MAX_HITS}).fetchone()
             if behind is not None:
                 values = {"query": phrases, "behind": behind[0]}
-                found = [row[0] for row in db.execute(_BY_VIEWS, values)]
+                ids = [row[0] for row in db.execute(_BY_VIEWS, values)]
             else:
-                found = _by_relevance(db, db.execute(_SCORES, {"query": phrases}).fetchall(), skip, skip + count)
-            wanted = found[skip : skip + count]
-            rows = db.execute(_FOUND, {"ids": json.dumps(wanted)}).fetchall()
+                ids = _by_relevance(db, db.execute(_SCORES, {"query": phrases}).fetchall(), skip, skip + count)
+            wanted = ids[skip : skip + count]
+            rows = db.execute(_WANTED, {"ids": json.dumps(wanted)}).fetchall()
             if len(rows) != len(wanted):
                 raise DamagedError("the index names videos that are not there")
-            return Hits(state, newest_ms, len(found), list(map(VideoRow._make, rows)))
+            return Hits(state, newest_ms, len(ids), list(map(VideoRow._make, rows)))
 
         return self._file.transact(work, write=False)
 
@@ -215,14 +204,14 @@ def _chart(
     db: sqlite3.Connection, job: str, region: str, after: int, count: int, taken_ms: int, completed_ms: int
 ) -> Chart | None:
     """Part of a whole ranking; None if it has expired."""
-    its = "job = :job AND region = :region AND taken_at_ms = :taken_ms"
+    of_ranking = "job = :job AND region = :region AND taken_at_ms = :taken_ms"
     values = {"job": job, "region": region, "taken_ms": taken_ms, "after": after, "count": count + 1}
-    (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {its}", values).fetchone()  # noqa: S608  # constants
+    (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {of_ranking}", values).fetchone()  # noqa: S608  # constants
     if not total:
         return None
     rows = db.execute(
         f"SELECT r.rank, r.video_id, {_VIDEO} FROM rankings r LEFT JOIN videos v ON v.video_id = r.video_id"  # noqa: S608  # constants
-        f" WHERE {its} AND rank > :after AND rank <= {MAX_RANK} AND typeof(rank) = 'integer'"
+        f" WHERE {of_ranking} AND rank > :after AND rank <= {MAX_RANK} AND typeof(rank) = 'integer'"
         " ORDER BY rank LIMIT :count",
         values,
     ).fetchall()
@@ -234,15 +223,15 @@ def _chart(
 def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], first: int, last: int) -> list[int]:
     """The ids, the best score first. Of equal scores, the most viewed comes first: only those between `first` and
     `last` are put in order, because looking up a video takes longer than finding it."""
-    found: list[int] = []
+    ordered: list[int] = []
     for _, group in groupby(scored, itemgetter(0)):
-        ids = [one for _, one in group]
-        if len(ids) > 1 and len(found) < last and len(found) + len(ids) > first:
-            told = {one: db.execute(_VIEWS_OF, (one,)).fetchone() for one in ids}
-            views = {one: count_or_none(count) for one, (count, _) in told.items()}
-            ids.sort(key=lambda one: (views[one] is None, -(views[one] or 0), told[one][1]))
-        found += ids
-    return found
+        ids = [row_id for _, row_id in group]
+        if len(ids) > 1 and len(ordered) < last and len(ordered) + len(ids) > first:
+            rows = {row_id: db.execute(_VIEWS_OF, (row_id,)).fetchone() for row_id in ids}
+            views = {row_id: count_or_none(count) for row_id, (count, _) in rows.items()}
+            ids.sort(key=lambda row_id: (views[row_id] is None, -(views[row_id] or 0), rows[row_id][1]))
+        ordered += ids
+    return ordered
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, str]:

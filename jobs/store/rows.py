@@ -40,8 +40,8 @@ def save_video(
     page has no more than the id is described as before.
     """
     times = "asked_ms = :now_ms" if again else "asked_ms = :now_ms, listed_ms = :now_ms"
-    known = {"video_id": as_text(video["id"]), "now_ms": now_ms}
-    stored = db.execute(f"UPDATE videos SET {times} WHERE video_id = :video_id", known).rowcount  # noqa: S608 - ours
+    values = {"video_id": as_text(video["id"]), "now_ms": now_ms}
+    stored = db.execute(f"UPDATE videos SET {times} WHERE video_id = :video_id", values).rowcount  # noqa: S608 - ours
     if (again and not stored) or (stored and len(video) == 1):
         return None
     row = video_row(video, now_ms)
@@ -107,8 +107,8 @@ def channel_row(channel: Mapping[str, Any], now_ms: int) -> dict[str, object]:
 
 
 def part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = resource.get(name)
-    return found if isinstance(found, dict) else {}
+    value = resource.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def as_text(text: str) -> str:

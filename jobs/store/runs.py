@@ -1,7 +1,11 @@
-"""The runs of this machine: when each began and ended, how, and what refused it. Kept in the store for 35 days,
-or the newest 50,000 of them.
+"""What runs of this machine did.
 
-A row is written when a run begins and completed when it ends. So a run that was killed is seen too: it has no end.
+    RunHistory     the runs: when each began and ended, how, and what refused it
+    note_page      what each page of a job brought: new entries, and, by `note_units`, the units that it cost
+    read_bought    the sums by job and page number
+
+Runs are kept for 35 days, or the newest 50,000 of them. A row is written when a run begins and completed when it ends.
+So a run that was killed is seen too: it has no end.
 """
 
 from __future__ import annotations
@@ -9,21 +13,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from quota.common.clock import LATEST_MS, host_clock
-from quota.common.members import members
 from quota.common.sqlite_file import SqliteFile
-from quota.common.text import shorten
-from quota.reports.runs import RegionOfRun, Run
+from quota.common.text import members, shorten
+from quota.jobs.store.expired import believed_ms
+from quota.reports.runs import Bought, RegionOfRun, Run
 from quota.terms.limits import DAY_MS
 
 KEPT_MS = 35 * DAY_MS
-MAX_AHEAD_MS = 2 * DAY_MS
-"""How far apart runs may be. A time beyond that is believed once runs have had it for DOUBTED_MS."""
-
-DOUBTED_MS = DAY_MS
 
 MAX_KEPT = 50_000
 """A run that is refused takes 1.4 kB. A job that starts each second begins three million in 35 days."""
@@ -44,17 +43,14 @@ _COLUMNS = (
 )
 
 
-_OF_REGION = ("region", "outcome", "pages", "items", "units", "error")
-
-
 def run_json(run: Run) -> dict[str, object]:
     """A run as `quota runs --json` prints it: its regions without cursors."""
     names = "run project job outcome why refused_by retry_at units attempts exit_status began_at ended_at"
-    return {**members(run, names), "regions": [_region_json(one) for one in run.regions], "refusal": run.refusal}
+    return {**members(run, names), "regions": [_region_json(region) for region in run.regions], "refusal": run.refusal}
 
 
-def _region_json(one: RegionOfRun) -> dict[str, object]:
-    return {name: getattr(one, name) for name in _OF_REGION}
+def _region_json(region: RegionOfRun) -> dict[str, object]:
+    return members(region, "region outcome pages items units error")
 
 
 class RunHistory:
@@ -79,10 +75,11 @@ class RunHistory:
 
     def end(self, row_id: int, report: Run) -> None:
         """Complete the row with how the run ended, and with what refused it."""
-        failed = sum(one.error is not None for one in report.regions)
+        failed = sum(region.error is not None for region in report.regions)
         most = max(100, min(MAX_WHY_CHARACTERS, MAX_ERRORS_CHARACTERS // max(1, failed)))
         regions = [
-            replace(one, error=None if one.error is None else shorten(one.error, most)) for one in report.regions
+            _region_json(region) | {"error": None if region.error is None else shorten(region.error, most)}
+            for region in report.regions
         ]
         row = (
             report.outcome,
@@ -93,7 +90,7 @@ class RunHistory:
             report.attempts,
             report.exit_status,
             self._clock(),
-            json.dumps([_region_json(one) for one in regions]),
+            json.dumps(regions),
             None if report.refusal is None else _refusal_text(report.refusal),
             row_id,
         )
@@ -124,25 +121,11 @@ class RunHistory:
         return None if row is None else _read(row)
 
 
-def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
-    """The time by which a run may delete what is old: now, unless that is days after the last run and runs have not
-    had such a time for a day. Either the machine was off, or its clock is wrong; then it is the time of that run."""
-    row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
-    time_ms, doubted_ms = (int(ms) if _is_whole(ms) else None for ms in row)
-    since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
-    if time_ms is None or now_ms - time_ms <= MAX_AHEAD_MS or now_ms - since_ms >= DOUBTED_MS:
-        time_ms, doubted_ms = now_ms, None
-    else:
-        doubted_ms = since_ms
-    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
-    return time_ms
-
-
 def _refusal_text(refusal: Mapping[str, Any]) -> str:
     """A decision as JSON: if need be without the limits that did not refuse."""
     text = json.dumps(refusal)
     if len(text) > MAX_REFUSAL_CHARACTERS:
-        limits = [one for one in refusal["limits"] if one["name"] == refusal["refused_by"]]
+        limits = [limit for limit in refusal["limits"] if limit["name"] == refusal["refused_by"]]
         left_out = len(refusal["limits"]) - len(limits)
         text = json.dumps({**refusal, "limits": limits, "limits_left_out": left_out})
     return text
@@ -150,8 +133,8 @@ def _refusal_text(refusal: Mapping[str, Any]) -> str:
 
 def _read(row: Sequence[Any]) -> Run | None:
     """A row as it was written; None for one that was not written so."""
-    key, *told, regions, refusal = row
-    run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_ms, ended_ms = told
+    key, *fields, regions, refusal = row
+    run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_ms, ended_ms = fields
     if not all(isinstance(text, str) for text in (run, project, job, outcome, why, refused_by or "")):
         return None
     if not all(map(_is_whole, (key, units, attempts, began_ms, retry_at_ms or 0, exit_status or 0, ended_ms or 0))):
@@ -176,3 +159,45 @@ def _region(kept: Mapping[str, Any]) -> RegionOfRun:
 
 def _is_whole(value: object) -> bool:
     return type(value) is int and 0 <= value < LATEST_MS
+
+
+# -- what pages brought: rows of the table `bought` -------------------------------------------------------------------
+
+MAX_PAGE = 100
+"""Pages behind this one are counted as this one."""
+
+_ADD = (
+    "INSERT INTO bought (day_ms, job, page, pages, items, new, units) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (day_ms, job, page) DO UPDATE SET pages = pages + excluded.pages, items = items + excluded.items,"
+    " new = new + excluded.new, units = units + excluded.units"
+)
+
+
+def entries(db: sqlite3.Connection) -> int:
+    """A number that grows by one with each new entry, in one transaction: row ids rise, and a refreshed row keeps its
+    own."""
+    count = "(SELECT ifnull(max(rowid), 0) FROM {})"
+    tables = " + ".join(count.format(table) for table in ("videos", "channels", "rows"))
+    (number,) = db.execute(f"SELECT {tables}").fetchone()
+    return int(number)
+
+
+def note_page(
+    db: sqlite3.Connection, job: str, page: int, now_ms: int, *, complete: bool, items: int, new: int
+) -> None:
+    if complete or items:
+        db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, min(page, MAX_PAGE), int(complete), items, new, 0))
+
+
+def note_units(db: sqlite3.Connection, job: str, units: Mapping[int, int], now_ms: int) -> None:
+    """`units` by page number."""
+    day_ms = now_ms // DAY_MS * DAY_MS
+    db.executemany(_ADD, [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units.items()])
+
+
+def read_bought(db: sqlite3.Connection, since_ms: int) -> list[Bought]:
+    sql = (
+        "SELECT job, page, sum(pages), sum(items), sum(new), sum(units) FROM bought WHERE day_ms > ? - ?"
+        " GROUP BY job, page ORDER BY job, page"
+    )
+    return [Bought(*row) for row in db.execute(sql, (since_ms, DAY_MS))]

@@ -1,7 +1,7 @@
 """The search over the videos of a store.
 
-search      the videos that have some words
-Found       one of them
+search          the videos that have some words
+SearchResult    one of them
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
-from quota.common.members import members
+from quota.common.text import members
 from quota.jobs.store.checkpoints import AHEAD_MS
 from quota.jobs.store.file import MAX_COUNT, is_time
 from quota.jobs.store.rows import count_or_none, text_or_none
@@ -27,7 +27,7 @@ class Ranking(NamedTuple):
     taken_at_ms: int
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """One search result and its rankings. Texts and counts are None where upstream left them out."""
 
     video_id: str
@@ -38,21 +38,17 @@ class Found(NamedTuple):
     rankings: tuple[Ranking, ...]
 
     def as_json(self) -> dict[str, object]:
-        rankings = [members(one, "job region rank taken_at") for one in self.rankings]
+        rankings = [members(ranking, "job region rank taken_at") for ranking in self.rankings]
         return {**members(self, "video_id title channel_title published_at view_count"), "rankings": rankings}
-
-
-FOUND_COLUMNS = Found._fields
-"""In CSV."""
 
 
 def search(
     db: sqlite3.Connection, phrases: str, region: str | None, limit: int, since_ms: int, now_ms: int
-) -> list[Found]:
+) -> list[SearchResult]:
     """As `Store.search`, for a query of `quota.jobs.store.fulltext`."""
     values = {"query": phrases, "region": region, "since_ms": since_ms, "most": MAX_RANKED, "limit": limit}
     return [
-        Found(
+        SearchResult(
             str(video_id),
             text_or_none(title),
             text_or_none(channel),

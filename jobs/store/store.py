@@ -18,32 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
-from quota.common.members import members
-from quota.common.sqlite_file import SqliteFile
-from quota.common.text import show
+from quota.common.text import members, show
 from quota.jobs.job import Cursor, Page
-from quota.jobs.rotation import by_rotation
-from quota.jobs.store.bought import entries, note_page, note_units, read_bought
 from quota.jobs.store.checkpoints import (
     PENDING,
     RESTART,
     Checkpoint,
+    by_rotation,
     digest_of,
     is_empty,
     key_of,
     read_checkpoint,
     stand_of,
 )
-from quota.jobs.store.expired import delete_expired
-from quota.jobs.store.file import (
-    APPLICATION_ID,
-    NO_SPACE,
-    SCHEMA_VERSION,
-    StoreError,
-    is_time,
-    path_of,
-    wording,
-)
+from quota.jobs.store.expired import believed_ms, delete_expired
+from quota.jobs.store.file import NO_SPACE, StoreError, is_time, path_of, store_file
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
     as_text,
@@ -54,8 +43,14 @@ from quota.jobs.store.rows import (
     text_or_none,
     upsert,
 )
-from quota.jobs.store.runs import RunHistory, believed_ms
-from quota.jobs.store.search import Found, search
+from quota.jobs.store.runs import (
+    RunHistory,
+    entries,
+    note_page,
+    note_units,
+    read_bought,
+)
+from quota.jobs.store.search import SearchResult, search
 from quota.jobs.store.tables import (
     VIDEO_HISTORY,
     Row,
@@ -66,8 +61,8 @@ from quota.jobs.store.tables import (
     tables_of,
     write_views,
 )
-from quota.ledger.file_errors import refuse_others
-from quota.reports.spending import Bought
+from quota.ledger.files import refuse_others
+from quota.reports.runs import Bought
 from quota.settings.model import StoreSettings
 
 T = TypeVar("T")
@@ -75,9 +70,6 @@ T = TypeVar("T")
 BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
 """A page waits longer for a program that holds the store locked: it is paid for."""
-
-PAGE_BYTES = 4096
-"""SQLite's own: a video is as long as many charges."""
 
 MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
@@ -124,18 +116,7 @@ class Store:
         if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
         refuse_others(self.path, "store")
-        self._file = SqliteFile(
-            self.path,
-            schema=("quota.jobs.store", "schema.sql"),
-            application_id=APPLICATION_ID,
-            version=SCHEMA_VERSION,
-            error=StoreError,
-            wording=wording(self.path, busy_timeout_ms / 1_000),
-            private=False,
-            lenient=True,
-            deadline_s=busy_timeout_ms / 1_000,
-            page_bytes=PAGE_BYTES,
-        )
+        self._file = store_file(self.path, busy_timeout_ms / 1_000)
         self._read(lambda db: None)
 
     @classmethod
@@ -219,7 +200,7 @@ class Store:
     def start_round(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
         """The regions that a run covers, in order: those still pending, or all of them in a new round.
 
-        `quota.jobs.rotation.by_rotation` decides the order. `work` as in a Checkpoint.
+        `by_rotation` decides the order. `work` as in a Checkpoint.
         """
 
         def work_on(db: sqlite3.Connection) -> list[Checkpoint]:
@@ -253,15 +234,17 @@ class Store:
         a pass that another machine went on with, the rankings here are deleted: they would have a hole."""
 
         def work(db: sqlite3.Connection) -> None:
-            for one, cursors in places:
-                own = read_checkpoint(db, one.job, one.region, one.work)
-                if one.ranks > (own.ranks if own.started_at_ms == one.started_at_ms else 0):
-                    db.execute(_UNRANK, (one.job, one.region, one.started_at_ms))
-                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key_of(one))
-                cursor = None if one.cursor is None else json.dumps(one.cursor)
-                counts = one.pages, one.items, one.ranks, one.started_at_ms, one.completed_at_ms, one.failed_at_ms
-                db.execute(_STAND, (*key_of(one), int(one.pending), cursor, *counts))
-                had = [(*key_of(one), digest) for digest in cursors]
+            for checkpoint, cursors in places:
+                key, started_at_ms = key_of(checkpoint), checkpoint.started_at_ms
+                own = read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
+                if checkpoint.ranks > (own.ranks if own.started_at_ms == started_at_ms else 0):
+                    db.execute(_UNRANK, (checkpoint.job, checkpoint.region, started_at_ms))
+                db.execute("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", key)
+                cursor = None if checkpoint.cursor is None else json.dumps(checkpoint.cursor)
+                counts = checkpoint.pages, checkpoint.items, checkpoint.ranks
+                times = started_at_ms, checkpoint.completed_at_ms, checkpoint.failed_at_ms
+                db.execute(_STAND, (*key, int(checkpoint.pending), cursor, *counts, *times))
+                had = [(*key, digest) for digest in cursors]
                 db.executemany("INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", had)
 
         self._write(work)
@@ -279,8 +262,8 @@ class Store:
             disk = os.statvfs(Path(self.path).parent)
         except OSError:
             return  # storing the page will say more
-        known = disk.f_blocks > 0  # some network file systems do not know their size
-        if known and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
+        has_size = disk.f_blocks > 0  # some network file systems do not know theirs
+        if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
             raise StoreError(f"store {self.path}: {NO_SPACE}; nothing was fetched")
 
     def save_page(
@@ -429,7 +412,9 @@ class Store:
         """The runs of this machine."""
         return RunHistory(self._file, self._clock)
 
-    def search(self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0) -> list[Found]:
+    def search(
+        self, words: str, region: str | None = None, limit: int = 20, *, since_ms: int = 0
+    ) -> list[SearchResult]:
         """Videos that have all these words in title, description, channel or tags, best match first.
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.

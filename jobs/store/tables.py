@@ -62,22 +62,20 @@ class Row(NamedTuple):
 
 def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
     """The rows of a page. Raises BadAnswer, which names job, table and row, if one of them cannot be stored."""
-    found: list[Row] = []
+    checked: list[Row] = []
     for table, objects in rows.items():
-        wanted = tables.get(table)
+        settings = tables.get(table, TableSettings())
         keys: set[str] = set()
-        for number, one in enumerate(objects, 1):
+        for number, item in enumerate(objects, 1):
             try:
-                row = _row(
-                    table, one, ("id",) if wanted is None else wanted.key, () if wanted is None else wanted.history
-                )
+                row = _row(table, item, settings.key, settings.history)
                 if row.key in keys:
                     raise ValueError(f"its key {show(row.key)} stands twice in this page")
             except (TypeError, ValueError) as error:
                 raise BadAnswer(f"job {job!r}: table {table!r}, row {number}: {error}") from None
             keys.add(row.key)
-            found.append(row)
-    return found
+            checked.append(row)
+    return checked
 
 
 def _row(table: str, row: Any, key: Sequence[str], history: Sequence[str]) -> Row:
@@ -111,11 +109,11 @@ def _key_part(row: Mapping[str, Any], field: str) -> str:
 def _check_numbers(value: object) -> None:
     """SQLite reads a whole number of more than 64 bits as another number."""
     if isinstance(value, dict):
-        for one in value.values():
-            _check_numbers(one)
+        for inside in value.values():
+            _check_numbers(inside)
     elif isinstance(value, list | tuple):
-        for one in value:
-            _check_numbers(one)
+        for inside in value:
+            _check_numbers(inside)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("it holds a whole number of more than 64 bits; send it as text")
 

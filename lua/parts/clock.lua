@@ -1,3 +1,5 @@
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
 -- The server's clock in ms, or the time that was given, for tests and simulation.
 local function clock(given_ms)
   if given_ms ~= 0 then return given_ms, string.format('%.0f', given_ms) end

@@ -22,5 +22,5 @@ for n = 1, #KEYS / 2 do
   -- With 12 to 16 fields a table does not grow any more, which would take longer than a command.
   limits[n] = { number = number, window_ms = window_ms, burst = burst, at_ms = at_ms,
     current_key = KEYS[2 * n - 1], previous_key = KEYS[2 * n], name = ARGV[first + 4], previous_name = ARGV[first + 5],
-    known = 0, wait_ms = 0, current = 0, previous = 0 }
+    met = 0, wait_ms = 0, current = 0, previous = 0 }
 end

@@ -1,8 +1,9 @@
-"""The commands about configuration: init, check, doctor, prove."""
+"""The commands about configuration: init, check, doctor."""
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,24 @@ import click
 import quota
 from quota.cli.options import config_option, json_option
 from quota.cli.output import print_json, print_rich, say
+from quota.common.files import path_of, read_text, readable
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
-from quota.terms.limits import DAY_MS
+from quota.settings.books import book_names, load_book
+from quota.settings.limits import as_written, default_limits
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
+from quota.settings.toml import in_toml
+from quota.terms.api import KeyPlace
+from quota.terms.costs import CostBook
+from quota.terms.limits import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
+
+ELSEWHERE = "https://api.example.com"
+"""For an API whose host is another one for each customer."""
 
 
 @click.command()
@@ -37,14 +48,9 @@ def init(path: str, force: bool, api: str | None) -> None:
     """
     from shlex import quote
 
-    from quota.common.resources import path_of, read_text
-
     if api is None:
         text = read_text("quota.config", "quota.toml")
     else:
-        from quota.cli.starting import configuration_for
-        from quota.settings.books import book_names, load_book
-
         book = load_book(api)
         if os.path.dirname(path) and api not in book_names():
             api = os.path.abspath(api)  # a configuration names it from where it lies itself
@@ -60,8 +66,6 @@ def init(path: str, force: bool, api: str | None) -> None:
 
 def _write_whole(path: str, text: str, *, replace: bool) -> None:
     """Write all of a file, or leave what was there: a disk may be full. Raises OSError."""
-    from quota.common.folders import readable
-
     mode = None
     if replace:
         with suppress(FileNotFoundError), open(path, "rb", opener=readable) as before:
@@ -116,8 +120,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         else:
             say(f"# {settings.source}", *map(str, values))
         return 0
-    from quota.cli.check import check
-    from quota.cli.proxy import BIND
+    from quota.cli.doctor import check
+    from quota.cli.serving import BIND
     from quota.session import Session
     from quota.settings.load import load_settings
 
@@ -177,8 +181,7 @@ def doctor(call: bool, acl: bool, projects: tuple[str, ...], cluster: bool, as_j
         return 0
     if projects or cluster:
         raise click.UsageError("--project and --cluster belong to --acl; add it")
-    from quota.cli.doctor import examine
-    from quota.cli.render import render_findings
+    from quota.cli.doctor import examine, render_findings
 
     with quota.open(config) as session:
         findings = examine(session, call=call)
@@ -187,7 +190,7 @@ def doctor(call: bool, acl: bool, projects: tuple[str, ...], cluster: bool, as_j
 
 
 def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> None:
-    from quota.cli.rights import acl_lines
+    from quota.cli.doctor import acl_lines
     from quota.settings.load import load_settings
 
     lines = acl_lines(load_settings(config), projects, cluster=cluster)
@@ -199,55 +202,86 @@ def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, confi
     say("+info may be left out: then nobody sees whether the server's maxmemory-policy is noeviction.", err=True)
 
 
-@click.command("prove")
-@click.option("--http", "over_http", is_flag=True, help="Bursts of requests against the inbound limits, over HTTP.")
-@json_option
-def prove_(over_http: bool, as_json: bool) -> None:
-    """Show how a fixed window can admit twice its limit; ours cannot.
+# -- init --api: a provider's limits, and a first call in its comments -------------------------------------------------
 
-    With --http a server is started on loopback, for some 5 s, and each algorithm of the inbound limits meets the same
-    two bursts as a fixed window.
 
-    \b
-    Example:
-      quota prove
-      quota prove --http
-    """
-    if over_http:
-        _prove_over_http(as_json)
-        return
-    from quota.cli.prove import MIDNIGHT_MS, prove
+def configuration_for(api: str, book: CostBook) -> str:
+    """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
+    from quota.settings.lint import EXAMPLE_PROJECT
 
-    proof = prove()
-    if as_json:
-        print_json(proof.as_json())
-        return
-    limit = many(proof.limit_units, "unit")
-    click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
-    click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
-    for row in proof.rows:
-        clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
-        minutes, millis = divmod(clock_ms, 60_000)
-        day = "Mon" if row.at_ms < MIDNIGHT_MS else "Tue"
-        at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
-        click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
-    click.echo(
-        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units:,}, sliding {proof.sliding_peak_units:,}; "
-        f"the limit is {proof.limit_units:,}."
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
+    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.has_session else 'KEY'}"
+    parts = [
+        "# Configuration of quota-ledger. `quota check` reports errors and surprises in it.\n"
+        "# `quota init` without --api writes one with every setting there is, and with jobs.\n",
+        "# What the cost book says of its numbers, and which of them are yours to set:\n#\n" + _comment(api),
+        "# Where charges are kept. Machines that share a token must share a ledger, a redis:// one for example.\n"
+        "# Without a url it is SQLite in your state folder.\n"
+        '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n',
+        f"[credentials.{name}]\napi = {in_toml(api)}\n\n"
+        "# Upstream counts by this. Tokens that share a budget upstream have the same project here.\n"
+        f'project = "{EXAMPLE_PROJECT}"\n\n' + _login(book, secret),
+        "# The limits that the book alone gives: 5% of each stays unspent. Set `quota` to what your plan grants.\n\n"
+        + "\n".join(_limit(name, limit) for limit in default_limits(book)),
+        _first_call(name, book),
+    ]
+    return "\n".join(parts)
+
+
+def _comment(api: str) -> str:
+    """What a shipped book says before its first key."""
+    if api not in book_names():
+        return "# See the comment in its file.\n"
+    return read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0].rstrip() + "\n"
+
+
+def _login(book: CostBook, secret: str) -> str:
+    where = ""
+    if book.routes and not book.hosts:
+        where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
+    if not book.has_session or book.key != KeyPlace():
+        return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
+    account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
+    return (
+        f"{where}# Whose token goes along, and where it is; never the token itself.\n{account}"
+        f'auth = "bearer:env:{secret}"\n'
     )
 
 
-def _prove_over_http(as_json: bool) -> None:
-    from quota.cli.prove_http import LIMIT, prove_http
-    from quota.cli.tables import Column, FirstThatFits, tables
+def _limit(credential: str, limit: Limit) -> str:
+    lines = {
+        "name": in_toml(limit.name),
+        "bucket": in_toml(limit.view.selector.buckets[0]),
+        "quota": f"{limit.quota_units:_}",
+        "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
+        "window": as_written(limit.view.window),
+    }
+    return f"[[credentials.{credential}.limits]]\n" + "".join(f"{key} = {value}\n" for key, value in lines.items())
 
-    proof = prove_http()
-    if as_json:
-        print_json(proof.as_json())
-        return
-    window = f"{proof.window_ms // 1000} s"
-    click.echo(f"{LIMIT} requests, and half a window later {LIMIT} again, against a limit of {LIMIT} in {window}:\n")
-    columns = [Column("algorithm"), Column("first", number=True), Column("then", number=True)]
-    columns.append(Column(f"most in any {window}", number=True))
-    shown = [(row.kind, str(row.first), str(row.second), str(row.most)) for row in proof.rows]
-    print_rich(FirstThatFits(tables(columns, shown)))
+
+def _first_call(name: str, book: CostBook) -> str:
+    """What to try first: on the command line, and from Python."""
+    route = next((route for route in book.routes if route.verb in ("GET", "")), None)
+    route = route or next(iter(book.routes), None)
+    if route is None:
+        method = book.probe.method if book.probe else next(iter(book.methods), "METHOD")
+        call = f'q.google("{name}", "{book.api}", "{book.version}")  # each call of it is charged'
+    else:
+        method = route.method
+        address = (book.address or ELSEWHERE) + route.path.removesuffix("**")
+        call = f'q.requests("{name}").{(route.verb or "GET").lower()}("{address}")'
+    return (
+        "# A first call. A shell asks before it calls:\n"
+        "#\n"
+        f"#   quota peek {method}\n"
+        f"#   quota exec {method} -- COMMAND\n"
+        "#\n"
+        "# A program in Python runs as it is, and one in any other language asks `quota proxy`:\n"
+        "#\n"
+        "#   quota exec --auto --summary -- python etl.py\n"
+        "#\n"
+        "# Python is charged by itself, for each request that leaves, and a refusal raises quota.Refused:\n"
+        "#\n"
+        "#   with quota.open() as q:\n"
+        f"#       answer = {call}\n"
+    )

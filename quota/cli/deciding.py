@@ -1,21 +1,28 @@
-"""The commands that decide, and those that correct a charge: charge, peek, exec, refund, settle."""
+"""The commands that decide, and those that correct a charge: charge, peek, refund, settle."""
 
 from __future__ import annotations
 
+import codecs
 import os
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import click
 
 import quota
+from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import call_options, config_option, credential_option, json_option
 from quota.cli.output import fail, print_json, say, say_built_in, unprinted
-from quota.common.text import many
-from quota.errors import UnknownMethod, decision_status
+from quota.common.files import read_named
+from quota.common.text import many, show
+from quota.errors import UnknownMethod, UsageError, decision_status
+from quota.rules.calls import MAX_CHARGE_UNITS
+from quota.terms.arguments import check_name
+
+MAX_FILE_BYTES = 65_536
+"""100 calls with comments need less. `/dev/zero` has more."""
 
 
 @click.command()
@@ -64,7 +71,7 @@ def _decide(*, commit: bool, credential: str | None, config: str | None, as_json
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
         budget = session.budget(credential)
-        with _units_instead():
+        with units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
         # Before the session ends: it then tells the ledger of a refusal, and that may wait for the ledger.
         if as_json:
@@ -80,14 +87,12 @@ def _decide(*, commit: bool, credential: str | None, config: str | None, as_json
 def _charge_together(
     *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool, **_none: None
 ) -> int:
-    from quota.cli.calls import check_calls, read_calls
-
     lines = read_calls(file)
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
         budget = session.budget(credential)
-        with _units_instead("METHOD UNITS"):
-            check_calls(budget, lines, job)
+        with units_instead("METHOD UNITS"):
+            _check_calls(budget, lines, job)
             decisions = budget.charge_many([line.call for line in lines], job=job, region=region)
         first = decisions[0]
         if as_json:
@@ -145,131 +150,83 @@ def _correct(charge_id: str, units: int | None, credential: str | None, config: 
     say(f"{before.method} {charge_id}: now {many(units or 0, 'unit')}, before {before.units:,}")
 
 
-class BeforeCommand(click.Command):
-    """A command whose own arguments end at the first `--`. The rest belongs to another program and is not parsed."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        try:
-            rest = super().parse_args(ctx, args[:end])
-        except click.UsageError as error:
-            if end < len(args):
-                raise
-            raise click.UsageError(f"{error.format_message().rstrip('.')}; write -- before the command", ctx) from None
-        ctx.params["command"] = args[end + 1 :]
-        return rest
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
-
-
-@click.command("exec", cls=BeforeCommand)
-@click.option("--auto", is_flag=True, help="Charge each HTTP request of a Python program, instead of METHOD.")
-@click.option("--summary", is_flag=True, help="With --auto: say at the end what was spent.")
-@partial(call_options, method="[METHOD | --auto]", required=False)
-@config_option
-def exec_(
-    *,
-    auto: bool,
-    summary: bool,
-    method: str | None,
-    command: list[str],
-    credential: str | None,
-    config: str | None,
-    **call: Any,
-) -> int:
-    """Charge METHOD, then run COMMAND.
-
-    If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
-    `--`, the command after it.
-
-    With --auto COMMAND is a Python program, or starts some. Each request to a host that a cost book names is charged
-    before it leaves. If an error about a refusal ends Python, the exit status is 75. Where several credentials could
-    pay, it is the one named.
-
-    \b
-    Example:
-      quota exec search.list -- ./search.sh DE
-      quota exec search.list --job nightly -- ./search.sh --region DE
-      quota exec --auto --summary -- python etl.py
-    """
-    if auto:
-        return _auto(summary=summary, method=method, command=command, credential=credential, config=config, **call)
-    if summary:
-        raise click.UsageError("--summary belongs to --auto")
-    if method is None:
-        raise click.UsageError("say what to charge: METHOD, or --auto for the requests of a Python program")
-    if not command or not command[0]:
-        raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
-    with quota.open(config) as session:
-        say_built_in(session, err=True)
-        budget = session.budget(credential)
-        with _units_instead():
-            decision = budget.charge(method, **call)
-        if not decision.admitted:
-            fail(decision.sentence())
-            return decision_status(decision)
-    try:
-        _become(command)
-    except OSError as error:
-        refunded = ""
-        if decision.id is not None:
-            with quota.open(config) as session:  # the command did not start, so no call left
-                session.budget(credential).refund(decision.id)
-            refunded = "; the charge was refunded"
-        return _not_started(command, error, refunded)
-
-
-def _auto(
-    *,
-    summary: bool,
-    method: str | None,
-    command: list[str],
-    credential: str | None,
-    config: str | None,
-    job: str,
-    region: str,
-    units: int | None,
-) -> int:
-    if not command or not command[0]:
-        raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
-    if method is not None or units is not None or region:
-        raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
-    from quota.cli.instrumented import environment_of, run_and_sum_up
-
-    try:
-        if summary:
-            return run_and_sum_up(command, config, credential, job)
-        _become(command, environment_of(config, credential, job))
-    except OSError as error:
-        return _not_started(command, error)
-
-
-def _not_started(command: list[str], error: OSError, refunded: str = "") -> int:
-    fail(f"{command[0]}: {error.strerror}{refunded}")
-    return 127 if isinstance(error, FileNotFoundError) else 126
-
-
-def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn:
-    """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
-    the program would inherit that: `yes | head` would not end.
-    """
-    before = {
-        number: signal.signal(number, signal.SIG_DFL)
-        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
-        if number is not None
-    }
-    try:
-        os.execvpe(command[0], command, env)  # noqa: S606  # running the caller's command is the purpose
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @contextmanager
-def _units_instead(units: str = "--units N") -> Iterator[None]:
+def units_instead(units: str = "--units N") -> Iterator[None]:
     """Adds to an UnknownMethod error what else the command can do."""
     try:
         yield
     except UnknownMethod as error:
         raise UnknownMethod(f"{error} Or give its units: {units}") from None
+
+
+# -- several calls, from a file ----------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A call as `Budget.charge_many` takes it, and the file and line that it stands in, for messages."""
+
+    call: str | tuple[str, int]
+    place: str
+
+
+def read_calls(path: str) -> list[Line]:
+    """The calls in a file, `-` for stdin: `METHOD [UNITS]` on a line, `#` begins a comment. Raises UsageError."""
+    name = "calls from stdin" if path == "-" else f"calls {show(path)}"
+    try:
+        data = _read(path)
+    except OSError as error:
+        raise UsageError(
+            f"{name}: cannot be read: {error.strerror}; name a file with METHOD [UNITS] on each line, or - for stdin"
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so this is no list of calls")
+    if path == "-" and not data:
+        raise UsageError(f"{name}: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line")
+    lines: list[Line] = []
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        place = f"{name}, line {number}"
+        call = _call(line, place)
+        if call is not None and len(lines) == MAX_CHARGES:
+            raise UsageError(f"{place}: one call more than the {MAX_CHARGES} that are charged together; make two files")
+        if call is not None:
+            lines.append(Line(call, place))
+    if not lines:
+        raise UsageError(f"{name}: no call in it; write METHOD [UNITS] on a line")
+    return lines
+
+
+def _check_calls(budget: Budget, lines: list[Line], job: str) -> None:
+    """Raises UsageError, with its line, for a call that can never succeed."""
+    check_name("job", job)
+    for call, place in lines:
+        try:
+            check_call(budget, call, job)
+        except UsageError as error:
+            raise type(error)(f"{place}: {error}") from None
+
+
+def _read(path: str) -> bytes:
+    """What a file holds, up to one byte more than it may. Raises OSError, also where a read would block: the rest of
+    the calls is yet to come."""
+    if path != "-":
+        return read_named(path, MAX_FILE_BYTES + 1)
+    data = b""
+    while more := os.read(0, MAX_FILE_BYTES + 1 - len(data)):
+        data += more
+    return data
+
+
+def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
+    """The call on a line; None where there is none."""
+    try:
+        method, *units = line.decode().partition("#")[0].split() or [""]
+    except UnicodeDecodeError:
+        raise UsageError(f"{place}: not UTF-8 text; save the file as UTF-8") from None
+    if not units:
+        return method or None
+    if len(units) > 1:
+        raise UsageError(f"{place}: {show(' '.join([method, *units]))} is not METHOD [UNITS]")
+    digits = units[0].lstrip("0")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_CHARGE_UNITS):
+        raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
+    return method, int(digits)

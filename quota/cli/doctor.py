@@ -1,32 +1,38 @@
-"""The findings of `quota doctor`: the ledger, this machine, and what both make of the configuration.
+"""What `quota check` and `quota doctor` say: of the configuration; of the ledger, this machine and the keys.
 
-`examine` is the door. It changes nothing, and spends nothing unless it is told to call upstream. What a configuration
-says by itself is the business of `quota check`.
+`check` and `examine` are the doors. They change nothing, and spend nothing unless `examine` is told to call upstream.
+`acl_lines` is `quota doctor --acl`: the least rights, as commands that give them to users of the servers.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from quota.cli.check import books_of, journal
-from quota.common.clock import host_clock, rfc3339
-from quota.common.findings import Finding, finding_of, ranked, warning
+from quota.cli.tables import line, stacked
+from quota.common.clock import host_clock, rfc3339, weekday
+from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, ranked, warning
 from quota.common.redact import redact
-from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
 from quota.deciding.repairs import ahead as ahead_of
-from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
+from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
+from quota.ledger.factory import backend_of
+from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
+from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.reports.status import exact_from
-from quota.session import Session
-from quota.settings.ageing import ageing
+from quota.session import Session, projects_left
 from quota.settings.folders import state_folder
-from quota.settings.lint import EXAMPLE_PROJECT, lint
+from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
 from quota.settings.model import CredentialSettings, Settings
+from quota.terms.costs import CostBook
 from quota.terms.limits import MINUTE_MS, SECOND_MS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 PEEKS = 20
 SLOW_MS = 100
@@ -38,6 +44,92 @@ CALL_WITHIN_S = 20
 TOO_MANY, SERVER_ERROR = 429, 500
 """HTTP statuses that say nothing of the key."""
 
+USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
+"""Where a url names nobody."""
+
+_LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def check(session: Session) -> list[Finding]:
+    """All findings about a session's configuration, its ledger and its allowance, errors first."""
+    return ranked(
+        [
+            *lint(session.settings),
+            *ask_ledger(session.settings),
+            *_journal(session),
+            *_renamed(session),
+            *(finding for book in _books(session) for finding in ageing(book, host_clock())),
+        ]
+    )
+
+
+def _books(session: Session) -> list[CostBook]:
+    """The cost books of a session's credentials, each once."""
+    return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
+
+
+def _journal(session: Session) -> list[Finding]:
+    """Draws that cannot be noted stop no call that the ledger decides, so nothing else tells of it before an outage."""
+    allowed, credentials = session.settings.ledger.unavailable, session.settings.credentials
+    if allowed is None or not credentials:
+        return []
+    project = session.project(next(iter(credentials)))
+    if project.journal is None:
+        return []
+    try:
+        project.journal.draws.drawn(host_clock(), project.longest_ms)
+    except LedgerError as error:
+        return [finding_of("warning", "ledger.unavailable", error, "without it no call is admitted in an outage")]
+    return []
+
+
+def _renamed(session: Session) -> Iterator[Finding]:
+    """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
+    for name, until_ms in projects_left(session):
+        yield warning(
+            "credentials",
+            f"what was charged here for project {name!r} counts until {weekday(until_ms)}, and no credential has that "
+            "project any more: one that was renamed has a new budget, and upstream sees the sum of both",
+            f'if it is the same project upstream, add project = "{name}" to it',
+        )
+
+
+def ask_ledger(settings: Settings) -> list[Finding]:
+    """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
+
+    A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
+    warning. Does not create a missing ledger file.
+    """
+    from quota.ledger.factory import open_ledger
+
+    url, path = settings.ledger.url, settings.ledger.file
+    if path is not None:
+        prevented = obstacle(path)
+        if prevented is not None:
+            why, remedy = prevented
+            return [warning("ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)]
+        if not os.path.lexists(path):
+            return []
+    try:
+        ledger = open_ledger(url)
+    except ConfigError:  # `lint` reports it
+        return []
+    try:
+        for project in {credential.project for credential in settings.credentials.values()}:
+            ledger.begin(project)
+    except LedgerError as error:
+        level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
+        return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
+    finally:
+        ledger.close()
+    return []
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
 
 def examine(session: Session, *, call: bool = False) -> list[Finding]:
     """All findings about a session, errors first. With `call`, each credential makes one cheap call."""
@@ -46,13 +138,13 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
     for credential in session.settings.credentials.values():
         findings += _project(credential)
         findings += _key(session, credential, call=call)
-    for book in books_of(session):
+    for book in _books(session):
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
         findings += list(ageing(book, host_clock())) or [fine]
     findings += _state_folder()
-    findings += journal(session)
+    findings += _journal(session)
     findings += _textfile(session.settings.textfile)
-    findings += _told(session.settings)
+    findings += _notified(session.settings)
     findings += _from_other_packages(session)
     return ranked(findings)
 
@@ -62,9 +154,9 @@ def _configuration(session: Session) -> Iterator[Finding]:
     if settings.path is None:
         yield warning("configuration", "no quota.toml was found", "run `quota init`")
         return
-    found = [finding.level for finding in lint(settings)]
-    errors, warnings = found.count("error"), found.count("warning")
-    if found:
+    levels = [finding.level for finding in lint(settings)]
+    errors, warnings = levels.count("error"), levels.count("warning")
+    if levels:
         counts = ", ".join(many(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
         yield Finding("error" if errors else "warning", "configuration", counts, "run `quota check`")
     else:
@@ -82,7 +174,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         return
     path = session.settings.ledger.file or ""
     prevented = obstacle(path) if os.path.lexists(path) else None
-    said = prevented is not None
+    reported = prevented is not None
     if prevented:
         why, remedy = prevented
         yield Finding("error", "ledger", f"{ledger.label} takes no charge: {why}", remedy)
@@ -95,7 +187,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         for name in names:  # first: a peek gives a key the lifetime that it lacks
             for finding in ledger.examine(session.credential(name).project):
                 if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
-                    said |= finding.level == "error" and finding.location == "ledger file"
+                    reported |= finding.level == "error" and finding.location == "ledger file"
                     yield finding
         yield _clock(session)  # before a peek, which clocks that disagree refuse
         yield _speed(session, names[0])
@@ -103,7 +195,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _ahead(session, session.credential(name).project)
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
-        if not said:
+        if not reported:
             yield finding_of("error", "ledger", error, "no call is admitted until it answers")
 
 
@@ -120,6 +212,8 @@ def _state_folder() -> Iterator[Finding]:
 
 
 def _speed(session: Session, name: str) -> Finding:
+    from statistics import median
+
     budget, took_ms = session.budget(name), []
     for _ in range(PEEKS):
         started_s = time.perf_counter()
@@ -230,12 +324,14 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     except QuotaError as error:
         return finding_of("error", location, error, "see `quota status`")
     except Exception as error:  # whatever the client raises
-        said, status = redact(describe(error)), getattr(getattr(error, "resp", None), "status", None)
+        reason, status = redact(describe(error)), getattr(getattr(error, "resp", None), "status", None)
         if status is None:
-            return Finding("error", location, f"upstream did not answer: {said}", "check network and `endpoint`")
+            return Finding("error", location, f"upstream did not answer: {reason}", "check network and `endpoint`")
         if status == TOO_MANY or status >= SERVER_ERROR:
-            return warning(location, f"upstream is in trouble: {said}", "run it again later")
-        return Finding("error", location, f"upstream does not accept it: {said}", "check the key and what it may call")
+            return warning(location, f"upstream is in trouble: {reason}", "run it again later")
+        return Finding(
+            "error", location, f"upstream does not accept it: {reason}", "check the key and what it may call"
+        )
     return Finding("ok", location, f"upstream accepts it ({cost})")
 
 
@@ -249,7 +345,7 @@ def _textfile(folder: str | None) -> Iterator[Finding]:
         yield from examine_folder("textfile folder", folder, "the metrics", alone=False)
 
 
-def _told(settings: Settings) -> Iterator[Finding]:
+def _notified(settings: Settings) -> Iterator[Finding]:
     """Whether the configured people can be told. A wrong address would be noticed only on the day that it is needed."""
     notify = settings.notify
     if notify is not None and notify.command:
@@ -281,3 +377,74 @@ def _from_other_packages(session: Session) -> Iterator[Finding]:
 
     for point in entry_points(group="quota.doctor"):
         yield from point.load()(session.settings)
+
+
+def render_findings(findings: Sequence[Finding]) -> RenderableType:
+    """Render findings: one paragraph each, with its remedy on a line of its own, and the sum at the end."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for finding in findings:
+        head = Text(f"{finding.level:<8}", _LEVEL_STYLE[finding.level])
+        parts.append(Text.assemble(head, (finding.location, "bold")))
+        parts.append(Padding(line(finding.message), (0, 0, 0, 8)))
+        if finding.remedy:
+            parts.append(Padding(line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
+    levels = [finding.level for finding in findings]
+    errors, warnings = (many(levels.count(level), level) for level in ("error", "warning"))
+    parts.append(line(f"{errors}, {warnings}, {levels.count('ok')} ok", "bold"))
+    return stacked(parts)
+
+
+# -- doctor --acl: it contacts nothing ---------------------------------------------------------------------------------
+
+
+def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> list[str]:
+    """A line for the user of the ledger, and for those of its sentinels and of the inbound storage, where there are."""
+    for project in projects:
+        if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", project):
+            raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
+    url, inbound = _of_redis(settings.ledger.url), _inbound_url(settings)
+    keys = [pattern_of(project) for project in projects or ("*",)]
+    commands = [*COMMANDS, *_of_the_way(url, cluster=cluster)]
+    user, beside = _user(url, USER), []
+    if inbound:
+        from quota.inbound.redis_storage import COMMANDS as OF_INBOUND
+        from quota.inbound.redis_storage import KEYS as INBOUND_KEYS
+
+        inbound_user = _user(inbound, INBOUND_USER)
+        inbound_commands = [*OF_INBOUND, *_of_the_way(inbound, cluster=False)]
+        if inbound_user == user:  # one user, on whichever server
+            keys, commands = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *inbound_commands))]
+        else:
+            beside.append(acl_line(inbound_user, [INBOUND_KEYS], inbound_commands))
+    sentinels = [acl_line(sentinels_user_of(url) or SENTINEL_USER, [], OF_A_SENTINEL)] if "+sentinel:" in url else []
+    return [acl_line(user, keys, commands), *sentinels, *beside]
+
+
+def _inbound_url(settings: Settings) -> str:
+    """Of the inbound storage, if that is a Redis server; else empty."""
+    if settings.inbound is None:
+        return ""
+    from quota.inbound.configured import rules_of
+
+    rules = rules_of(settings)
+    return "" if rules is None else _of_redis(rules.url or "")
+
+
+def _of_redis(url: str) -> str:
+    """The url, if it is one of Redis. A user with a file may be about to move."""
+    return url if url and backend_of(url).has_acl else ""
+
+
+def _of_the_way(url: str, *, cluster: bool) -> list[str]:
+    """What it takes to come where the keys of a url are."""
+    of_a_cluster = OF_A_CLUSTER if cluster or "+cluster:" in url else ()
+    return [*of_a_cluster, *(("select",) if database_of(url) else ())]
+
+
+def _user(url: str, otherwise: str) -> str:
+    """Whom a url names. One word alone before the @ may be a password, by mistake: it is not shown."""
+    named, userinfo = user_of(url), url.partition("?")[0].partition("://")[2].rpartition("@")[0]
+    return otherwise if named == "default" or (userinfo and ":" not in userinfo) else named

@@ -10,8 +10,7 @@ from quota.cli.options import Group, config_option, json_option, limit_option, t
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339
-from quota.common.members import members
-from quota.common.text import nearest, show
+from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
 from quota.terms.limits import format_duration
 
@@ -53,7 +52,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
     from quota.inbound.metrics import exposition, nothing_yet, read_report
-    from quota.inbound.opening import is_there
+    from quota.inbound.storage import is_there
 
     rules, storage = _open(config)
     try:
@@ -84,20 +83,25 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
       quota inbound top search
       quota inbound top login --limit 3 --json
     """
-    from quota.inbound.opening import is_there
+    from quota.inbound.storage import is_there
 
     rules, storage = _open(config)
-    chosen = next((one for one in rules.rules if one.name == rule), None)
+    chosen = next((each for each in rules.rules if each.name == rule), None)
     if chosen is None:
-        raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [one.name for one in rules.rules])}")
+        raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [each.name for each in rules.rules])}")
     consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
     if as_json:
-        print_json({"rule": chosen.name, "identities": [_consumer_as_json(one) for one in consumers]})
+        print_json({"rule": chosen.name, "identities": [_consumer_as_json(consumer) for consumer in consumers]})
     elif consumers:
         columns = [Column("identity"), Column("used", number=True), Column("limit", number=True), Column("window")]
         rows = [
-            (one.name, f"{one.used:,}", f"{one.limit.number:,}", format_duration(one.limit.window_ms))
-            for one in consumers
+            (
+                consumer.name,
+                f"{consumer.used:,}",
+                f"{consumer.limit.number:,}",
+                format_duration(consumer.limit.window_ms),
+            )
+            for consumer in consumers
         ]
         print_rich(FirstThatFits(tables(columns, rows)))
     else:
@@ -116,7 +120,7 @@ def rotate(as_json: bool, config: str | None) -> None:
     Example:
       quota inbound rotate
     """
-    from quota.inbound.opening import is_there
+    from quota.inbound.storage import is_there
 
     rules, storage = _open(config)
     if not is_there(rules):
@@ -130,7 +134,7 @@ def rotate(as_json: bool, config: str | None) -> None:
 
 def _open(config: str | None) -> tuple[Rules, Storage]:
     from quota.inbound.configured import load_rules
-    from quota.inbound.opening import opened
+    from quota.inbound.storage import opened
 
     return opened(load_rules(config))
 
@@ -155,8 +159,8 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
         "methods": sorted(rule.methods),
         **members(rule.policy, "algorithm count_rejected"),
         "limits": [
-            {"name": name, "limit": one.number, "window_ms": one.window_ms, "burst": one.burst or None}
-            for name, one in zip(rule.policies, rule.limits, strict=True)
+            {"name": name, "limit": limit.number, "window_ms": limit.window_ms, "burst": limit.burst or None}
+            for name, limit in zip(rule.policies, rule.limits, strict=True)
         ],
         "identities": report.identities[rule.name],
         **{outcome: report.ended(rule.name, outcome) for outcome in get_args(Outcome)},
@@ -170,7 +174,7 @@ def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
     for rule in rules:
         refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")
         unasked = report.ended(rule.name, "failed_open") + report.ended(rule.name, "failed_closed")
-        limits = ", ".join(f"{one.number:,} in {format_duration(one.window_ms)}" for one in rule.limits)
+        limits = ", ".join(f"{limit.number:,} in {format_duration(limit.window_ms)}" for limit in rule.limits)
         rows.append(
             (
                 rule.name,
@@ -186,5 +190,6 @@ def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
     return FirstThatFits(tables(columns, rows, without=(3, 1, 4, 2)))
 
 
-def _consumer_as_json(one: Consumer) -> dict[str, object]:
-    return {"name": one.name, "used": one.used, "limit": one.limit.number, "window_ms": one.limit.window_ms}
+def _consumer_as_json(consumer: Consumer) -> dict[str, object]:
+    limit = consumer.limit
+    return {"name": consumer.name, "used": consumer.used, "limit": limit.number, "window_ms": limit.window_ms}

@@ -13,8 +13,7 @@ import quota
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import now_and_then, print_json, say
 from quota.common.clock import host_clock, rfc3339
-from quota.common.members import members
-from quota.common.text import listed, many
+from quota.common.text import listed, many, members
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.settings.toml import in_toml
 
@@ -83,7 +82,7 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
         print_json({"old": source.label, "new": target.label, "projects": rows})
         return
-    say(*(_told(source, target, one) for one in moved))
+    say(*(_line_of(source, target, project) for project in moved))
     if left:
         say(f"not moved, of other configurations: {listed(left)}; --all moves them too")
     if target.label != _label(settings.ledger.url):
@@ -104,7 +103,7 @@ _OUTCOMES = {
 }
 
 
-def _told(source: Log, target: Log, moved: Moved) -> str:
+def _line_of(source: Log, target: Log, moved: Moved) -> str:
     project = f"project {moved.project}:"
     if moved.kind == "moved already":
         return f"{project} moved already to {target.label}"
@@ -116,7 +115,7 @@ def _told(source: Log, target: Log, moved: Moved) -> str:
 def _movable(name: str, url: str, settings: Settings) -> Log:
     """The ledger at a url of the command line. Raises UsageError."""
     from quota.ledger.factory import file_of, open_ledger
-    from quota.ledger.file_url import absolute
+    from quota.ledger.files import absolute
 
     url = _with_secrets(name, url, settings)
     try:
@@ -128,8 +127,7 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
 def _with_secrets(name: str, url: str, settings: Settings) -> str:
     """A url as it is meant: where it stands, or that of the configuration if it names the same ledger. Other users of
     the machine see the command line, so a password should not stand there."""
-    from quota.settings.address import is_reference
-    from quota.settings.keys import read_secret
+    from quota.settings.references import is_reference, read_secret
 
     if is_reference(url):
         kind, _, place = url.partition(":")
@@ -230,7 +228,7 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     for project, ahead in ahead_of.items():
         say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
     if not yes:
-        is_ahead = any(ahead.found for ahead in ahead_of.values())
+        is_ahead = any(ahead.needs_repair for ahead in ahead_of.values())
         say("Nothing was changed." + (" If that time is right: quota ledger repair --yes" if is_ahead else ""))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.common.text import printable, show
-from quota.errors import Refused, UsageError
+from quota.errors import UsageError
 
 if TYPE_CHECKING:
     import logging
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from quota.session import Session
 
-REFUSED_STATUS = Refused.exit_status
 MAX_LINE = 1_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -83,12 +82,12 @@ def now_and_then(every_s: float) -> Callable[[str], None]:
     """Tells people who wait how far it is, on stderr: of the lines that it gets, one in this time."""
     from quota.common.clock import elapsed_s
 
-    said_s = elapsed_s()
+    last_s = elapsed_s()
 
     def say_progress(line: str) -> None:
-        nonlocal said_s
-        if elapsed_s() - said_s >= every_s:
-            said_s = elapsed_s()
+        nonlocal last_s
+        if elapsed_s() - last_s >= every_s:
+            last_s = elapsed_s()
             say(line, err=True)
 
     return say_progress
@@ -121,14 +120,14 @@ def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
     """
     import logging
 
-    from quota.common.log_filter import LineFormatter, install
+    from quota.common.log_lines import LineFormatter, install
 
     level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()
     shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
     handler.setFormatter(formatter or LineFormatter(shown))
     if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) == "json":
-        from quota.common.json_log import JsonFormatter
+        from quota.common.log_lines import JsonFormatter
 
         handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=(level or "warning").upper(), handlers=[handler], force=formatter is not None)

@@ -1,11 +1,15 @@
-"""The window-boundary proof: `prove` sends the same bursts through a fixed window and through our sliding window."""
+"""`quota prove`: the same bursts around midnight through a fixed window and through our sliding window."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import click
+
 from quota.budget import Budget
-from quota.common.members import members
+from quota.cli.options import json_option
+from quota.cli.output import print_json
+from quota.common.text import many, members
 from quota.deciding.project import Project
 from quota.ledger.factory import open_ledger
 from quota.settings.books import load_book
@@ -13,6 +17,34 @@ from quota.terms.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
 
 LIMIT_UNITS = 500
 MIDNIGHT_MS = 20_000 * DAY_MS
+
+
+@click.command("prove")
+@json_option
+def prove_(as_json: bool) -> None:
+    """Show how a fixed window can admit twice its limit; ours cannot.
+
+    \b
+    Example:
+      quota prove
+    """
+    proof = prove()
+    if as_json:
+        print_json(proof.as_json())
+        return
+    limit = many(proof.limit_units, "unit")
+    click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
+    click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
+    for row in proof.rows:
+        clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
+        minutes, millis = divmod(clock_ms, 60_000)
+        day = "Mon" if row.at_ms < MIDNIGHT_MS else "Tue"
+        at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
+        click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+    click.echo(
+        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units:,}, sliding {proof.sliding_peak_units:,}; "
+        f"the limit is {proof.limit_units:,}."
+    )
 
 
 class Row(NamedTuple):

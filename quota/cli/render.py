@@ -1,26 +1,53 @@
-"""Renders the output of `status`, `spend` and `log` as tables and lines for a terminal."""
+"""What `status`, `spend`, `log` and `explain` show in a terminal: tables and lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
 
+from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
-from quota.common.clock import moment, second
-from quota.common.text import listed, many, spell
+from quota.common.clock import moment, rfc3339, second, weekday
+from quota.common.text import listed, many, members, spell
+from quota.deciding.history import whole_since_ms
+from quota.deciding.project import Project
 from quota.decision import Decision, enforced
-from quota.reports.spending import Bought, KeptRefusal, Spending, refused_by
+from quota.reports.runs import Bought
+from quota.reports.spending import KeptRefusal, Spending, read_charges, read_refusals, refused_by
 from quota.rules.spent import Spent
 from quota.settings.model import BUILT_IN_NOTICE
-from quota.wording.of_status import clock, closed, early_of, notes_of
-from quota.wording.parts import Part, Table
+from quota.terms.costs import CostBook
+from quota.wording import Part, Table, clock, closed, early_of, notes_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quota.common.findings import Finding
     from quota.reports.status import CredentialRow, Status
+
+TABLE_ROWS = 1_000
+"""The most rows of a table; then another one begins."""
+
+_LEVEL_STYLE = {"full": "red", "near": "yellow", "open": ""}
+_TONE_STYLE = {"": "", "strong": "bold", "note": "yellow", "bad": "red", "verdict": "bold red"}
+
+
+def render_parts(parts: Iterable[Part]) -> RenderableType:
+    """Render lines and tables."""
+    return stacked(_drawn(parts))
+
+
+def _drawn(parts: Iterable[Part]) -> list[RenderableType]:
+    return [_table(part) if isinstance(part, Table) else line(part.text, _TONE_STYLE[part.tone]) for part in parts]
+
+
+def _table(table: Table) -> RenderableType:
+    columns = [Column(heading, n in table.numbers) for n, heading in enumerate(table.headings)]
+    styles = ["red" if n in table.bad else "" for n in range(len(table.rows))]
+    return FirstThatFits(tables(columns, table.rows, styles=styles, footer=table.footer, without=table.without))
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
 
 
 def render_status(status: Status) -> RenderableType:
@@ -33,159 +60,14 @@ def render_status(status: Status) -> RenderableType:
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
         parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
         parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
-        parts += _told(early_of(credential))
+        parts += _drawn(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
             if edge_ms is not None:
                 at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
                 parts.append(line(f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"))
-        parts += _told(notes_of(credential, status.at_ms))
+        parts += _drawn(notes_of(credential, status.at_ms))
     return stacked(parts)
-
-
-def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
-    paced = any(row.limit.paced for row in credential.limits)
-    again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
-    columns = [Column("limit"), Column("window"), Column("used", number=True)]
-    columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True)]
-    columns += [Column("room again")] if again else []
-    rows, styles = [], []
-    for row in credential.limits:
-        state = row.state
-        styles.append(_LEVEL_OF_LIMIT[row.level])
-        rows.append(
-            (
-                row.limit.name,
-                row.limit.view.window.name,
-                f"{state.used_units:,}",
-                *([f"{state.limit_units:,}"] if paced else []),
-                f"{row.enforced_units:,}",
-                f"{state.remaining_units:,}",
-                *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
-            )
-        )
-    # On a narrow terminal, leave out the window (the name implies it) and the limit (it is used plus remaining).
-    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
-
-
-_LEVEL_OF_LIMIT = {"full": "red", "near": "yellow", "open": ""}
-
-
-def render_spending(spending: Spending) -> RenderableType:
-    """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
-    counts = [Column("charges", number=True), Column("units", number=True)]
-    columns = [*(Column(f"{field} (UTC)" if field in ("hour", "day") else field) for field in spending.by), *counts]
-    rows = []
-    for values, charges, units in spending.rows:
-        named = (  # an hour is `2026-11-21T10:00:00.000Z`, and shown as `2026-11-21 10:00`
-            f"{value[:10]} {value[11:16]}" if field == "hour" else value or "-"
-            for field, value in zip(spending.by, values, strict=True)
-        )
-        rows.append((*named, f"{charges:,}", f"{units:,}"))
-    total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
-    total += (f"{spending.total_units:,}",)
-    together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
-    joined = [(" ".join(row[:-2]), *row[-2:]) for row in rows]
-    narrow = tables(together, joined, footer=("total", *total[-2:]))
-    return FirstThatFits(chain(tables(columns, rows, footer=total), narrow))
-
-
-def render_bought(bought: Sequence[Bought]) -> RenderableType:
-    """Render what the pages of each job brought, by their number."""
-    numbers = ("pages", "units", "items", "new", "new per unit")
-    columns = [Column("job"), Column("page"), *(Column(name, number=True) for name in numbers)]
-    rows = [
-        (one.job, f"{one.page}", f"{one.pages:,}", f"{one.units:,}", f"{one.items:,}", f"{one.new:,}", _per_unit(one))
-        for one in bought
-    ]
-    return FirstThatFits(tables(columns, rows))
-
-
-def _per_unit(one: Bought) -> str:
-    return f"{one.new / one.units:,.1f}" if one.units else "-"
-
-
-def spending_notes(spending: Spending) -> Iterator[str]:
-    """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
-    for refused, said, see in (
-        (spending.refused, "refused", "; see `quota log --refused`"),
-        (spending.would_refuse, "left that a shadow limit would have refused", ""),
-    ):
-        if refused:
-            calls = many(sum(one.calls for one in refused), "call")
-            named = listed(f"{count:,} by {name}" for name, count in refused_by(refused).items())
-            yield f"{calls} {said}: {named}{see}"
-    if spending.adds_buckets_up:
-        apart = ",".join([*spending.by, "bucket"])
-        yield f"units of several buckets are added up; `quota spend --by {apart}` tells them apart"
-
-
-def render_charges(charges: Sequence[tuple[str, str, Spent]], *, projects: bool) -> RenderableType:
-    """Render single charges, each with its project and the id of its call, which begins its key with the run. Where the
-    columns are too wide, they fold, and some are left out: the region first."""
-    corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
-    columns = [Column("time"), Column("id", whole=True), Column("units", number=True)]
-    columns += [Column("charged", number=True)] if corrected else []
-    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else [])]
-    rows = [
-        [
-            second(charge.id[0]),
-            call_id,
-            f"{charge.units:,}",
-            *([f"{charge.charged_units:,}" if charge.units != charge.charged_units else ""] if corrected else []),
-            charge.method,
-            charge.job or "-",
-            charge.region or "-",
-            *([project] if projects else []),
-        ]
-        for project, call_id, charge in charges
-    ]
-    names = [column.heading for column in columns]
-    narrow = ("region", "job", "project", "method", "charged", "time", "units")
-    return FirstThatFits(tables(columns, rows, without=[names.index(name) for name in narrow if name in names]))
-
-
-def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
-    """Render refusals, one a row. Of several calls together it has the first one's method, how many more they are, and
-    the units of all."""
-    columns = [Column("time"), Column("method"), Column("units", number=True)]
-    columns += map(Column, ["job", "region", "refused by", "reason", "next"])
-    rows = [
-        [
-            second(one.at_ms),
-            one.method if one.calls == 1 else f"{one.method} +{one.calls - 1:,}",
-            f"{one.cost_units:,}",
-            one.job or "-",
-            one.region or "-",
-            one.refused_by or "-",
-            one.reason,
-            "-" if one.retry_at_ms is None else moment(one.retry_at_ms, one.at_ms),
-        ]
-        for one in refusals
-    ]
-    return FirstThatFits(tables(columns, rows, without=[6, 2]))
-
-
-# -- the lines of a status ---------------------------------------------------------------------------------------------
-
-
-def told(parts: Iterable[Part]) -> RenderableType:
-    """Render lines and tables."""
-    return stacked(_told(parts))
-
-
-def _told(parts: Iterable[Part]) -> list[RenderableType]:
-    return [_table(one) if isinstance(one, Table) else line(one.text, _TONE_STYLE[one.tone]) for one in parts]
-
-
-def _table(table: Table) -> RenderableType:
-    columns = [Column(heading, n in table.numbers) for n, heading in enumerate(table.headings)]
-    styles = ["red" if n in table.bad else "" for n in range(len(table.rows))]
-    return FirstThatFits(tables(columns, table.rows, styles=styles, footer=table.footer, without=table.without))
-
-
-_TONE_STYLE = {"": "", "strong": "bold", "note": "yellow", "bad": "red", "verdict": "bold red"}
 
 
 def _verdict(credential: CredentialRow, at_ms: int) -> str:
@@ -218,24 +100,192 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
     return f"{' =' if left == units // dearest.cost_units else ','} {calls}"
 
 
-# -- doctor ------------------------------------------------------------------------------------------------------------
+def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
+    paced = any(row.limit.paced for row in credential.limits)
+    again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
+    columns = [Column("limit"), Column("window"), Column("used", number=True)]
+    columns += [Column("now", number=True)] if paced else []
+    columns += [Column("limit", number=True), Column("remaining", number=True)]
+    columns += [Column("room again")] if again else []
+    rows, styles = [], []
+    for row in credential.limits:
+        state = row.state
+        styles.append(_LEVEL_STYLE[row.level])
+        rows.append(
+            (
+                row.limit.name,
+                row.limit.view.window.name,
+                f"{state.used_units:,}",
+                *([f"{state.limit_units:,}"] if paced else []),
+                f"{row.enforced_units:,}",
+                f"{state.remaining_units:,}",
+                *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
+            )
+        )
+    # On a narrow terminal, leave out the window (the name implies it) and the limit (it is used plus remaining).
+    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
 
-_LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
+
+# -- spend -------------------------------------------------------------------------------------------------------------
 
 
-def render_findings(findings: Sequence[Finding]) -> RenderableType:
-    """Render findings: one paragraph each, with its remedy on a line of its own, and the sum at the end."""
-    from rich.padding import Padding
-    from rich.text import Text
+def render_spending(spending: Spending) -> RenderableType:
+    """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
+    counts = [Column("charges", number=True), Column("units", number=True)]
+    columns = [*(Column(f"{field} (UTC)" if field in ("hour", "day") else field) for field in spending.by), *counts]
+    rows = []
+    for values, charges, units in spending.rows:
+        named = (  # an hour is `2026-11-21T10:00:00.000Z`, and shown as `2026-11-21 10:00`
+            f"{value[:10]} {value[11:16]}" if field == "hour" else value or "-"
+            for field, value in zip(spending.by, values, strict=True)
+        )
+        rows.append((*named, f"{charges:,}", f"{units:,}"))
+    total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
+    total += (f"{spending.total_units:,}",)
+    together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
+    joined = [(" ".join(row[:-2]), *row[-2:]) for row in rows]
+    narrow = tables(together, joined, footer=("total", *total[-2:]))
+    return FirstThatFits(chain(tables(columns, rows, footer=total), narrow))
 
-    parts: list[RenderableType] = []
-    for finding in findings:
-        head = Text(f"{finding.level:<8}", _LEVEL_STYLE[finding.level])
-        parts.append(Text.assemble(head, (finding.location, "bold")))
-        parts.append(Padding(line(finding.message), (0, 0, 0, 8)))
-        if finding.remedy:
-            parts.append(Padding(line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
-    levels = [finding.level for finding in findings]
-    errors, warnings = (many(levels.count(level), level) for level in ("error", "warning"))
-    parts.append(line(f"{errors}, {warnings}, {levels.count('ok')} ok", "bold"))
-    return stacked(parts)
+
+def render_bought(bought: Sequence[Bought]) -> RenderableType:
+    """Render what the pages of each job brought, by their number."""
+    numbers = ("pages", "units", "items", "new", "new per unit")
+    columns = [Column("job"), Column("page"), *(Column(name, number=True) for name in numbers)]
+    rows = [
+        (
+            row.job,
+            f"{row.page}",
+            *(f"{number:,}" for number in (row.pages, row.units, row.items, row.new)),
+            f"{row.new / row.units:,.1f}" if row.units else "-",
+        )
+        for row in bought
+    ]
+    return FirstThatFits(tables(columns, rows))
+
+
+def spending_notes(spending: Spending) -> Iterator[str]:
+    """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
+    for refused, happened, see in (
+        (spending.refused, "refused", "; see `quota log --refused`"),
+        (spending.would_refuse, "left that a shadow limit would have refused", ""),
+    ):
+        if refused:
+            calls = many(sum(refusal.calls for refusal in refused), "call")
+            named = listed(f"{count:,} by {name}" for name, count in refused_by(refused).items())
+            yield f"{calls} {happened}: {named}{see}"
+    if spending.adds_buckets_up:
+        apart = ",".join([*spending.by, "bucket"])
+        yield f"units of several buckets are added up; `quota spend --by {apart}` tells them apart"
+
+
+# -- log: single charges, and single refusals --------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """What is to be shown: of these projects, each with its cost book, since `start_ms`, which the user wrote as
+    `since`; of a job or a method alone, where one is named."""
+
+    books: Mapping[str, CostBook]
+    since: str
+    start_ms: int
+    job: str | None
+    method: str | None
+
+    def has(self, project: str, job: str, method: str) -> bool:
+        named = self.books[project].canonical
+        return self.job in (None, job) and (self.method is None or named(self.method) == named(method))
+
+    def nothing(self, done: str) -> str:
+        like = "" if self.job is None is self.method else "like that "
+        return f"nothing {like}was {done} in the last {self.since}"
+
+
+def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
+    """The charges, oldest first."""
+    start_ms = wanted.start_ms
+    since_ms = max(map(whole_since_ms, projects))
+    charges = (row for row in read_charges(projects, start_ms) if wanted.has(row[0], row[2].job, row[2].method))
+    nothing = True
+    while output_lost() is None and (rows := list(islice(charges, TABLE_ROWS))):
+        nothing = False
+        if as_json:
+            for row in rows:
+                print_json(_charge_json(*row), indent=None)
+        else:
+            print_rich(_charges_table(rows, projects=len(projects) > 1))
+    if as_json:
+        return
+    if nothing:
+        say(wanted.nothing("charged"))
+    if since_ms > start_ms:
+        say(f"only since {weekday(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
+
+
+def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
+    """The last refusals, oldest first."""
+    kept = (refusal for project in projects for refusal in read_refusals(project))
+    refusals = [x for x in kept if x.at_ms >= wanted.start_ms and wanted.has(x.project, x.job, x.method)]
+    refusals.sort(key=lambda refusal: refusal.at_ms)
+    if as_json:
+        for refusal in refusals:
+            print_json({**refusal.data, "calls": refusal.calls}, indent=None)
+    elif refusals:
+        print_rich(_refusals_table(refusals))
+    else:
+        say(wanted.nothing("refused"))
+
+
+def _charge_json(project: str, call_id: str, charge: Spent) -> dict[str, object]:
+    return {
+        "id": call_id,
+        "at": rfc3339(charge.id[0]),
+        "project": project,
+        **members(charge, "method bucket units charged_units job region run"),
+    }
+
+
+def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, projects: bool) -> RenderableType:
+    """Render single charges, each with its project and the id of its call, which begins its key with the run. Where the
+    columns are too wide, they fold, and some are left out: the region first."""
+    corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
+    columns = [Column("time"), Column("id", whole=True), Column("units", number=True)]
+    columns += [Column("charged", number=True)] if corrected else []
+    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else [])]
+    rows = [
+        [
+            second(charge.id[0]),
+            call_id,
+            f"{charge.units:,}",
+            *([f"{charge.charged_units:,}" if charge.units != charge.charged_units else ""] if corrected else []),
+            charge.method,
+            charge.job or "-",
+            charge.region or "-",
+            *([project] if projects else []),
+        ]
+        for project, call_id, charge in charges
+    ]
+    names = [column.heading for column in columns]
+    narrow = ("region", "job", "project", "method", "charged", "time", "units")
+    return FirstThatFits(tables(columns, rows, without=[names.index(name) for name in narrow if name in names]))
+
+
+def _refusals_table(refusals: Sequence[KeptRefusal]) -> RenderableType:
+    """Render refusals, one a row. Of several calls together it has the first one's method, how many more they are, and
+    the units of all."""
+    columns = [Column("time"), Column("method"), Column("units", number=True)]
+    columns += map(Column, ["job", "region", "refused by", "reason", "next"])
+    rows = [
+        [
+            second(refusal.at_ms),
+            refusal.method if refusal.calls == 1 else f"{refusal.method} +{refusal.calls - 1:,}",
+            f"{refusal.cost_units:,}",
+            refusal.job or "-",
+            refusal.region or "-",
+            refusal.refused_by or "-",
+            refusal.reason,
+            "-" if refusal.retry_at_ms is None else moment(refusal.retry_at_ms, refusal.at_ms),
+        ]
+        for refusal in refusals
+    ]
+    return FirstThatFits(tables(columns, rows, without=[6, 2]))

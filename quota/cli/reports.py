@@ -1,4 +1,4 @@
-"""The commands that tell what happened: status, spend, log, explain, reconcile; and reopen, which acts on it."""
+"""The commands that tell what happened: status, spend, log, explain; and reopen, which acts on it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from quota.cli.options import (
     only_job_option,
     since_option,
 )
-from quota.cli.output import fail, new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
+from quota.cli.output import new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
 from quota.common.clock import host_clock, rfc3339, weekday
 from quota.common.log import line
 from quota.common.text import many, one_line, show
-from quota.errors import BadAnswer, ConfigError, QuotaError
+from quota.errors import QuotaError
 from quota.session import projects_of
 
 WATCH_S = 2
@@ -67,8 +67,8 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
         def progress(read: int, credentials: int) -> None:
             say_progress(f"{read:,} of {many(credentials, 'credential')} read")
 
-        told = progress if sys.stderr.isatty() else None
-        current = read_status(session, progress=told, next_capacity=as_json)  # no table shows it
+        shown = progress if sys.stderr.isatty() else None
+        current = read_status(session, progress=shown, next_capacity=as_json)  # no table shows it
     if as_json:
         print_json(current.as_json())
     else:
@@ -168,19 +168,19 @@ def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -
     from importlib.metadata import entry_points
 
     from quota.cli.render import render_bought
-    from quota.reports.spending import stands_out
+    from quota.reports.runs import stands_out
 
     start_ms = max(0, host_clock() - since_ms)
     with quota.open(config) as session:
-        found = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
+        rows = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
     if as_json:
-        print_json({"since": rfc3339(start_ms), "bought": [row._asdict() for row in found]})
+        print_json({"since": rfc3339(start_ms), "bought": [row._asdict() for row in rows]})
         return
-    if found:
-        print_rich(render_bought(found))
+    if rows:
+        print_rich(render_bought(rows))
     else:
         say(f"nothing was fetched in the last {since}")
-    say(*stands_out(found))
+    say(*stands_out(rows))
 
 
 @click.command()
@@ -210,7 +210,7 @@ def log(
       quota log --method search.list --json | jq -r .id
       quota log --refused
     """
-    from quota.cli.log import Wanted, print_charges, print_refusals
+    from quota.cli.render import Wanted, print_charges, print_refusals
 
     since_ms = duration_ms("--since", since)
     with quota.open(config) as session:
@@ -247,10 +247,10 @@ def explain(
       quota explain $(quota log --json | tail -n 1 | jq -r .id)
       quota explain --json | jq '.admits'
     """
-    from quota.cli.render import told
+    from quota.cli.render import render_parts
     from quota.explain.charge import explain_charge
     from quota.explain.refusal import explain_refusal
-    from quota.wording.of_explanations import charge_told, refusal_told
+    from quota.wording import charge_parts, refusal_parts
 
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(
@@ -260,7 +260,7 @@ def explain(
         say_built_in(session, err=as_json)
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
-            data, text = charge.as_json(), told(charge_told(charge))
+            data, text = charge.as_json(), render_parts(charge_parts(charge))
         else:
             refusal = explain_refusal(session, credential, job)
             if refusal is None:
@@ -268,7 +268,7 @@ def explain(
                 raise QuotaError(
                     f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
                 )
-            data, text = refusal.as_json(), told(refusal_told(refusal))
+            data, text = refusal.as_json(), render_parts(refusal_parts(refusal))
     if as_json:
         print_json(data)
     else:
@@ -309,50 +309,3 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     reopened = line("bucket_reopened", project=project, bucket=bucket, because=reason)
     logging.getLogger("quota").info("%s", reopened)
     say(f"bucket {bucket} of project {project} is open again: {reason}")
-
-
-@click.command("reconcile")
-@click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
-@click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
-@only_credential_option
-@json_option
-@config_option
-def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
-    """Compare our count with the provider's own, and tighten ours.
-
-    It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
-    cloud_project. Units that only upstream knows of count here from now on; a smaller quota lowers the limits. Nothing
-    is ever freed. The account that `auth` names needs the permission monitoring.timeSeries.list. If upstream's figures
-    cannot be had, the exit status is 1 and nothing is changed.
-
-    \b
-    Example:
-      quota reconcile
-      quota reconcile --check || echo "somebody else spends this project"
-      quota reconcile > /dev/null     # from cron, every hour
-    """
-    from quota.reconcile.reconcile import chosen_credentials, reconcile
-
-    results, failed = [], 0
-    with quota.open(config) as session:
-        for one in chosen_credentials(session, credential):
-            try:
-                results.append(reconcile(session, one, commit=not dry_run))
-            except (BadAnswer, ConfigError) as error:  # another project may do better
-                failed = max(failed, error.exit_status)
-                fail(f"{one.name}: {error}")
-        if failed and not results:
-            return failed
-        if as_json:
-            print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
-        else:
-            from quota.cli.reconciled import render_reconciled
-
-            for result in results:
-                print_rich(render_reconciled(result, dry_run=dry_run))
-        if session.settings.notify is not None and not dry_run:
-            from quota.cli.reconciled import notices_of
-            from quota.reports.notify import notify
-
-            notify(session, [notice for result in results for notice in notices_of(result)])
-    return failed or int(checks and any(result.differs for result in results))

@@ -11,10 +11,10 @@ import aiohttp
 
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
+from quota.clients.answer_fields import Usage
 from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostNames, MethodOf, has_passed
 from quota.clients.metering import Attempt
-from quota.clients.usage import Usage
-from quota.terms.reserve import RequestBody
+from quota.terms.api import RequestBody
 
 
 def aiohttp_middleware(
@@ -82,10 +82,10 @@ class _Watched:
         return getattr(self._reader, name)
 
     async def _read(self, piece: bytes) -> bytes:
-        self._usage.feed(piece)
-        if self._reader.at_eof():
-            self._usage.end()
-        await self._gate.settle(self._attempt, self._usage.take())
+        units = self._usage.feed(piece)
+        if units is None and self._reader.at_eof():
+            units = self._usage.end()
+        await self._gate.settle(self._attempt, units)
         return piece
 
     async def read(self, n: int = -1) -> bytes:

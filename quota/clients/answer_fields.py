@@ -1,7 +1,8 @@
-"""One answer of an API, as its cost book says where to look: headers, JSON, times.
+"""What an answer of an API says, where its cost book says to look: headers, JSON, times.
 
     Answer      an answer; each of its methods is a question that the book asks of it
     units_in    what a JSON document says of each figure of what a call used
+    Usage       finds that in the body of an answer while the caller reads it
 
 A header that is missing, absurd, sent twice or in the past says nothing.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -23,11 +24,21 @@ from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
+Figures = Sequence[int | None]
+"""Of what a call used, where an answer says it."""
+
 MAX_HEADER_LENGTH = 1_024
 """How much of a header is looked at."""
 
 MAX_POLICIES = 10
 """How many items of a `RateLimit` header are looked at."""
+
+
+MAX_EVENT_BYTES = 64 * 1024
+"""A longer event says nothing."""
+
+DONE = b"[DONE]"
+"""The data of the event by which many upstreams end a stream. Its readers often stop there."""
 
 
 class Answer:
@@ -129,8 +140,8 @@ class Answer:
             return value
         if not isinstance(value, str):
             return None
-        found = field.pattern.search(value[:MAX_HEADER_LENGTH])
-        return None if found is None else found.groupdict().get(group)
+        match = field.pattern.search(value[:MAX_HEADER_LENGTH])
+        return None if match is None else match.groupdict().get(group)
 
     def _at(self, pointer: Pointer) -> object:
         return value_at(self._json, pointer)
@@ -214,3 +225,90 @@ def _items(text: str) -> list[tuple[str, dict[str, int]]]:
         (name, {key: int(number) for key, number in re.findall(r";\s*([a-z]+)=([0-9]{1,15})(?=\s*(?:;|$))", figures)})
         for name, figures in items
     ]
+
+
+# -- what the call used, as its answer is read -------------------------------------------------------------------------
+
+
+class Usage:
+    """Finds in the body of an answer what its call used, while the caller reads it.
+
+        usage = attempt.usage(status, headers)    # None where nothing in the body settles the call
+        attempt.settle(usage.feed(piece))         # each piece of the unpacked body, before the caller has it
+        attempt.settle(usage.end())               # the caller has read all
+
+    Both return what the call used once, as soon as that is known; else None.
+
+    `read` finds the figures in a JSON document, of which `total` makes the units. `events`: the body is a stream of
+    documents (text/event-stream). Of those the last one that says it counts: of a sum, for each of its figures. Nothing
+    is held back, and at most MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON
+    document. Who stops before the end is told nothing: the call may have cost more than was said until then.
+    """
+
+    def __init__(
+        self, read: Callable[[bytes], Figures], total: Callable[[Figures], int | None], *, events: bool
+    ) -> None:
+        self._read = read
+        self._total = total
+        self._events = events
+        self._kept = bytearray()
+        self._data: list[bytes] = []
+        self._size = 0
+        self._figures: Figures = ()
+        self._over = False
+
+    def feed(self, piece: bytes) -> int | None:
+        if self._over:
+            return None
+        if self._events:
+            self._feed_lines(piece)
+        elif len(self._kept) <= MAX_BODY_BYTES:
+            self._kept += piece
+        return self._units() if self._over else None
+
+    def end(self) -> int | None:
+        if self._over:
+            return None
+        if self._events:
+            self._feed_lines(b"\n\n")
+        elif len(self._kept) <= MAX_BODY_BYTES:
+            self._hear(bytes(self._kept))
+        self._over = True
+        self._kept.clear()
+        return self._units()
+
+    def _units(self) -> int | None:
+        return self._total(self._figures) if self._figures else None
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _feed_lines(self, piece: bytes) -> None:
+        """Lines end with LF, CR, or both, which may come in two pieces."""
+        for part in piece.splitlines(keepends=True):
+            if self._over:
+                return
+            if self._kept.endswith(b"\r") and part != b"\n":
+                self._end_line()
+            if len(self._kept) <= MAX_EVENT_BYTES:
+                self._kept += part
+            if part.endswith(b"\n"):
+                self._end_line()
+
+    def _end_line(self) -> None:
+        line = bytes(self._kept).rstrip(b"\r\n")
+        self._kept.clear()
+        if line:
+            self._size += len(line)
+            if self._size <= MAX_EVENT_BYTES and line.startswith(b"data:"):
+                self._data.append(line[5:].strip())
+            self._over = self._data == [DONE]  # its reader may not read the empty line behind it
+            return
+        data, whole = b"\n".join(self._data), self._size <= MAX_EVENT_BYTES
+        self._data, self._size = [], 0
+        if data and whole:
+            self._hear(data)
+
+    def _hear(self, document: bytes) -> None:
+        figures = self._read(document)
+        before = self._figures or [None] * len(figures)
+        self._figures = [old if new is None else new for old, new in zip(before, figures, strict=True)]

@@ -335,8 +335,10 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
                 "if this is expected, raise max_items"
             )
     if isinstance(answer.get("error"), dict) and "items" not in answer:
-        said = show(answer["error"].get("message"))
-        raise BadAnswer(f"upstream's answer holds an error, but no status of one: {said}; check endpoint and proxies")
+        message = show(answer["error"].get("message"))
+        raise BadAnswer(
+            f"upstream's answer holds an error, but no status of one: {message}; check endpoint and proxies"
+        )
     items, token = answer.get("items", []), answer.get("nextPageToken")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadAnswer("upstream's answer has items that are not a list of objects; check endpoint and proxies")

@@ -15,8 +15,7 @@ from quota.common.hosts import is_readable_on_the_way
 from quota.common.redact import redact
 from quota.common.text import show
 from quota.errors import ConfigError
-from quota.terms.api import KeyPlace
-from quota.terms.hosts import Hosts
+from quota.terms.api import Hosts, KeyPlace
 
 
 @dataclass(eq=False, repr=False)
@@ -83,7 +82,7 @@ class Caller:
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
     """The URL without the fields of its query that have these names, and with one more. What stays is not rewritten."""
     parts, names = urlsplit(url), set(without)
-    fields = [one for one in parts.query.split("&") if one and unquote_plus(one.partition("=")[0]) not in names]
+    fields = [field for field in parts.query.split("&") if field and unquote_plus(field.partition("=")[0]) not in names]
     return urlunsplit(parts._replace(query="&".join([*fields, *([more] if more else [])])))
 
 

@@ -70,5 +70,5 @@ def refused_login(error: Exception) -> str | None:
 
 def is_any(error: object, classes: Names) -> bool:
     """Whether an exception is of one of these classes."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
-    return isinstance(error, tuple(cls for cls in found if isinstance(cls, type)))
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+    return isinstance(error, tuple(cls for cls in loaded if isinstance(cls, type)))

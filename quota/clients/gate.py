@@ -15,9 +15,8 @@ from quota.clients.metering import Attempt, Meter, Tally
 from quota.clients.upstream import Sent, upstream_of, verb_of
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
+from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import text, texts
-from quota.terms.hosts import Hosts
-from quota.terms.reserve import NO_BODY, RequestBody
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""

@@ -37,19 +37,16 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
-from quota.clients.discovery import KEY_HEADER, description, scopes_of
+from quota.clients.discovery import KEY_HEADER, Routes, batched_answers, batched_calls, description, scopes_of
 from quota.clients.metering import Attempt, Meter
-from quota.clients.routes import Routes, batched_answers, batched_calls
 from quota.clients.upstream import Google, verb_of
 from quota.common.fork import start_over_in_child
-from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
+from quota.common.hosts import default_port, has_hung_up, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
-from quota.common.sockets import has_hung_up
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.arguments import one, seconds, text
-from quota.terms.hosts import Hosts
-from quota.terms.reserve import RequestBody
+from quota.terms.api import Hosts, RequestBody
+from quota.terms.arguments import instance, seconds, text
 
 TIMEOUT_S = 60.0
 
@@ -97,7 +94,7 @@ def service(
     """
     timeout_s = seconds(timeout_s, "timeout_s")
     api, version = text(api, "api"), text(version, "version")
-    insecure_endpoint = one(insecure_endpoint, bool, "insecure_endpoint", "write True or False")
+    insecure_endpoint = instance(insecure_endpoint, bool, "insecure_endpoint", "write True or False")
     if key is not None and not isinstance(key, str):
         raise UsageError("key is not a str")  # it is not shown: it may be the secret as bytes
     if credentials is not None and not hasattr(credentials, "before_request"):
@@ -311,8 +308,8 @@ class _Gate:
         elif self._is_chunk(request, path, query):
             sent = []
         else:
-            said = request.methodId if request is not None else None
-            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb, RequestBody.of(body)))]
+            method = (request.methodId if request is not None else None) or on_the_wire or f"{verb} {path}"
+            sent = [_Sent(self._meter.attempt(method, verb, RequestBody.of(body)))]
         self._waiting.sent = sent
         return sent
 
@@ -323,7 +320,8 @@ class _Gate:
         return self._routes.is_part(path, query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
-        inner = list(batched_calls(str(_header(headers, "content-type") or ""), body))
+        content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+        inner = list(batched_calls(str(content_type), body))
         if not inner:
             return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but it is sent anyway
         calls = [(self._routes.method(verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
@@ -339,19 +337,15 @@ class _Gate:
         sent: list[_Sent] = self._waiting.sent
         self.forget()
         status = int(response.status)
-        if status >= 400 or not any(one.content_id for one in sent):
-            for one in sent:
-                one.attempt.answered(status, content, response)
+        if status >= 400 or not any(call.content_id for call in sent):
+            for call in sent:
+                call.attempt.answered(status, content, response)
             return
         answers = list(batched_answers(response.get("content-type", ""), content))
         by_id = {content_id: (inner, body) for inner, body, content_id in answers}
-        for one in sent:
-            inner_status, inner_body = by_id.get(one.content_id, (status, b""))
-            one.attempt.answered(inner_status, inner_body)
-
-
-def _header(headers: Mapping[str, Any], name: str) -> Any:
-    return next((value for known, value in headers.items() if str(known).lower() == name), None)
+        for call in sent:
+            inner_status, inner_body = by_id.get(call.content_id, (status, b""))
+            call.attempt.answered(inner_status, inner_body)
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -388,8 +382,8 @@ class _Connection(PatientConnection):
             super().request(method, url, body, headers or {}, **options)
         except BaseException:
             if not self._left:
-                for one in sent:
-                    one.attempt.never_left()
+                for call in sent:
+                    call.attempt.never_left()
             # http.client's buffer holds half a request, and would send it ahead of the next one.
             self.spoiled = True
             self.close()

@@ -11,6 +11,7 @@ import httpx
 
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
+from quota.clients.answer_fields import Usage
 from quota.clients.caller import Caller
 from quota.clients.gate import (
     MAX_PEEK_BYTES,
@@ -24,11 +25,10 @@ from quota.clients.gate import (
     unpacked,
 )
 from quota.clients.metering import Attempt
-from quota.clients.usage import Usage
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
-from quota.terms.reserve import RequestBody
+from quota.terms.api import RequestBody
 
 Below = Callable[[httpx.Request], httpx.Response]
 AsyncBelow = Callable[[httpx.Request], Awaitable[httpx.Response]]
@@ -227,19 +227,15 @@ class _Watched(httpx.Response):
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         for piece in super().iter_bytes(chunk_size):
-            self.usage.feed(piece)
-            self.attempt.settle(self.usage.take())
+            self.attempt.settle(self.usage.feed(piece))
             yield piece
-        self.usage.end()
-        self.attempt.settle(self.usage.take())
+        self.attempt.settle(self.usage.end())
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         async for piece in super().aiter_bytes(chunk_size):
-            self.usage.feed(piece)
-            await self.gate.settle(self.attempt, self.usage.take())
+            await self.gate.settle(self.attempt, self.usage.feed(piece))
             yield piece
-        self.usage.end()
-        await self.gate.settle(self.attempt, self.usage.take())
+        await self.gate.settle(self.attempt, self.usage.end())
 
 
 def _signed(caller: Caller, request: httpx.Request) -> httpx.Request:
@@ -261,8 +257,8 @@ def _never_left(error: BaseException) -> bool:
     """Whether a request failed before its first byte. If it was cancelled: while its own transport had no connection
     for it, or it waited there for its turn, as over HTTP/2 while as many are under way as its server takes."""
     if isinstance(error, httpx.LocalProtocolError):
-        found = error.__cause__
-        return has_passed(found, *_HEADS) or has_passed(found and found.__context__, *_HEADS)
+        cause = error.__cause__
+        return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
     if not isinstance(error, CancelledError):
         return isinstance(error, UNSENT)
     if not has_passed(error, "httpcore._async.connection_pool"):

@@ -12,8 +12,8 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Ref
 from google.oauth2 import credentials as user_credentials
 from google.oauth2 import service_account
 
-from quota.common.log_filter import install
-from quota.common.named import read_named
+from quota.common.files import read_named
+from quota.common.log_lines import install
 from quota.common.redact import redact, register
 from quota.common.text import one_line, shorten, spaced
 from quota.errors import ConfigError
@@ -29,12 +29,12 @@ def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
     kind, _, path = ref.partition(":")
     try:
         if kind == "adc":
-            found, _ = google.auth.default()
+            credentials, _ = google.auth.default()
         elif kind == "service-account":
-            found = service_account.Credentials.from_service_account_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
+            credentials = service_account.Credentials.from_service_account_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
         else:
-            found = user_credentials.Credentials.from_authorized_user_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
-        return with_scopes_if_required(found, list(scopes) or None)  # type: ignore[no-untyped-call]
+            credentials = user_credentials.Credentials.from_authorized_user_info(_secret_file(path, where))  # type: ignore[no-untyped-call]
+        return with_scopes_if_required(credentials, list(scopes) or None)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, TypeError, AttributeError, GoogleAuthError) as error:
         # Their messages may quote the file.
         if kind != "adc":
@@ -67,8 +67,8 @@ def bearer(token: str) -> Any:
 
 def refused(error: GoogleAuthError) -> str:
     """One line about an `auth` that was not accepted. The error itself may quote the token server's whole answer."""
-    said = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
-    return f"auth was not accepted ({said or type(error).__name__}); renew it"
+    reason = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
+    return f"auth was not accepted ({reason or type(error).__name__}); renew it"
 
 
 def _secret_file(path: str, where: str) -> dict[str, Any]:

@@ -18,24 +18,22 @@ from functools import partial
 from typing import Any, Protocol
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
-from quota.clients.answer_fields import Headers, units_in
+from quota.clients.answer_fields import Headers, Usage, units_in
 from quota.clients.evidence import charged_ms, news, observe
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
-from quota.clients.usage import Usage
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.text import show, spaced
 from quota.deciding.run_limit import RunLimit
-from quota.deciding.settlement import Settlement
+from quota.deciding.spend import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
 from quota.rules.calls import MAX_CHARGE_UNITS, charge_units
 from quota.rules.facts import Exhaustion
-from quota.terms.arguments import text
-from quota.terms.attribution import current_attribution, machine_name
+from quota.terms.api import NO_BODY, RequestBody
+from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.limits import leaves_at
-from quota.terms.reserve import NO_BODY, RequestBody
 
 _log = logging.getLogger("quota")
 
@@ -233,9 +231,9 @@ class Attempt:
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         if not reading.levels:
             return reading
-        told = news(self._budget, self.decision, reading.levels, at_ms)
-        emptied = [Closing(said.level.bucket, said.until_ms, said.why_empty) for said in told if said.why_empty]
-        levels = tuple([said.level for said in told])
+        heard = news(self._budget, self.decision, reading.levels, at_ms)
+        emptied = [Closing(item.level.bucket, item.until_ms, item.why_empty) for item in heard if item.why_empty]
+        levels = tuple([item.level for item in heard])
         return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
@@ -279,9 +277,8 @@ class Attempt:
     def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Settle it by the whole, unpacked body of its answer, if that says what the call used."""
         if (usage := self.usage(status, headers)) is not None:
-            usage.feed(body)
-            usage.end()
-            self.settle(usage.take())
+            self.settle(usage.feed(body))
+            self.settle(usage.end())
 
     def settle(self, used_units: int | None) -> None:
         """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it

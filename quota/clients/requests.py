@@ -29,7 +29,7 @@ from quota.clients.caller import Caller
 from quota.clients.gate import HostGate, HostNames, MethodOf, has_passed
 from quota.clients.urllib3 import never_left, noted
 from quota.common.redact import redact
-from quota.terms.reserve import RequestBody
+from quota.terms.api import RequestBody
 
 
 def requests_adapter(

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, Headers
-from quota.clients.discovery import KEY_HEADER, description, discovered, scopes_of
-from quota.clients.routes import Routes
+from quota.clients.discovery import KEY_HEADER, Routes, description, discovered, scopes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import plain_path
@@ -125,10 +124,10 @@ def verb_of(upstream: Upstream, verb: str, headers: Sent) -> str:
     if verb.upper() != "POST" or not upstream.overrides:
         return verb
     fields = headers.items() if isinstance(headers, Mapping) else headers
-    said = [_text(value) for name, value in fields if _text(name).lower() == "x-http-method-override"]
-    if len(said) > 1 or not all(map(str.isalpha, said)):
+    overrides = [_text(value) for name, value in fields if _text(name).lower() == "x-http-method-override"]
+    if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
         raise UsageError("X-HTTP-Method-Override does not name one method")
-    return said[0].upper() if said else verb
+    return overrides[0].upper() if overrides else verb
 
 
 def _text(part: str | bytes) -> str:
@@ -236,7 +235,7 @@ class Described:
 
     def fit(self, verb: str, url: str) -> int:
         route = self._route(verb, url)
-        return -1 if route is None else route.said
+        return -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
         path = plain_path(re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2])
@@ -251,14 +250,14 @@ class Described:
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
         answer, rules = Answer(status, headers, body, at_ms), self.book.answers
-        said = list(self._said(answer, method))
+        states = list(self._states(answer, method))
         base = Google(self.book).read(status, headers, body, method=method, at_ms=at_ms)
-        error, closes = self._closed(answer, method, said, base)
+        error, closes = self._closed(answer, method, states, base)
         closed = {closing.bucket for closing in closes}
         levels = (
-            Level(one.bucket, one.remaining_units, one.limit_units, one.reset_ms)
-            for one in said
-            if one.remaining_units is not None and one.bucket in self.book.buckets and one.bucket not in closed
+            Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms)
+            for state in states
+            if state.remaining_units is not None and state.bucket in self.book.buckets and state.bucket not in closed
         )
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
@@ -289,27 +288,30 @@ class Described:
     # -- what is closed ----------------------------------------------------------------------------------------------
 
     def _closed(
-        self, answer: Answer, method: str, said: list[_Said], base: Reading
+        self, answer: Answer, method: str, states: list[_PoolState], base: Reading
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and what it closes: by the first rule that fits, by the pool that it says is empty,
         or as Google's answers do."""
         rule = next((rule for rule in self.book.answers.closed if answer.fits(rule.when)), None)
         if rule is not None:
-            bucket = rule.bucket or (said[0].bucket if said and said[0].named else bucket_of(method, self.book))
-        elif answer.status in (403, 429) and (empty := [one for one in said if one.remaining_units == 0]):
+            bucket = rule.bucket or (states[0].bucket if states and states[0].named else bucket_of(method, self.book))
+        elif answer.status in (403, 429) and (empty := [state for state in states if state.remaining_units == 0]):
             bucket = empty[0].bucket
         else:
             lasting = base.error is not None and base.error.kind == "project_blocked"
-            later = (one._replace(until_ms=self._until_ms(answer, None, one.bucket, said)) for one in base.closes)
+            later = (
+                closing._replace(until_ms=self._until_ms(answer, None, closing.bucket, states))
+                for closing in base.closes
+            )
             return base.error, base.closes if lasting else tuple(later)
         reason, message = words_of(answer.body)
         if rule is not None and isinstance(rule.when.value, str):
             reason = reason or rule.when.value
         message = message or reason or f"HTTP {answer.status}"
-        until_ms = self._until_ms(answer, rule, bucket, said)
+        until_ms = self._until_ms(answer, rule, bucket, states)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
-    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, said: list[_Said]) -> int | None:
+    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[_PoolState]) -> int | None:
         """Until when a bucket is closed: the later of its reset and of Retry-After, else for as long as the rule says;
         for no longer than its period. None where nobody says.
 
@@ -318,7 +320,9 @@ class Described:
         lasts = None if rule is None else rule.lasts
         times = [answer.retry_at_ms]
         times += [
-            one.reset_ms for one in said if one.bucket == bucket and not (lasts is not None and one.remaining_units)
+            state.reset_ms
+            for state in states
+            if state.bucket == bucket and not (lasts is not None and state.remaining_units)
         ]
         until_ms = max((time for time in times if time is not None), default=None)
         if until_ms is None and lasts is not None:
@@ -330,21 +334,21 @@ class Described:
 
     # -- what remains ------------------------------------------------------------------------------------------------
 
-    def _said(self, answer: Answer, method: str) -> Iterator[_Said]:
+    def _states(self, answer: Answer, method: str) -> Iterator[_PoolState]:
         """What the answer says of the book's pools, also where it says no more than when one resets."""
         for rule in self.book.answers.levels:
             bucket, named = self._pool(answer, rule, method)
             if bucket:
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield from self._checked(answer, _Said(bucket, named, remaining, limit, reset_ms))
+                yield from self._checked(answer, _PoolState(bucket, named, remaining, limit, reset_ms))
         items = answer.policies()
         for name, remaining, limit, reset_ms in items:
             bucket = self._named(name)
             if not bucket and len(items) == len(self.book.buckets) == 1:
                 bucket = self.book.main_bucket.name
             if bucket:
-                yield from self._checked(answer, _Said(bucket, True, remaining, limit, reset_ms))
+                yield from self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
         """The pool of which a rule's figures speak, and whether the answer names it; "" for one that is not ours."""
@@ -359,23 +363,23 @@ class Described:
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: Answer, said: _Said) -> Iterator[_Said]:
+    def _checked(self, answer: Answer, state: _PoolState) -> Iterator[_PoolState]:
         """What is said, if it may be so: of a window that is over, nothing; a reset beyond the period is none."""
-        remaining, limit, reset_ms = said.remaining_units, said.limit_units, said.reset_ms
+        remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
         if reset_ms is not None and reset_ms <= answer.at_ms:
             return
         if remaining is not None and limit is not None and remaining > limit:
-            said = said._replace(remaining_units=None, limit_units=None)
-        if reset_ms is not None and reset_ms > answer.at_ms + self._period_ms(said.bucket) + CLOCK_MS:
-            said = said._replace(reset_ms=None)
-        yield said
+            state = state._replace(remaining_units=None, limit_units=None)
+        if reset_ms is not None and reset_ms > answer.at_ms + self._period_ms(state.bucket) + CLOCK_MS:
+            state = state._replace(reset_ms=None)
+        yield state
 
 
 CLOCK_MS = 5 * SECOND_MS
 """How far a reset may be beyond its bucket's period: clocks differ, and headers count in whole seconds."""
 
 
-class _Said(NamedTuple):
+class _PoolState(NamedTuple):
     """What an answer says of a pool, which the answer itself may have `named`."""
 
     bucket: str

@@ -60,20 +60,20 @@ class UpstreamError(NamedTuple):
 
 def classify(status: int, body: bytes, *, method: str, book: CostBook) -> UpstreamError:
     """What this answer to a call of `method` means. Never raises: an unreadable body is classified by its status."""
-    said = _read(body)
-    kind: Kind | None = _quota_kind(status, said)
-    message = said.message or f"HTTP {status}"
+    error = _read(body)
+    kind: Kind | None = _quota_kind(status, error)
+    message = error.message or f"HTTP {status}"
     if kind is None:
-        kind, remedy = _other_kind(status, said)
-        return UpstreamError(kind, None, said.reason, message, remedy)
-    bucket = None if kind == "transient_rate" else _bucket(said, method, book)
-    return UpstreamError(kind, bucket, said.reason, message)
+        kind, remedy = _other_kind(status, error)
+        return UpstreamError(kind, None, error.reason, message, remedy)
+    bucket = None if kind == "transient_rate" else _bucket(error, method, book)
+    return UpstreamError(kind, bucket, error.reason, message)
 
 
 def words_of(body: bytes) -> tuple[str, str]:
     """The reason and the message in a body; each is "" where it has none."""
-    said = _read(body)
-    return said.reason, said.message
+    error = _read(body)
+    return error.reason, error.message
 
 
 def bucket_of(method: str, book: CostBook) -> str:
@@ -88,7 +88,7 @@ def bucket_of(method: str, book: CostBook) -> str:
 # -- reading the body --------------------------------------------------------------------------------------------------
 
 
-class _Said(NamedTuple):
+class _ErrorBody(NamedTuple):
     """The meaningful parts of an error body. A part that is missing is "" or empty."""
 
     message: str = ""
@@ -120,29 +120,29 @@ class _NamedLimit(NamedTuple):
         return "perday" in self.limit.lower() or "/d/" in f"{self.unit}/"
 
 
-def _read(body: bytes) -> _Said:
+def _read(body: bytes) -> _ErrorBody:
     if len(body) > MAX_BODY_BYTES:
-        return _Said()
+        return _ErrorBody()
     try:
         data: object = json.loads(body)
     except (ValueError, RecursionError):
-        return _Said(message=_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+        return _ErrorBody(message=_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
     if isinstance(data, list) and data:
         data = data[0]  # some upstreams wrap the error in a list
     if not isinstance(data, dict):
-        return _Said()
+        return _ErrorBody()
     error = data.get("error")
     if isinstance(error, str):
         # The shape of an OAuth server.
-        return _Said(_line(data, "error_description") or _plain(error), structured=True, reasons=(_word(error),))
+        return _ErrorBody(_line(data, "error_description") or _plain(error), structured=True, reasons=(_word(error),))
     if not isinstance(error, dict):
         items = (data, *_dicts(data.get("errors")))
-        return _Said(message=next((line for item in items if (line := _line(item, "message"))), ""))
+        return _ErrorBody(message=next((line for item in items if (line := _line(item, "message"))), ""))
     errors = list(_dicts(error.get("errors")))
     details = list(_dicts(error.get("details")))
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
     reasons = [_word(item.get("reason")) for item in (*details, *errors)]
-    return _Said(
+    return _ErrorBody(
         message=_line(error, "message") or next((line for item in errors if (line := _line(item, "message"))), ""),
         structured=True,
         status=_word(error.get("status")),
@@ -198,34 +198,36 @@ _RATE = frozenset(
 _CHANNEL = frozenset({"uploadLimitExceeded", "uploadRateLimitExceeded", "maxPlaylistExceeded"})
 
 
-def _quota_kind(status: int, said: _Said) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
+def _quota_kind(
+    status: int, error: _ErrorBody
+) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
     """What the error says about quota; None when it is not about that."""
-    if said.limits:
-        if any(limit.grants_nothing for limit in said.limits):
+    if error.limits:
+        if any(limit.grants_nothing for limit in error.limits):
             return "project_blocked"
-        return "daily_exhausted" if any(limit.daily for limit in said.limits) else "transient_rate"
-    reasons = set(said.reasons)
+        return "daily_exhausted" if any(limit.daily for limit in error.limits) else "transient_rate"
+    reasons = set(error.reasons)
     if reasons & _CHANNEL:
         return None
-    named = bool(reasons & (_DAILY | _RATE)) or said.status == "RESOURCE_EXHAUSTED"
+    named = bool(reasons & (_DAILY | _RATE)) or error.status == "RESOURCE_EXHAUSTED"
     # A wrong request may quote something "per day" too, and a proxy's page may speak of its own limits.
-    about_quota = named or (status in (403, 429) and said.structured and not reasons)
-    if about_quota and _PER_DAY.search(said.message):
+    about_quota = named or (status in (403, 429) and error.structured and not reasons)
+    if about_quota and _PER_DAY.search(error.message):
         return "daily_exhausted"
-    if about_quota and _PER_SHORTER.search(said.message):
+    if about_quota and _PER_SHORTER.search(error.message):
         return "transient_rate"
     if reasons & _DAILY:
         return "daily_exhausted"
     return "transient_rate" if named or status == 429 else None
 
 
-def _bucket(said: _Said, method: str, book: CostBook) -> str:
+def _bucket(error: _ErrorBody, method: str, book: CostBook) -> str:
     """The name to close: the pool whose mark the error carries, else the bucket that `method` is charged to.
 
     The limit's own name counts for more than the message, and a longer mark for more than a shorter one.
     """
-    named = " ".join(f"{limit.limit} {limit.metric}" for limit in said.limits).lower()
-    for text in (named, said.message.lower()):
+    named = " ".join(f"{limit.limit} {limit.metric}" for limit in error.limits).lower()
+    for text in (named, error.message.lower()):
         hits = [(len(mark), pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
         if hits:
             return max(hits, key=lambda hit: hit[0])[1]
@@ -268,20 +270,20 @@ _REMEDIES = {
 }
 
 
-def _other_kind(status: int, said: _Said) -> tuple[Kind, str]:
+def _other_kind(status: int, error: _ErrorBody) -> tuple[Kind, str]:
     """The kind of an error that is not about quota, and the remedy where it is the configuration's."""
-    if any(reason in _CHANNEL for reason in said.reasons):
+    if any(reason in _CHANNEL for reason in error.reasons):
         return "channel_limit", ""
     if status >= 500 or status == 408:
         return "transient_server", ""
-    remedy = next((_REMEDIES[reason] for reason in said.reasons if reason in _REMEDIES), None)
+    remedy = next((_REMEDIES[reason] for reason in error.reasons if reason in _REMEDIES), None)
     if remedy is not None:
         return "config", remedy
-    if status == 401 or said.status == "UNAUTHENTICATED":
+    if status == 401 or error.status == "UNAUTHENTICATED":
         return "config", _LOGIN
     if status == 407:
         return "config", _PROXY
     # A method of the API says no with a reason of its own (`commentsDisabled`); the gate before it with a general one.
-    if said.status == "PERMISSION_DENIED" or (status == 403 and set(said.reasons) <= {"forbidden", "badRequest"}):
+    if error.status == "PERMISSION_DENIED" or (status == 403 and set(error.reasons) <= {"forbidden", "badRequest"}):
         return "config", _ACCESS
     return "request", ""

@@ -15,7 +15,9 @@ from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, has_passed, unpack
 from quota.clients.metering import Attempt
 from quota.common.clock import elapsed_s
 
-_HEADS = tuple(f"{one}.{put}" for one in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader"))
+_HEADS = tuple(
+    f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")
+)
 """Where a method or a field that HTTP does not know is found: both write into a buffer."""
 
 
@@ -24,7 +26,7 @@ def never_left(reason: object) -> bool:
     certificate, no HTTP, or a connection with an answer that is still unread."""
     if isinstance(reason, BaseException) and has_passed(reason, *_HEADS):
         return True
-    if isinstance(reason, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in reason.args):
+    if isinstance(reason, SSLError) and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in reason.args):
         return True
     # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
     reason = getattr(reason, "original_error", reason)
@@ -37,8 +39,8 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     status, headers = raw.status, raw.headers
     packing = headers.get("content-encoding", "")
     if preloaded:
-        said = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
-        attempt.answered(status, said, headers)
+        head = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
+        attempt.answered(status, head, headers)
         attempt.settle_by(status, headers, raw.data)
         return raw
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # of a HEAD, nothing comes
@@ -84,11 +86,9 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
 
     def stream(*args: Any, **options: Any) -> Iterator[bytes]:
         for piece in unwatched(*args, **options):
-            usage.feed(piece)
-            attempt.settle(usage.take())
+            attempt.settle(usage.feed(piece))
             yield piece
-        usage.end()
-        attempt.settle(usage.take())
+        attempt.settle(usage.end())
 
     raw.stream = stream
     return raw

@@ -1,12 +1,20 @@
-"""What `quota check` and `quota doctor` find: a verdict on one thing, and what to do about it."""
+"""What `quota check` and `quota doctor` say: a verdict on one thing, and what to do about it.
+
+The findings about a folder are here, too: on which file system it lies, whose it is, and how much room there is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from quota.common.files import doubt_at
 from quota.common.redact import redact
+from quota.common.text import one_line
 
 Level = Literal["error", "warning", "ok"]
 
@@ -38,12 +46,139 @@ def warning(location: str, message: str, remedy: str = "") -> Finding:
     return Finding("warning", location, message, remedy)
 
 
-def finding_of(level: Level, location: str, said: object, remedy: str = "") -> Finding:
+def finding_of(level: Level, location: str, error: object, remedy: str = "") -> Finding:
     """The finding for an error that says "what is wrong; what to do". `remedy` is for one that names none."""
-    message, _, named = redact(str(said)).partition("; ")
-    return Finding(level, location, message, named or remedy)
+    message, _, own_remedy = redact(str(error)).partition("; ")
+    return Finding(level, location, message, own_remedy or remedy)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Errors first, then warnings, then what is fine; otherwise in the order given."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+MOUNTS = "/proc/self/mountinfo"
+"""Linux says here what is mounted where. Elsewhere the file systems are not known."""
+
+IN_MEMORY = frozenset(("tmpfs", "ramfs", "rootfs"))
+"""A restart empties these."""
+
+NETWORK = frozenset(
+    (
+        *(
+            "9p",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "gfs2",
+            "glusterfs",
+            "lustre",
+            "ncpfs",
+            "nfs",
+            "nfs4",
+            "ocfs2",
+            "smb3",
+        ),
+        *(f"fuse.{name}" for name in ("ceph", "davfs", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")),
+    )
+)
+"""Locks may not hold between the machines that mount these."""
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+TO_NOTHING = "is a link to nothing", "make what it names, or correct the path"
+
+LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
+
+
+def examine_folder(
+    location: str, folder: str | os.PathLike[str], holds: str, mounts: str = MOUNTS, *, alone: bool = True
+) -> Iterator[Finding]:
+    """The findings about a folder that `holds` something, or about the one where it would be made: at least one.
+
+    `alone`: others may not write there.
+    """
+    on_the_way = _existing(os.path.abspath(folder))
+    if not os.path.exists(on_the_way):  # as where what it names is not mounted
+        yield Finding("error", location, f"{one_line(on_the_way)} {TO_NOTHING[0]}", TO_NOTHING[1])
+        return
+    there = _existing(os.path.realpath(folder))
+    name = one_line(folder)
+    findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < LITTLE_BYTES:
+        findings.append(
+            Finding(
+                "error" if free_bytes < TOO_LITTLE_BYTES else "warning",
+                location,
+                f"{name}: {free_bytes / 1e6:,.0f} MB are free on its disk",
+                "make room there",
+            )
+        )
+    yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
+
+
+def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Why this user could not write the file at `path`, or make it and the folders on its way, and what to do."""
+    there = _existing(os.path.abspath(path))
+    is_file, name = there == os.path.abspath(path), one_line(there)
+    if not os.path.exists(there):  # as where what it names is not mounted
+        return f"{name} {TO_NOTHING[0]}", TO_NOTHING[1]
+    if not is_file and not os.path.isdir(there):
+        return f"{name} is no folder", "correct the path"
+    if not os.access(there, os.W_OK | os.X_OK * (not is_file), effective_ids=_EFFECTIVE):
+        return f"this user may not write to {name}", "correct the path, or its owner or mode"
+    return None
+
+
+def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
+    if not os.path.isdir(there):
+        yield Finding("error", location, f"{one_line(there)} is no folder", "correct the path")
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+        yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
+    elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
+        remedy = "make it this user's alone (chown, chmod), or name another folder"
+        yield Finding("error", location, f"{name} {why}: nothing in it is used", remedy)
+
+
+def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:
+    kind = file_system(there, mounts)
+    if kind in IN_MEMORY:
+        yield warning(location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts")
+    elif kind in NETWORK:
+        yield warning(
+            location,
+            f"{name} is on {kind}, where locks may not hold: {holds} may be damaged",
+            "move it to a local disk",
+        )
+
+
+def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
+    """The type of the file system that holds `path`, or would hold it; "" where that is not known."""
+    path = os.path.realpath(path)
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        holds_it = f"{path}/".startswith(f"{point.rstrip('/')}/")
+        if holds_it and len(point) >= len(best):  # the later of two mounts hides the other
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def _existing(path: str) -> str:
+    """The path, or the nearest folder above it that is there."""
+    while not os.path.lexists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path

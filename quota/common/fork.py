@@ -57,14 +57,14 @@ _held: WeakValueDictionary[int, Held] = WeakValueDictionary()
 _starting_over: WeakValueDictionary[int, StartsOver] = WeakValueDictionary()
 
 
-def hold_over_fork(one: Held) -> None:
-    """Hold `one` over each fork of this process from now on."""
-    _held[next(_numbers)] = one
+def hold_over_fork(held: Held) -> None:
+    """Hold an object over each fork of this process from now on."""
+    _held[next(_numbers)] = held
 
 
-def start_over_in_child(one: StartsOver) -> None:
-    """Let `one` start over in each forked child of this process from now on."""
-    _starting_over[next(_numbers)] = one
+def start_over_in_child(copied: StartsOver) -> None:
+    """Let an object start over in each forked child of this process from now on."""
+    _starting_over[next(_numbers)] = copied
 
 
 class _Forking(threading.local):
@@ -81,20 +81,20 @@ _forking = _Forking()
 def _before() -> None:
     _forking.child_starts_over = True
     if not _forking.holding:
-        _hold([one for ref in _held.valuerefs() if (one := ref()) is not None])
+        _hold([held for ref in _held.valuerefs() if (held := ref()) is not None])
 
 
-def _hold(ones: list[Held]) -> None:
+def _hold(objects: list[Held]) -> None:
     """Hold all objects, the last one first. Raises the exception of one only after it has held them all."""
     holding = _forking.holding
     try:
-        while ones:
-            holding.append(ones[-1].held_over_fork())
+        while objects:
+            holding.append(objects[-1].held_over_fork())
             next(holding[-1])
-            ones.pop()
+            objects.pop()
     finally:
-        if ones:
-            _hold(ones)
+        if objects:
+            _hold(objects)
 
 
 def _release() -> None:
@@ -112,18 +112,18 @@ def _after_in_child() -> None:
         _release()
     finally:
         if _forking.child_starts_over:
-            _start_over([one for ref in _starting_over.valuerefs() if (one := ref()) is not None])
+            _start_over([copied for ref in _starting_over.valuerefs() if (copied := ref()) is not None])
             _forking.child_starts_over = False
 
 
-def _start_over(ones: list[StartsOver]) -> None:
+def _start_over(objects: list[StartsOver]) -> None:
     try:
-        while ones:
-            ones[0].start_over_in_child()
-            del ones[0]
+        while objects:
+            objects[0].start_over_in_child()
+            del objects[0]
     finally:
-        if ones:
-            _start_over(ones)
+        if objects:
+            _start_over(objects)
 
 
 # A signal handler that runs as a hook begins may raise, and then this hook has done nothing: the next one does it.

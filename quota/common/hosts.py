@@ -1,10 +1,12 @@
-"""Which hosts are this machine, or Google's, and how ports and paths are read."""
+"""Which hosts are this machine, or Google's, how ports and paths are read, and whether a connection still stands."""
 
 from __future__ import annotations
 
 import re
+import select
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 MAX_KNOWN = 1_000
@@ -52,3 +54,11 @@ def plain_path(path: str) -> str:
 def is_googles(host: str) -> bool:
     """Whether a host, with a port or a path or without, is one of Google's APIs."""
     return re.split("[:/]", host)[0].lower().rstrip(".").endswith(".googleapis.com")
+
+
+def has_hung_up(sock: Any) -> bool:
+    """Whether the other side of an idle connection has closed it: it is readable, although nothing was asked. What is
+    sent on it would not arrive."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))

@@ -10,13 +10,13 @@ begin: Callable[[], None] | None = None
 """What a command begins its log with, if there comes to be anything to warn of. In a program of the user's, nothing."""
 
 
-def warn(event: str, said: object = "", /, **fields: object) -> None:
-    """Log a warning with the logger `quota`: a `line`, and after a colon what is `said` of it."""
+def warn(event: str, detail: object = "", /, **fields: object) -> None:
+    """Log a warning with the logger `quota`: a `line`, and after a colon the `detail`."""
     import logging  # late: most processes have nothing to warn of
 
     if begin is not None:
         begin()
-    logging.getLogger("quota").warning("%s", line(event, **fields) + (f": {said}" if said else ""))
+    logging.getLogger("quota").warning("%s", line(event, **fields) + (f": {detail}" if detail else ""))
 
 
 def line(event: str, /, **fields: object) -> str:

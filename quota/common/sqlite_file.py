@@ -12,9 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from quota.common.folders import doubt_of_database, make_folder, open_alone
+from quota.common.files import doubt_of_database, make_folder, open_alone, read_text
 from quota.common.fork import hold_over_fork
-from quota.common.resources import read_text
 
 T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")
@@ -312,31 +311,31 @@ class SqliteFile:
         return (self.unusable or self.error)(message)
 
     def _explained(self, error: sqlite3.Error) -> Exception:
-        wording, code, said = self.wording, _code(error), str(error)
+        wording, code, reason = self.wording, _code(error), str(error)
         if code == sqlite3.SQLITE_NOTADB:
             return self._useless(wording.not_a_database)
         # Or a text is none, or somebody removed a table or column that the format has.
-        if code == sqlite3.SQLITE_CORRUPT or said.startswith(("Could not decode", "no such table", "no such column")):
+        if code == sqlite3.SQLITE_CORRUPT or reason.startswith(("Could not decode", "no such table", "no such column")):
             return self._useless(wording.damaged)
-        known = {
+        messages = {
             **dict.fromkeys(_BUSY, wording.locked),
             sqlite3.SQLITE_READONLY: wording.read_only,
             sqlite3.SQLITE_CANTOPEN: wording.cannot_open,
             sqlite3.SQLITE_FULL: wording.disk_full,
             sqlite3.SQLITE_IOERR: wording.disk_fails,
         }
-        return self.error(known.get(code) or wording.other.replace("{reason}", said))
+        return self.error(messages.get(code) or wording.other.replace("{reason}", reason))
 
 
 def statements(script: str) -> list[str]:
     """Split a script into statements, to run them inside one transaction. `executescript` would commit first."""
-    found, pending = [], ""
+    whole, pending = [], ""
     for line in script.splitlines(keepends=True):
         pending += line
         if sqlite3.complete_statement(pending):
-            found.append(pending)
+            whole.append(pending)
             pending = ""
-    return found
+    return whole
 
 
 def _code(error: sqlite3.Error) -> int:

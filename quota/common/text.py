@@ -1,4 +1,4 @@
-"""Text for people and logs. Every message is built with these functions.
+"""Text for people, logs and programs. Every message is built with these functions.
 
     show            a value as Python writes it, shortened
     printable       text with its control characters escaped
@@ -11,6 +11,7 @@
     nearest         the hint after an unknown name
     many            a count with its noun
     spell           a duration
+    members         a record as JSON has it
 
 They keep every message short and on one line, and no value in it can move the cursor.
 """
@@ -20,6 +21,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from itertools import islice
+
+from quota.common.clock import NEVER, rfc3339
 
 
 def show(value: object) -> str:
@@ -39,11 +42,11 @@ def shorten(text: str, maximum: int) -> str:
     return text if len(text) <= maximum else f"{text[: maximum - 3]}..."
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """The hint after an unknown name: the nearest known name, or the known names if none is near."""
+def nearest(name: object, choices: Iterable[str]) -> str:
+    """The hint after an unknown name: the nearest of the choices, or all of them if none is near."""
     from difflib import get_close_matches  # late: few processes meet an unknown name
 
-    names = list(known)
+    names = list(choices)
     near = get_close_matches(name[:100], names, n=1, cutoff=0.5) if isinstance(name, str) else []
     if near:
         return f"did you mean {near[0]!r}?"
@@ -107,3 +110,23 @@ def spell(duration_ms: int) -> str:
         return f"{hours}h {minutes:02}m"
     days, hours = divmod(hours, 24)
     return f"{days}d {hours}h"
+
+
+def members(record: object, names: str = "", *, if_any: str = "") -> dict[str, object]:
+    """A record as JSON has it: its fields with these names, separated by spaces, in this order; then those of `if_any`
+    that are neither None, 0 nor empty.
+
+        members(row, "name used_units resets_at", if_any="owed_units")
+
+    A time is `resets_ms` in a record, and `resets_at` or `resets` in JSON, as text: null where there is none.
+    """
+    fields = {name: _member(record, name) for name in names.split()}
+    return fields | {name: value for name in if_any.split() if (value := _member(record, name))}
+
+
+def _member(record: object, name: str) -> object:
+    if hasattr(record, name):
+        return getattr(record, name)
+    field = f"{name}_ms"
+    at_ms = getattr(record, field) if hasattr(record, field) else getattr(record, f"{name.removesuffix('_at')}_ms")
+    return None if at_ms in (None, NEVER) else rfc3339(at_ms)

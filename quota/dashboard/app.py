@@ -3,7 +3,7 @@
     Dashboard    what is read of a session, and kept
     make_app     the application over it: pages, `/metrics`, `/healthz`
 
-It answers GET and HEAD and changes nothing. What a page needs is read in threads (`quota.dashboard.kept`), and pages
+It answers GET and HEAD and changes nothing. What a page needs is read in threads (`quota.dashboard.reading`), and pages
 are made in threads too, so nothing waits in the event loop.
 """
 
@@ -26,15 +26,22 @@ from starlette.routing import Route
 
 from quota.common.clock import host_clock
 from quota.dashboard.contract import GROUP, Contribution, Forecast
-from quota.dashboard.kept import Kept, Reading
 from quota.dashboard.pages import Site, State
-from quota.dashboard.reading import find_refusal, read_curves, read_now, read_samples, read_spent, samples_of_silence
+from quota.dashboard.reading import (
+    Kept,
+    Reading,
+    find_refusal,
+    read_curves,
+    read_now,
+    read_samples,
+    read_spent,
+    samples_of_silence,
+)
 from quota.errors import LedgerError
 from quota.explain.refusal import explain_kept
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.session import Session
-from quota.web.health import Check, health
-from quota.web.problem import App
+from quota.web.documents import App, Check, health
 from quota.web.protection import protected
 
 T = TypeVar("T")
@@ -64,8 +71,8 @@ class Dashboard:
         self.spent = Kept(lambda: read_spent(session))
 
     def _forecast(self) -> Forecast | None:
-        found = (kept.last.value for kept in self.added.values())
-        return next((one.forecast for one in found if one is not None and one.forecast is not None), None)
+        added = (kept.last.value for kept in self.added.values())
+        return next((part.forecast for part in added if part is not None and part.forecast is not None), None)
 
     def state(self) -> State:
         """What there is, read anew where that is quick."""
@@ -98,30 +105,30 @@ class Dashboard:
         """What `/metrics` exports."""
         session = self.session
         now = self.now.get(SCRAPE_PATIENCE_S)
-        found: list[Sample] = []
+        samples: list[Sample] = []
         try:
             if now.value is None or now.error is not None:
                 raise LedgerError(now.error or "not read yet")
-            found += read_samples(session, now.value.status)
+            samples += read_samples(session, now.value.status)
         except LedgerError:
-            found = samples_of_silence(session)
+            samples = samples_of_silence(session)
         for kept in self.added.values():
             reading = kept.get(PATIENCE_S)
-            found += () if reading.value is None else reading.value.samples
-        return found
+            samples += () if reading.value is None else reading.value.samples
+        return samples
 
     def checks(self) -> list[Check]:
         """What `/healthz` says. The page works without the ledger, so that is a warning."""
         now = self.now.get(SCRAPE_PATIENCE_S)
-        found = [
+        checks = [
             Check("ledger")
             if now.error is None and now.value is not None
             else Check("ledger", "warn", "the ledger does not answer; the page shows its last state")
         ]
         for name, kept in self.added.items():
             failing = kept.get(PATIENCE_S).error is not None
-            found.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))
-        return found
+            checks.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))
+        return checks
 
 
 def make_app(session: Session, hosts: Collection[str] | None) -> App:
@@ -153,11 +160,11 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
 
     def run(request: Request) -> Response:
         state = dashboard.state()
-        found = next((one for one in state.runs if one.key == request.path_params["key"]), None)
-        if found is None:
+        run_asked = next((run for run in state.runs if run.key == request.path_params["key"]), None)
+        if run_asked is None:
             return missing("This run is no longer listed: the page has the last 50 of 35 days.")
         kept = () if state.now.value is None else state.now.value.refusals
-        return page(site.run(found, kept, state.now_ms))
+        return page(site.run(run_asked, kept, state.now_ms))
 
     def metrics(_: Request) -> Response:
         return PlainTextResponse(

@@ -1,19 +1,127 @@
-"""A curve as shapes: the paths and labels that the template puts into an SVG.
+"""How much of a limit was used at each moment, by job, and how much the schedule will use; and that as shapes.
 
-Shapes are in a field of WIDTH x HEIGHT that is stretched to the room there is; whatever has text is placed in percent
-beside it, so that letters are never stretched.
+    Event     one charge as a limit counts it
+    Curve     the use of a limit over a span of time, from the charges that it counts
+    Chart     a curve as the paths and labels that the template puts into an SVG
+
+Pure: no ledger, no clock. Shapes are in a field of WIDTH x HEIGHT that is stretched to the room there is; whatever has
+text is placed in percent beside it, so that letters are never stretched.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from typing import NamedTuple
 
 from quota.common.clock import local
-from quota.dashboard.curves import Curve
 from quota.dashboard.words import date, hour
-from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Window, cutoff
+
+SAMPLES = 145
+"""The number of past moments that are shown: one in 10 minutes of a day."""
+
+AHEAD_SAMPLES = 96
+LEAST_AHEAD_MS = 3 * HOUR_MS
+
+
+class Event(NamedTuple):
+    """Units (or a call) of a job at `ms`."""
+
+    ms: int
+    units: int
+    job: str
+
+
+class Curve(NamedTuple):
+    """Use at `times_ms`, the last of which is now, by job: each job has a number for each time. `ahead` is the use that
+    is expected at later times, of all jobs together, as far as that is known."""
+
+    start_ms: int
+    now_ms: int
+    end_ms: int
+    times_ms: tuple[int, ...]
+    jobs: dict[str, tuple[int, ...]]
+    ahead: tuple[tuple[int, int], ...]
+
+
+def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
+    """The span of time that is shown: the period of a calendar limit; of any other the last day, and what comes until
+    `until_ms`, or for a day."""
+    if isinstance(window, Calendar) and window.longest_ms > HOUR_MS:
+        return window.edges(now_ms)[:2]
+    latest_ms = now_ms + DAY_MS
+    return now_ms - DAY_MS, latest_ms if until_ms is None else min(max(until_ms, now_ms + LEAST_AHEAD_MS), latest_ms)
+
+
+def since(window: Window, now_ms: int) -> int:
+    """The first moment whose charges a curve needs."""
+    return cutoff(window, span(window, now_ms, None)[0]) + 1
+
+
+def curve(
+    window: Window,
+    now_ms: int,
+    until_ms: int | None,
+    events: Sequence[Event],
+    expected: Sequence[Event] = (),
+    others: Sequence[tuple[int, int]] = (),
+    known_ms: int | None = None,
+) -> Curve:
+    """The curve of a limit from what it counts, oldest first, and from what is expected until `known_ms` (None: all).
+
+    `others` are units that only upstream has counted, each with the time until which they count. They are in what is
+    ahead.
+    """
+    start_ms, end_ms = span(window, now_ms, until_ms)
+    past_ms = now_ms - start_ms
+    times_ms = tuple(start_ms + past_ms * n // (SAMPLES - 1) for n in range(SAMPLES))
+    series: dict[str, list[int]] = {}
+    held: dict[str, int] = {}
+    first = last = 0
+    for n, at_ms in enumerate(times_ms):
+        after_ms = cutoff(window, at_ms)
+        while last < len(events) and events[last].ms <= at_ms:
+            held[events[last].job] = held.get(events[last].job, 0) + events[last].units
+            last += 1
+        while first < last and events[first].ms <= after_ms:
+            held[events[first].job] -= events[first].units
+            first += 1
+        for job, units in held.items():
+            if job not in series:
+                series[job] = [0] * SAMPLES
+            series[job][n] = units
+    known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
+    ahead = _ahead(window, now_ms, known_ms, events, expected, others)
+    jobs = {job: tuple(units) for job, units in series.items() if any(units)}
+    return Curve(start_ms, now_ms, end_ms, times_ms, jobs, ahead)
+
+
+def _ahead(
+    window: Window,
+    now_ms: int,
+    end_ms: int,
+    events: Sequence[Event],
+    expected: Sequence[Event],
+    others: Sequence[tuple[int, int]],
+) -> tuple[tuple[int, int], ...]:
+    coming = [event for event in expected if now_ms < event.ms < end_ms]
+    ours = sorted([*(event for event in events if event.ms <= now_ms), *coming], key=lambda event: event.ms)
+    times, sums = [event.ms for event in ours], [0, *accumulate(event.units for event in ours)]
+
+    def used(at_ms: int) -> int:
+        counted = sums[bisect_right(times, at_ms)] - sums[bisect_right(times, cutoff(window, at_ms))]
+        return counted + sum(units for units, until_ms in others if at_ms < until_ms)
+
+    last_ms = end_ms - 1  # at the reset itself a calendar limit has begun anew
+    step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
+    moments = [*range(now_ms, last_ms, step_ms), last_ms]
+    return tuple((at_ms, used(at_ms)) for at_ms in moments)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 1000, 200
 COLOURS = 6
@@ -90,8 +198,8 @@ def chart(curve: Curve, limit_units: int, colours: Mapping[str, int], next_ms: i
         above = [low + own for low, own in zip(below, units, strict=True)]
         path = ""
         for first, end in _stretches(units):
-            line = _line(xs[first:end], [y(one) for one in above[first:end]])
-            back = _line(xs[first:end][::-1], [y(one) for one in below[first:end]][::-1], begin="L")
+            line = _line(xs[first:end], [y(edge) for edge in above[first:end]])
+            back = _line(xs[first:end][::-1], [y(edge) for edge in below[first:end]][::-1], begin="L")
             path += f"{line}{back}Z"
         bands.append(Band(job, colour, path, units[-1], _label_y(job, below, above, top, x(curve.now_ms))))
         below = above
@@ -115,10 +223,10 @@ def _grouped(curve: Curve, colours: Mapping[str, int]) -> list[tuple[str, int, S
     """Jobs with their colours and units, from the bottom of the stack to its top."""
     own = sorted((job for job in curve.jobs if colours.get(job)), key=lambda job: colours[job])
     rest = [units for job, units in curve.jobs.items() if not colours.get(job)]
-    found: list[tuple[str, int, Sequence[int]]] = [(job, colours[job], curve.jobs[job]) for job in own]
+    stack: list[tuple[str, int, Sequence[int]]] = [(job, colours[job], curve.jobs[job]) for job in own]
     if rest:
-        found.append((OTHERS, 0, [sum(of_job) for of_job in zip(*rest, strict=True)]))
-    return found
+        stack.append((OTHERS, 0, [sum(of_job) for of_job in zip(*rest, strict=True)]))
+    return stack
 
 
 def colours_of(jobs: Iterable[str]) -> dict[str, int]:
@@ -149,7 +257,7 @@ def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 def _line(xs: Sequence[str], ys: Sequence[float], begin: str = "M") -> str:
     """A path through points, without those on a level stretch."""
-    heights = [_n(one * HEIGHT / 100) for one in ys]
+    heights = [_n(y * HEIGHT / 100) for y in ys]
     kept = [n for n in range(len(xs)) if n in (0, len(xs) - 1) or not heights[n - 1] == heights[n] == heights[n + 1]]
     return "".join(f"{begin if place == 0 else 'L'}{xs[n]} {heights[n]}" for place, n in enumerate(kept))
 

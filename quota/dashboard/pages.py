@@ -19,11 +19,9 @@ from markupsafe import Markup
 from quota.common.clock import local
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
-from quota.dashboard.charts import Band, chart, colours_of
+from quota.dashboard.charts import Band, Curve, chart, colours_of
 from quota.dashboard.contract import Contribution, Forecast, Region
-from quota.dashboard.curves import Curve
-from quota.dashboard.kept import Reading
-from quota.dashboard.reading import SPANS_MS, Curves, Now, Spent, key_of
+from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Spent, key_of
 from quota.explain.refusal import RefusalExplained
 from quota.reports.runs import Run
 from quota.reports.spending import KeptRefusal, refused_by
@@ -31,9 +29,7 @@ from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
-from quota.wording.of_explanations import refusal_told
-from quota.wording.of_status import early_of, notes_of
-from quota.wording.parts import Part, Table
+from quota.wording import Part, Table, early_of, notes_of, refusal_parts
 
 ROWS = 12
 """The most rows of a table that are seen at once; the rest unfolds."""
@@ -57,17 +53,21 @@ class State(NamedTuple):
     added: Sequence[tuple[str, Reading[Contribution]]]
 
     @property
+    def parts(self) -> list[Contribution]:
+        """What other packages added, as far as it was read."""
+        return [reading.value for _, reading in self.added if reading.value is not None]
+
+    @property
     def forecast(self) -> Forecast | None:
-        found = [one.value.forecast for _, one in self.added if one.value is not None]
-        return next((one for one in found if one is not None), None)
+        return next((part.forecast for part in self.parts if part.forecast is not None), None)
 
     @property
     def regions(self) -> list[Region]:
-        return [region for _, one in self.added if one.value is not None for region in one.value.regions]
+        return [region for part in self.parts for region in part.regions]
 
     @property
     def runs(self) -> list[Run]:
-        return [run for _, one in self.added if one.value is not None for run in one.value.runs]
+        return [run for part in self.parts for run in part.runs]
 
 
 class Site:
@@ -110,8 +110,8 @@ class Site:
         """The verdict, the limits, who spent it, freshness, refusals and runs."""
         now, now_ms = state.now.value, state.now_ms
         down = state.now.error is not None
-        credentials = [] if now is None else [self._credential(one, now, down) for one in now.status.credentials]
-        verdicts = [one["verdict"] for one in credentials]
+        credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
+        verdicts = [credential["verdict"] for credential in credentials]
         return self._render(
             "overview.html",
             now_ms,
@@ -121,14 +121,14 @@ class Site:
             credentials=credentials,
             projects=[] if now is None else self._projects(now, state.curves.value or {}, state.forecast),
             read_ms=state.now.read_ms,
-            spending=[_spending(one) for one in state.spent.value or ()],
+            spending=[_spending(spent) for spent in state.spent.value or ()],
             spans=[words.duration(span_ms) for span_ms in SPANS_MS],
             jobs=_freshness(state.regions),
-            notes=[note for _, one in state.added if one.value is not None for note in one.value.notes],
-            refusals=_folded([{"kept": one, "key": key_of(one)} for one in now.refusals] if now else [], REFUSALS),
+            notes=[note for part in state.parts for note in part.notes],
+            refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
-            several_projects=now is not None and len({one.project for one in now.status.credentials}) > 1,
+            several_projects=now is not None and len({row.project for row in now.status.credentials}) > 1,
             prices=list(self._prices(now)),
         )
 
@@ -144,20 +144,20 @@ class Site:
         }
 
     def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        projects: dict[str, dict[str, Any]] = {}
         for row in now.status.credentials:
-            if row.project in found:
+            if row.project in projects:
                 continue
-            curves = [read.get((row.project, one.limit.name)) for one in row.limits]
-            colours = colours_of(self._by_size(one for one in curves if one is not None))
+            curves = [read.get((row.project, limit.limit.name)) for limit in row.limits]
+            colours = colours_of(self._by_size(curve for curve in curves if curve is not None))
             limits = [
-                _limit(one, now.status.at_ms, curves[n], colours, forecast, row.project, f"limit-{len(found)}-{n}")
-                for n, one in enumerate(row.limits)
+                _limit(limit, now.status.at_ms, curves[n], colours, forecast, row.project, f"limit-{len(projects)}-{n}")
+                for n, limit in enumerate(row.limits)
             ]
-            used = [one for one in limits if one["in_use"]] or limits
-            unused = [one for one in limits if one not in used]
-            found[row.project] = {"name": row.project, "used": used, "unused": unused}
-        return list(found.values())
+            used = [limit for limit in limits if limit["in_use"]] or limits
+            unused = [limit for limit in limits if limit not in used]
+            projects[row.project] = {"name": row.project, "used": used, "unused": unused}
+        return list(projects.values())
 
     def _by_size(self, curves: Iterable[Curve]) -> list[str]:
         """The jobs of a project: those that use most first; of equal ones, as the configuration lists them."""
@@ -183,12 +183,12 @@ class Site:
     def refusal(self, explained: RefusalExplained, now_ms: int) -> str:
         """Why one call was refused, as `quota explain` says it."""
         kept = explained.kept
-        parts = _parts(refusal_told(explained))
+        parts = _parts(refusal_parts(explained))
         return self._render("explanation.html", now_ms, title="Why it was refused", kept=kept, parts=parts)
 
     def run(self, run: Run, refusals: Sequence[KeptRefusal], now_ms: int) -> str:
         """What one run did, and what stopped it."""
-        stopped = next((one for one in refusals if one.run == run.run and one.job == run.job), None)
+        stopped = next((kept for kept in refusals if kept.run == run.run and kept.job == run.job), None)
         return self._render(
             "run.html",
             now_ms,
@@ -206,33 +206,32 @@ class Site:
 def _coded(text: str) -> Markup:
     """A line of ours, with what stands in backquotes as code."""
     pieces = re.split(r"`([^`]+)`", spaced(text))
-    return Markup().join(Markup("<code>{}</code>").format(one) if n % 2 else one for n, one in enumerate(pieces))
+    return Markup().join(Markup("<code>{}</code>").format(piece) if n % 2 else piece for n, piece in enumerate(pieces))
 
 
 def _title(verdicts: Sequence[words.Verdict]) -> str:
     """For the tab of the browser: the worst verdict, and on how many of the credentials it is."""
     order = ("unknown", "closed", "full", "near", "open")
-    worst = min(verdicts, key=lambda one: order.index(one.state), default=None)
+    worst = min(verdicts, key=lambda verdict: order.index(verdict.state), default=None)
     if worst is None:
         return "No answer"
     until = "" if worst.until is None else f" {worst.until.clock}"
-    alike, all_of_them = sum(one.state == worst.state for one in verdicts), many(len(verdicts), "credential")
+    alike, all_of_them = sum(verdict.state == worst.state for verdict in verdicts), many(len(verdicts), "credential")
     count = "" if len(verdicts) == 1 else f" ({all_of_them if alike == len(verdicts) else f'{alike} of {all_of_them}'})"
     return f"{worst.headline}{until}{count}"
 
 
 def _notices(state: State) -> list[dict[str, Any]]:
     """What cannot be read now, each error once."""
-    read: list[tuple[str, Reading[Any]]] = [("The ledger does not answer", state.now)]
+    readings: list[tuple[str, Reading[Any]]] = [("The ledger does not answer", state.now)]
     if state.now.error is None:
-        read.append(("Who spent it cannot be read", state.spent))
-    read += [(f"{what.capitalize()} cannot be read", one) for what, one in state.added]
-    found: dict[str, dict[str, Any]] = {}
-    for what, one in read:
-        if one.error is not None and one.error not in found:
-            told = {"what": what, "since_ms": one.failing_ms, "read_ms": one.read_ms, "error": spaced(one.error)}
-            found[one.error] = told
-    return list(found.values())
+        readings.append(("Who spent it cannot be read", state.spent))
+    readings += [(f"{what.capitalize()} cannot be read", reading) for what, reading in state.added]
+    notices: dict[str, dict[str, Any]] = {}
+    for what, (_, read_ms, error, failing_ms) in readings:
+        if error is not None and error not in notices:
+            notices[error] = {"what": what, "since_ms": failing_ms, "read_ms": read_ms, "error": spaced(error)}
+    return list(notices.values())
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -252,8 +251,8 @@ def _limit(
     shapes = None
     if curve is not None:
         shapes = chart(curve, max(state.limit_units, row.enforced_units), colours, row.next_capacity_ms)
-    known = () if curve is None else curve.ahead
-    end_ms, end_units = known[-1] if known else (at_ms - 1, state.used_units)
+    use = () if curve is None else curve.ahead
+    end_ms, end_units = use[-1] if use else (at_ms - 1, state.used_units)
     ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
     return {
         "key": key,
@@ -278,11 +277,11 @@ def _window(row: LimitRow) -> str:
     """The window of a limit, as people say it, and whether it is on trial."""
     window, selector = row.limit.view.window, row.limit.view.selector
     if isinstance(window, Sliding):
-        said = f"in any {words.spelled_out(window.window_ms)}"
+        text = f"in any {words.spelled_out(window.window_ms)}"
     else:
-        said = f"in each {window.spelled_out()}"
+        text = f"in each {window.spelled_out()}"
     only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
-    return ", ".join([said, *only]) + ("; a shadow, which refuses nobody" if row.limit.shadow else "")
+    return ", ".join([text, *only]) + ("; a shadow, which refuses nobody" if row.limit.shadow else "")
 
 
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
@@ -311,9 +310,9 @@ def _spending(spent: Spent) -> dict[str, Any]:
         "spent": spent,
         "rows": _folded(rows, ROWS),
         "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
-        "refused": sum(one.calls for one in spent.refused),
+        "refused": sum(refusal.calls for refusal in spent.refused),
         "refused_by": _by(spent.refused),
-        "would_refuse": sum(one.calls for one in spent.would_refuse),
+        "would_refuse": sum(refusal.calls for refusal in spent.would_refuse),
         "would_refuse_by": _by(spent.would_refuse),
     }
 
@@ -326,10 +325,10 @@ def _by(refusals: Sequence[RefusedSum]) -> str:
 
 
 def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
-    found: dict[tuple[str, str], list[Region]] = {}
-    for one in regions:
-        found.setdefault((one.project, one.job), []).append(one)
-    return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in found.items()]
+    jobs: dict[tuple[str, str], list[Region]] = {}
+    for region in regions:
+        jobs.setdefault((region.project, region.job), []).append(region)
+    return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in jobs.items()]
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
@@ -341,11 +340,11 @@ def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
 def _parts(parts: Iterator[Part]) -> list[dict[str, Any]]:
     """An explanation in groups: an empty line begins a new one."""
     groups: list[dict[str, Any]] = [{"parts": []}]
-    for one in parts:
-        if isinstance(one, Table):
-            groups[-1]["parts"].append({"table": one})
-        elif one.text:
-            groups[-1]["parts"].append({"text": one.text, "tone": one.tone})
+    for part in parts:
+        if isinstance(part, Table):
+            groups[-1]["parts"].append({"table": part})
+        elif part.text:
+            groups[-1]["parts"].append({"text": part.text, "tone": part.tone})
         else:
             groups.append({"parts": []})
     return [group for group in groups if group["parts"]]

@@ -118,7 +118,7 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
     units = row.remaining_units
     if units is None:
         return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
-    near = any(one.level != "open" for one in row.limits if row.counts_all(one))
+    near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
     lead = "Calls are admitted."
     if searches is not None and searches.left:
         lead += f" What is left is {many(units, 'unit')}."

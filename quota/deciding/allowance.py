@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.common.log import warn
 from quota.deciding.corrections import add, correct
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_READ
-from quota.rules.entry import END, START, Entry, Id
-from quota.rules.keys import is_reservation
+from quota.ledger.log import in_pieces
+from quota.rules.entry import END, START, Entry, Id, is_reservation
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project
@@ -88,12 +87,12 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
     new = [draw for draw in owed if draw.handed_id is None]
     places = {draw.entry.key: draw.handed_id for draw in owed if draw.handed_id is not None}
     places |= _find(project, journal, new)
-    told = [draw for draw in owed if draw.entry.key in places or is_reservation(draw.entry.key)]
+    corrected = [draw for draw in owed if draw.entry.key in places or is_reservation(draw.entry.key)]
     missing = [draw.entry for draw in new if draw.entry.key not in places]
     if missing:
         ms, seq = add(project, missing)
         places |= {entry.key: (ms, seq + n) for n, entry in enumerate(missing)}
-    for draw in told:
+    for draw in corrected:
         correct(project, places[draw.entry.key][0], [draw.entry.key], draw.entry.units)
     handed = [(draw, places[draw.entry.key]) for draw in owed]
     is_noted = journal.draws.handed_over(project.reading.epoch, handed)
@@ -130,12 +129,8 @@ def _find(project: Project, journal: Journal, draws: Sequence[Draw]) -> dict[str
     places: dict[str, Id] = {}
     keys = {draw.entry.key for draw in draws}
     after = min((draw.seen if draw.epoch == project.reading.epoch else START for draw in draws), default=END)
-    while keys:
-        entries = project.log.read(project.name, after, END, MAX_READ)
+    for entries in in_pieces(project.log.read, project.name, after) if keys else ():
         there = [entry for entry in entries if entry.key in keys]
         places |= {entry.key: entry.id for entry in there}
         journal.write(project.reading.epoch, there)  # whoever made them had no answer, and did not note them
-        if len(entries) < MAX_READ:
-            break
-        after = entries[-1].id
     return places

@@ -14,9 +14,8 @@ from quota.common.clock import elapsed_s
 from quota.deciding.losses import StillCountingError, put_back
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
-from quota.ledger.log import ANY, LEASE_MS, MAX_READ
-from quota.rules.entry import END, START, Entry, Id, just_before
-from quota.rules.keys import is_reservation
+from quota.ledger.log import ANY, LEASE_MS, in_pieces
+from quota.rules.entry import END, START, Entry, Id, is_reservation, just_before
 from quota.rules.reading import Mark
 
 if TYPE_CHECKING:
@@ -103,10 +102,8 @@ def _charges(project: Project, ms: int, keys: Sequence[str]) -> dict[str, Entry]
     """The charges of these keys: at their time, or, where a repair has dated them anew, wherever they stand."""
     charges: dict[str, Entry] = {}
     for after, through in ((just_before(ms), (ms, END[1])), (START, END)):
-        while len(charges) < len(keys):
-            entries = project.log.read(project.name, after, through, MAX_READ)
+        for entries in in_pieces(project.log.read, project.name, after, through):
             charges |= {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
-            if len(entries) < MAX_READ:
-                break
-            after = entries[-1].id
+            if len(charges) == len(keys):
+                return charges
     return charges

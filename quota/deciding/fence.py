@@ -71,16 +71,13 @@ class Fence:
         if not is_seal(epoch):
             done, fence = self.log.fence(self.project, epoch, self.token)
         elif epoch == self.lifts:
-            fence = self._fence(beginning.clock_ms)
+            fence = f"{FENCE}{self.token}:{beginning.clock_ms + LEASE_MS}"
             done = self.log.change(self.project, {EPOCH: epoch}, {EPOCH: fence}).done
         else:
             raise self._overtaken()
         if done:
             self.stood, self.epoch = epoch, fence
         return done
-
-    def _fence(self, clock_ms: int) -> str:
-        return f"{FENCE}{self.token}:{clock_ms + LEASE_MS}"
 
     def change(self, becomes: Mapping[str, str | None]) -> None:
         """Change fields of the state behind the fence."""

@@ -15,8 +15,7 @@ from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
 from quota.rules.entry import END, START, Entry, Id, just_before
-from quota.rules.spent import Spent, spent
-from quota.rules.sums import SUMS, ChargedSum, Sums
+from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
 
 

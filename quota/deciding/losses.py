@@ -28,8 +28,7 @@ from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.union import missing, union
-from quota.terms.arguments import MAX_NUMBER, text, whole
-from quota.terms.attribution import machine_name
+from quota.terms.arguments import MAX_NUMBER, machine_name, text, whole
 
 if TYPE_CHECKING:
     from quota.deciding.project import Project

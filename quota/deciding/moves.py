@@ -26,10 +26,11 @@ from quota.deciding.project import LONGEST
 from quota.errors import MoveRefused
 from quota.ledger.log import MAX_READ, SEAL, Log, is_closed, is_fence, is_seal
 from quota.rules import facts
+from quota.rules.claims import CLAIM, PLACE
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.rules.refusals import MAX_KEYS, REFUSALS, REFUSED_SUMS
-from quota.rules.sums import SUMS, ChargedSum, Sums
+from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.rules.union import missing, union
 
 FIELDS_AT_ONCE = 20
@@ -236,7 +237,7 @@ def _together(name: str, ours: str, theirs: str) -> str:
             return facts.union(Facts.read(ours), Facts.read(theirs)).text()
         if name == LONGEST:
             return str(max(int(ours), int(theirs)))
-        if name.startswith(("claim:", "place:")):  # UNTIL_MS TEXT
+        if name.startswith((CLAIM, PLACE)):  # UNTIL_MS TEXT
             return max(ours, theirs, key=lambda text: int(text.partition(" ")[0]))
         if name == SUMS:
             return _larger_sums(Sums.read(ours), Sums.read(theirs)).text()

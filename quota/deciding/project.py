@@ -31,21 +31,10 @@ from quota.deciding.question import Look, Others, Outcome, Question
 from quota.decision import REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
-from quota.ledger.log import (
-    MAX_READ,
-    MAX_UNSEEN,
-    SLACK_MS,
-    Append,
-    Beginning,
-    Log,
-    Reply,
-    is_fence,
-    is_seal,
-)
+from quota.ledger.log import MAX_READ, MAX_UNSEEN, SLACK_MS, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
 from quota.ledger.state import State, moved
-from quota.rules.entry import START, Entry, Id, just_before
+from quota.rules.entry import START, Entry, Id, Keys, just_before
 from quota.rules.facts import FACTS, Facts, closing
-from quota.rules.keys import Keys
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.arguments import whole_clock
@@ -82,7 +71,6 @@ KEEP_AFTER = 100
 
 TRIM_AFTER_MS = MINUTE_MS
 """How often a process moves what has left every window to the past, at most."""
-
 
 _MAX_SEQ = 2**40 - 1
 """A new millisecond begins with a number out of a key's random bits, so entries of two histories seldom meet."""
@@ -249,6 +237,7 @@ class Project(OfOneProcess):
 
     def request(self, look: Look, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         epoch, seen = look.mark
+        newest = START if self.journal is None else self.journal.newest(epoch)  # of all processes of this machine
         return Append(
             epoch,
             seen,
@@ -256,7 +245,7 @@ class Project(OfOneProcess):
             room,
             look.now_ms,
             self.wall() + LATEST_MS,
-            self._must(epoch, seen),
+            newest if newest > seen else START,
             (),
             hash(charges[0].key) & _MAX_SEQ if charges else 0,
             self.keys.next() if not epoch else "",
@@ -267,11 +256,6 @@ class Project(OfOneProcess):
     def look_at(self, mark: Mark) -> Look:
         """For a request that compares nothing."""
         return Look(mark, 0, [], (), None, self.reading.facts)
-
-    def _must(self, epoch: str, seen: Id) -> Id:
-        """The newest entry that another process of this machine has seen of this log, if this one has not."""
-        newest = START if self.journal is None else self.journal.newest(epoch)
-        return newest if newest > seen else START
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -394,7 +378,7 @@ class Project(OfOneProcess):
         if beginning.epoch == self.reading.epoch:
             self.reading.trimmed = beginning.trimmed
         for view in views:
-            kept = beginning.state.get(f"view:{view.name}") if beginning.epoch == self.reading.epoch else None
+            kept = beginning.state.get(VIEW + view.name) if beginning.epoch == self.reading.epoch else None
             self.reading.open(view, kept, self.now_ms(), beginning.tip, entries)
 
     def _read_behind(self, total: RunningTotal) -> None:

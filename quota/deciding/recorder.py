@@ -21,7 +21,7 @@ from quota.decision import SHADOW, Decision
 from quota.errors import LedgerError
 from quota.ledger.state import State
 from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS, RefusalCount, refusal_text
-from quota.terms.attribution import machine_name
+from quota.terms.arguments import machine_name
 from quota.terms.limits import HOUR_MS
 
 ATTEND_EVERY_S = 10.0

@@ -9,7 +9,7 @@ The charges keep their keys and their order, so what machines have seen of them 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from quota.common.clock import rfc3339
@@ -17,20 +17,16 @@ from quota.deciding.fence import Fence, given_back
 from quota.deciding.project import LONGEST
 from quota.decision import SET_THE_CLOCK
 from quota.errors import RepairRefused
-from quota.ledger.log import MAX_READ, SLACK_MS, Log, is_seal
+from quota.ledger.log import SLACK_MS, Log, in_pieces, is_seal
 from quota.ledger.state import moved
-from quota.rules.claims import Record
+from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, Id, just_before
 from quota.rules.facts import FACTS, Facts
-from quota.rules.spent import spent
-from quota.rules.sums import SUMS, Sums
+from quota.rules.spent import SUMS, Sums, spent
 from quota.rules.union import union
 
 SAME_CLOCK_MS = 5_000
 """Clocks that differ by more are not both right."""
-
-CLAIM = "claim:"
-"""Begins the name of a field that has the claims of a job."""
 
 CLAIMS_AT_ONCE = 100
 """The claims of so many jobs are read at once."""
@@ -48,7 +44,7 @@ class Ahead(NamedTuple):
     claims: int
 
     @property
-    def found(self) -> bool:
+    def needs_repair(self) -> bool:
         return self.newest_ms > self.now_ms or self.exhaustions > 0 or self.claims > 0
 
 
@@ -56,7 +52,7 @@ def ahead(log: Log, project: str) -> Ahead:
     """What a repair would change now. Raises LedgerError."""
     beginning = log.begin(project, (), (FACTS,))
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
-    charges = spent(_entries(log, project, (now_ms, END[1])))
+    charges = spent(_entries(log.read, project, (now_ms, END[1])))
     return Ahead(
         now_ms,
         beginning.tip[0],
@@ -76,7 +72,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
     than SAME_CLOCK_MS. Raises LedgerError where the ledger does not answer; run again, it goes on.
     """
     check_clocks(log.now_ms(), host_ms)
-    if not ahead(log, project).found:
+    if not ahead(log, project).needs_repair:
         return
     if is_seal(epoch := log.begin(project).epoch):
         raise moved(log.label, epoch)
@@ -87,7 +83,8 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             beginning = log.begin(project, (), (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - int(state.get(LONGEST, 0)) - SLACK_MS))
-            before = _past_and_log(log, project, trimmed)
+            everything = [*_entries(log.past, project, trimmed), *_entries(log.read, project, trimmed)]
+            before = [*{entry.key: entry for entry in everything}.values()]  # what is in both once
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:
@@ -142,15 +139,6 @@ def _summed_to(sums: Sums, before: Sequence[Entry], after: Sequence[Entry]) -> S
     return Sums(max(summed), sums.rows()) if summed else sums
 
 
-def _past_and_log(log: Log, project: str, after: Id) -> Sequence[Entry]:
-    """All that is behind an entry, each once."""
-    entries = [*_entries(log, project, after, past=True), *_entries(log, project, after)]
-    return [*{entry.key: entry for entry in entries}.values()]
-
-
-def _entries(log: Log, project: str, after: Id, *, past: bool = False) -> list[Entry]:
-    read, entries = log.past if past else log.read, list[Entry]()
-    while piece := read(project, after, END, MAX_READ):
-        entries += piece
-        after = piece[-1].id
-    return entries
+def _entries(read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id) -> list[Entry]:
+    """All that is behind an entry."""
+    return [entry for piece in in_pieces(read, project, after) for entry in piece]

@@ -1,5 +1,8 @@
-"""A charge around a block or a function, for clients that have no hook for charging: `Budget.spend`.
+"""What a call really cost, where that is known only after it; and a charge around a block or a function, for clients
+that have no hook for charging: `Budget.spend`.
 
+Settlement   settles a call, once, by the cost that somebody names
+LetThrough   the decision about a call that can be settled
 Spend        charges on every entry
 SpentCall    what entering yields: the decision, which can be settled
 spendable    what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too
@@ -11,11 +14,69 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
-from quota.common.functions import made_by
-from quota.deciding.settlement import LetThrough, Settlement
+from quota.common.log import warn
+from quota.common.text import many
 from quota.decision import Decision
 from quota.errors import Refused, UsageError
+from quota.rules.calls import settled_units
 from quota.rules.entry import Entry
+from quota.terms.limits import DAY_MS
+
+
+class Settlement:
+    """Settles a call, once: of several buckets, in the first one. If it cost more than was charged, it counts in full,
+    and a line in the log says so: one a day for each method."""
+
+    def __init__(self, settle: Callable[[str, int], Entry], decision: Decision) -> None:
+        self._settle = settle
+        self._decision = decision
+        self._used_units: int | None = None
+
+    def settle(self, used_units: int) -> None:
+        """See `SpentCall.settle`."""
+        before_units, decision, used_units = self._used_units, self._decision, settled_units(used_units)
+        if used_units == before_units:
+            return
+        if before_units is not None:
+            raise UsageError(
+                f"this call of {decision.method} was settled with {many(before_units, 'unit')} already; "
+                "`budget.settle(call.id, units)` corrects that"
+            )
+        before = self._settle(decision.id or "", used_units)
+        self._used_units = used_units
+        if used_units > before.units:
+            _warn_of_more(decision, before.units, used_units)
+
+
+class LetThrough(Decision):
+    """The decision about a call that was let through, and can be settled."""
+
+    _settlement: Settlement
+
+    def __reduce__(self) -> tuple[type[Decision], tuple[object, ...]]:
+        """A copy for another process is the decision alone."""
+        return Decision, tuple(self)
+
+
+MAX_WARNED = 1_000
+"""The most methods for which a process remembers that it said so."""
+
+_warned: dict[tuple[str, str], int] = {}
+"""The day on which a process last said that a method of a project cost more than was reserved."""
+
+
+def _warn_of_more(decision: Decision, reserved_units: int, used_units: int) -> None:
+    project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
+    if _warned.get((project, method)) == day:
+        return
+    if len(_warned) >= MAX_WARNED:
+        _warned.clear()
+    _warned[project, method] = day
+    message = "it counts in full, and a limit may be exceeded; reserve more"
+    warn("reserved_too_little", message, project=project, method=method, reserved=reserved_units, used=used_units)
+
+
+# -- around a block or a function --------------------------------------------------------------------------------------
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -84,4 +145,6 @@ def spendable(func: Any) -> tuple[str, str]:
         raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
     if isinstance(func, type) or not callable(func):
         raise UsageError(f"spend decorates functions, and {name} is none")
+    from quota.common.functions import made_by  # late: who decorates nothing needs no `inspect`
+
     return made_by(func), name

@@ -11,7 +11,7 @@ from quota.common.text import one_line
 from quota.reports.spending import KeptRefusal
 from quota.rules.calls import cap
 from quota.session import Session
-from quota.terms.attribution import machine_name
+from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook
 from quota.terms.limits import MAX_UNITS, Limit
 
@@ -36,7 +36,7 @@ Change = tuple[Setting, ...]
 
 def closed_by_upstream(kept: KeptRefusal) -> bool:
     """Whether a bucket was closed. A limit too is "closed" to a call for which upstream grants too little."""
-    too_little = any(one.name == kept.refused_by and one.cost_units > one.limit_units for one in kept.limits)
+    too_little = any(state.name == kept.refused_by and state.cost_units > state.limit_units for state in kept.limits)
     return kept.reason == "exhausted" or (kept.reason == "closed" and not too_little)
 
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, charge_id, parts_of_id, project_of
 from quota.common.clock import NEVER, rfc3339
-from quota.common.members import members
-from quota.common.text import one_line
+from quota.common.text import members, one_line
 from quota.deciding.history import charges, entries, whole_since_ms
 from quota.deciding.project import Project
 from quota.errors import UnknownCharge
-from quota.rules.entry import just_before
-from quota.rules.keys import FURTHER
-from quota.rules.spent import Spent
+from quota.rules.entry import FURTHER, just_before
+from quota.rules.spent import Spent, spent
 from quota.rules.total import total_of
 from quota.session import Session, projects_of
 from quota.terms.limits import Limit, cutoff, leaves_at
@@ -138,12 +136,9 @@ def _explained(budget: Budget, name: str, logged: Spent | None, draw: Draw | Non
     project, charge = project_of(budget), logged
     if charge is None:
         assert draw is not None  # noqa: S101  # one of both is there
-        entry = draw.entry
-        charge = Spent(
-            entry.id, entry.units, entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.key
-        )
+        (charge,) = spent([draw.entry])
     limits = [*dict.fromkeys([*budget.limits, *budget.limits_of(charge.job)])] if logged is not None else []
-    counting = [x for x in limits if x.view.selector.counts(charge.bucket, charge.method, charge.job)]
+    counting = [limit for limit in limits if limit.view.selector.counts(charge.bucket, charge.method, charge.job)]
     return ChargeExplained(
         charge_id=name,
         credential=budget.credential,

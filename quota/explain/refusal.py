@@ -7,13 +7,14 @@ log     who filled the limit: the single charges of both windows, as far as the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
-from quota.common.members import members
+from quota.common.text import members
 from quota.deciding.history import entries, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
@@ -321,11 +322,8 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
     is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
     then = _window(project, view, then_ms, then_ms) if is_whole else []
     now = _window(project, view, now_ms)
-    units = [_units_by_who(view, behind) for behind in (then, now)]
-    rows = [
-        Filled(*who, units[0].get(who, 0) if is_whole else None, units[1].get(who, 0))
-        for who in {**units[0], **units[1]}
-    ]
+    then_units, now_units = _units_by_who(view, then), _units_by_who(view, now)
+    rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
     rows.sort(key=lambda row: (-(row.then_units or 0), -row.now_units, row[:3]))
     total = total_of(view, now, now_ms)
     return Fill(
@@ -352,12 +350,11 @@ def _counted(view: View, behind: list[Entry]) -> Iterator[tuple[str, Spent, int]
             yield name, charge, selector.cost(charge.units)
 
 
-def _units_by_who(view: View, behind: list[Entry]) -> dict[tuple[str, str, str], int]:
+def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
     """What a view counts, by job, method and region."""
-    sums: dict[tuple[str, str, str], int] = {}
+    sums = Counter[tuple[str, str, str]]()
     for _, charge, units in _counted(view, behind):
-        who = charge.job, charge.method, charge.region
-        sums[who] = sums.get(who, 0) + units
+        sums[charge.job, charge.method, charge.region] += units
     return sums
 
 

@@ -1,4 +1,17 @@
-"""What a client is told: the fields of every answer, and the answers to requests that do not pass."""
+"""What a client is told: the fields of every answer, and the answers to requests that do not pass.
+
+`RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-11 of 23 May 2026, which is not an RFC
+yet. Both are lists of structured fields (RFC 9651); one item is one limit:
+
+    RateLimit-Policy: "api-60s";q=100;w=60, "api-1d";q=5000;w=86400      what is granted: q in w seconds
+    RateLimit: "api-60s";r=42;t=18, "api-1d";r=4100;t=75600              what is left: at most r within t seconds
+
+In that revision `t` is the "effective window": the seconds within which no more than `r` can be used. It promises
+nothing about what comes after. `Retry-After` should not lie before its end, so in a refusal no `t` is longer.
+
+The `X-RateLimit-*` fields have no specification. Here they describe the limit with the fewest requests left, and
+`X-RateLimit-Reset` is in seconds from now, as `Retry-After` is.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +20,15 @@ from collections.abc import Sequence
 
 from quota.inbound.contract import Decision, Limit, LimitState
 from quota.inbound.deciding import Verdict
-from quota.inbound.fields import CURRENT, POLICY, QUOTA_EXCEEDED, Fields, current_field, x_fields
 from quota.inbound.rules import Rule
-from quota.web.problem import Problem, seconds
+from quota.web.documents import Problem, seconds
+
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+"""The draft asks IANA to register it; that has not happened yet."""
+
+POLICY, CURRENT = "ratelimit-policy", "ratelimit"
+
+Fields = list[tuple[str, str]]
 
 MAX_JITTER_S = 60
 AWAY_S = 1
@@ -28,12 +47,28 @@ def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
             fields += _fields(rule, decision, None)
             limits += rule.limits
             states += decision.limits
-    return [*fields, *x_fields(limits, states)] if with_x and states else fields
+    return [*fields, *_x_fields(limits, states)] if with_x and states else fields
 
 
 def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields:
-    current = current_field(rule.policies, rule.limits, decision.limits, retry_after_s)
-    return [(POLICY, rule.policy_field), (CURRENT, current)]
+    """Both lists for one rule. `retry_after_s` is what a refusal says."""
+    items = []
+    for name, limit, state in zip(rule.policies, rule.limits, decision.limits, strict=True):
+        effective_s = seconds(min(state.reset_ms or limit.window_ms, limit.window_ms))
+        if retry_after_s is not None:
+            effective_s = min(effective_s, retry_after_s)
+        items.append(f'"{name}";r={max(0, state.remaining)};t={effective_s}')
+    return [(POLICY, rule.policy_field), (CURRENT, ", ".join(items))]
+
+
+def _x_fields(limits: Sequence[Limit], states: Sequence[LimitState]) -> Fields:
+    """The `X-RateLimit-*` fields, for clients that know only those."""
+    limit, state = min(zip(limits, states, strict=True), key=lambda pair: pair[1].remaining)
+    return [
+        ("x-ratelimit-limit", str(limit.number)),
+        ("x-ratelimit-remaining", str(max(0, state.remaining))),
+        ("x-ratelimit-reset", str(seconds(state.reset_ms))),
+    ]
 
 
 def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
@@ -58,7 +93,7 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
         title="Request cannot be satisfied as assigned quota has been exceeded",
         members={"violated-policies": violated},
         retry_after_s=retry_after_s,
-        more=(*_fields(rule, decision, wait_s), *(x_fields(rule.limits, decision.limits) if with_x else ())),
+        more=(*_fields(rule, decision, wait_s), *(_x_fields(rule.limits, decision.limits) if with_x else ())),
     )
 
 

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPMethod
 
-from quota.common.findings import Finding, warning
-from quota.common.storage import obstacle
+from quota.common.findings import Finding, obstacle, warning
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 from quota.inbound.configured import rule_of, rules_of, table_of
 from quota.inbound.rules import Rule, Rules
 from quota.inbound.storage import open_storage
 from quota.ledger.factory import file_of
-from quota.settings.inbound import rule_names
 from quota.settings.model import Settings
+from quota.settings.tables import rule_names
 
 _NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
 
@@ -45,8 +44,8 @@ def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
                     yield f"inbound.{key}", f"has no effect without {needed}; add that, or remove this key"
     except ConfigError as error:
         wrong.append(error)
-    for one in wrong:
-        location, _, message = str(one).removeprefix(f"{settings.source}: ").partition(": ")
+    for mistake in wrong:
+        location, _, message = str(mistake).removeprefix(f"{settings.source}: ").partition(": ")
         yield location, message
 
 
@@ -55,7 +54,7 @@ def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
         location = f"inbound.{rule.name}"
         for method in sorted(rule.methods.difference(METHODS)):
             yield warning(f"{location}.methods", f"{method} is no usual method", nearest(method, METHODS))
-        before = next((one for one in rules.rules[:number] if one.hides(rule)), None)
+        before = next((earlier for earlier in rules.rules[:number] if earlier.hides(rule)), None)
         if before is not None:
             yield location, f"no request reaches it: {_takes(before)}; put {rule.name} before it"
         elif any(pattern.covers(rule.pattern) for pattern in rules.exempt):

@@ -17,18 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quota.common.named import read_named
+from quota.common.files import read_named
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import digest
 from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import file_of
-from quota.settings.address import address_of, file_url, path_at, place_of
-from quota.settings.inbound import rule_names
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
-from quota.settings.tables import INBOUND, INBOUND_RULE
+from quota.settings.references import address_of, file_url, path_at, place_of
+from quota.settings.tables import INBOUND, rule_names
 from quota.settings.toml import TomlTable
 
 MAX_KEYS_BYTES = 8 << 20
@@ -73,9 +72,8 @@ def rules_of(
     if not rules:
         raise table.error(f"at least one rule is needed; {_A_RULE}")
     key_field = table.read("key_field")
-    known = keys
-    if known is None and "keys" in table:
-        known = _known_keys(table, settings)
+    if keys is None and "keys" in table:
+        keys = _keys_in_file(table, settings)
     given: dict[str, Any] = {
         "url": _url(table, settings),
         "exempt": (*table.read("exempt"), *exempt),
@@ -84,7 +82,7 @@ def rules_of(
         "x_fields": table.read("x_fields"),
     }
     try:
-        return Rules(rules, key_field=key_field, keys=known, user=user, **given)
+        return Rules(rules, key_field=key_field, keys=keys, user=user, **given)
     except ConfigError as error:
         raise _at(table, error) from None
 
@@ -98,8 +96,8 @@ def table_of(settings: Settings) -> TomlTable | None:
 
 def rule_of(table: TomlTable, name: str) -> Rule:
     """One rule. Raises ConfigError."""
-    row = table.table(name, INBOUND_RULE)
-    limits = [_limit(one) for one in row.read("limits") or [row]]
+    row = table.read(name)
+    limits = [_limit(limit) for limit in row.read("limits") or [row]]
     keys = ("path", "methods", "algorithm", "cost", "fail", "shadow", "count_rejected")
     given: dict[str, Any] = {key: row.read(key) for key in keys}
     try:
@@ -111,15 +109,15 @@ def rule_of(table: TomlTable, name: str) -> Rule:
 def _limit(row: TomlTable) -> Limit:
     window_ms = row.read("window")
     if window_ms % 1000:  # clients are told whole seconds
-        raise row.error(f'{show(row.text("window"))} is not in whole seconds; write for example "60s"', "window")
+        raise row.error(f'{show(row.value("window"))} is not in whole seconds; write for example "60s"', "window")
     return Limit(row.read("limit"), window_ms, row.read("burst"))
 
 
 def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
     """The error with its place in the file. It begins with the key that is wrong, where it is about one."""
-    said = str(error).removeprefix(prefix)
-    key, colon, rest = said.partition(": ")
-    return table.error(rest, key) if colon and key in table else table.error(said)
+    message = str(error).removeprefix(prefix)
+    key, colon, rest = message.partition(": ")
+    return table.error(rest, key) if colon and key in table else table.error(message)
 
 
 def _url(table: TomlTable, settings: Settings) -> str | None:
@@ -137,9 +135,9 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
     return url
 
 
-def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
+def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
     """Whether a text is one of the keys in a file, one on each line. Only hashes stay in memory."""
-    ref = table.text("keys")
+    ref = table.read("keys")
     kind, _, name = ref.partition(":")
     if kind != "file" or not name:
         raise table.error('write "file:/path" of a file with one key on each line', "keys")
@@ -151,11 +149,11 @@ def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
     if len(data) > MAX_KEYS_BYTES:
         raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so this is not a list of keys", "keys")
-    found = [line.strip() for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
-    for number, key in enumerate(found, 1):
+    lines = [line.strip() for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
+    for number, key in enumerate(lines, 1):
         if _CONTROL.search(key):  # of UTF-16, for example
             raise table.error(f"line {number} of the file has a character that no header field has", "keys")
-    hashes = frozenset(digest(key) for key in found if key)
+    hashes = frozenset(digest(key) for key in lines if key)
     if not hashes:
         raise table.error("the file holds no key; write one on each line", "keys")
     return lambda key: digest(key) in hashes

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, get_args
 
-from quota.common.text import show
+from quota.common.text import nearest, show
 from quota.errors import ConfigError, UsageError
 from quota.terms.arguments import MAX_NUMBER, text, whole
 
@@ -90,15 +90,12 @@ class Policy:
 
     def __post_init__(self) -> None:
         rule = self.rule
+        if not all(isinstance(limit, Limit) for limit in self.limits):
+            raise ConfigError("limits: each is a Limit(number, window_ms)")
+        if self.algorithm not in get_args(Algorithm):
+            raise ConfigError(f"algorithm: {show(self.algorithm)}: {nearest(self.algorithm, get_args(Algorithm))}")
         if not isinstance(rule, str) or not _RULE.fullmatch(rule):
             raise ConfigError(f"rule {show(rule)}: a name is 1 to 64 of A-Z a-z 0-9 . _ -")
-        if self.algorithm not in get_args(Algorithm):
-            known = ", ".join(get_args(Algorithm))
-            raise ConfigError(f"rule {rule}: algorithm {show(self.algorithm)} is none of {known}")
-        try:
-            object.__setattr__(self, "limits", tuple(Limit(*limit) for limit in self.limits))
-        except TypeError:
-            raise ConfigError(f"rule {rule}: give its limits as Limit(number, window_ms), several of them") from None
         if not 1 <= len(self.limits) <= MAX_LIMITS:
             raise ConfigError(f"rule {rule}: give it 1 to {MAX_LIMITS} limits, not {len(self.limits)}")
         for limit in self.limits:

@@ -1,4 +1,7 @@
-"""What became of the requests, counted in this process and handed over to totals that all workers share.
+"""What this process counts until it hands that over to the storage, where it is added up over all workers.
+
+    Counts      what became of the requests
+    Met         whom each window met: from that comes how many identities are alive
 
 A scrape meets any worker, so the numbers are read from the storage. A worker hands its own over every 10 s.
 """
@@ -8,9 +11,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS, Storage
 
 Outcome = Literal["admitted", "refused", "shadowed", "failed_open", "failed_closed"]
@@ -76,3 +81,44 @@ def decision_times(totals: Mapping[str, int]) -> tuple[list[int], float]:
     """How many decisions took at most each of BUCKETS_S, then how many there were; and their sum in seconds."""
     counts = [totals.get(name, 0) for name in _TOOK]
     return [sum(counts[: n + 1]) for n in range(len(counts))], totals.get(_SUM_US, 0) / 1e6
+
+
+# -- identities --------------------------------------------------------------------------------------------------------
+
+Window = tuple[str, int, int]
+"""A rule's window: the rule's name, the window's length in ms, and its number."""
+
+
+class Met:
+    """Identities that a window counts for the first time. Safe to use from several threads.
+
+    Each window has two counts: new ones, and those that the window before it knew.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Window, list[int]] = {}
+        self._lock = threading.RLock()  # a signal handler may note while its thread does
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def note(self, window: Window, *, was_before: bool) -> None:
+        """This window met one more identity; `was_before`: the window before it knew that one."""
+        with self._lock:
+            self._counts.setdefault(window, [0, 0])[was_before] += 1
+            if len(self._counts) >= MAX_TOTALS:  # nobody asks this worker
+                del self._counts[next(iter(self._counts))]
+
+    @contextmanager
+    def handed_over(self) -> Iterator[Mapping[Window, Sequence[int]]]:
+        """The counts (new, known before) by window, which are forgotten here unless StorageAway is raised within."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        try:
+            yield counts
+        except StorageAway:
+            with self._lock:
+                for window, (new, again) in counts.items():
+                    kept = self._counts.setdefault(window, [0, 0])
+                    kept[:] = [kept[0] + new, kept[1] + again]
+            raise

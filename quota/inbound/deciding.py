@@ -57,8 +57,8 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._open_until = 0.0
-        self._said_at: float | None = None
-        self._said = False
+        self._warned_at: float | None = None
+        self._has_warned = False
 
     def lets_through(self) -> bool:
         """Whether to ask now. While an outage lasts, one request in a second gets True and tries."""
@@ -78,9 +78,9 @@ class Breaker:
             self._failures += 1
             if self._failures >= FAILURES:
                 self._open_until = now + OPEN_S
-            if self._said or (self._said_at is not None and now - self._said_at < SAY_AGAIN_S):
+            if self._has_warned or (self._warned_at is not None and now - self._warned_at < SAY_AGAIN_S):
                 return
-            self._said, self._said_at = True, now
+            self._has_warned, self._warned_at = True, now
         warn("inbound_storage_away", storage=self._label, error=error)
 
     def answered(self) -> None:
@@ -88,8 +88,8 @@ class Breaker:
         if not self._failures:
             return
         with self._lock:
-            self._failures, said, self._said = 0, self._said, False
-        if said:
+            self._failures, has_warned, self._has_warned = 0, self._has_warned, False
+        if has_warned:
             warn("inbound_storage_back", storage=self._label)
 
     def start_over_in_child(self) -> None:
@@ -196,7 +196,7 @@ def _at_exit(decider: Decider) -> None:
     weak = ref(decider)
 
     def rest() -> None:
-        if (one := weak()) is not None:
-            one.hand_over()
+        if (living := weak()) is not None:
+            living.hand_over()
 
     atexit.register(rest)

@@ -99,23 +99,19 @@ class Proxies:
 
     def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
         """The client's address as an identity has it. `lines` are the values of the forwarded field, in their order."""
-        nearest_one = parse_address(peer) if peer else None
-        if not self._trusts(peer, nearest_one):
-            return _written(nearest_one, peer)
+        client = parse_address(peer) if peer else None
+        is_trusted = self._is_trusted(client) if client is not None else self._unix and not peer
+        if not is_trusted:
+            return _written(client, peer)
         parse = _forwarded_for if self.field == FORWARDED else parse_address
         for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
             address = parse(entry)
             if address is None:  # "unknown", a name, rubbish: the proxy that wrote it answers for it
                 break
-            nearest_one = address
+            client = address
             if not self._is_trusted(address):
                 break
-        return _written(nearest_one, peer)
-
-    def _trusts(self, peer: str | None, address: Address | None) -> bool:
-        if not peer:
-            return self._unix
-        return address is not None and self._is_trusted(address)
+        return _written(client, peer)
 
     def _look_up(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._networks)
@@ -180,8 +176,8 @@ def digest(text: str) -> str:
 
 
 def _named(kind: str, name: str) -> str:
-    found = f"{kind}:{name}"
-    return found if len(found) <= MAX_CHARS else f"{kind}#{digest(name)}"
+    identity = f"{kind}:{name}"
+    return identity if len(identity) <= MAX_CHARS else f"{kind}#{digest(name)}"
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

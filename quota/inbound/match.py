@@ -56,7 +56,7 @@ class Pattern(NamedTuple):
         own = self.segments
         if len(path) < len(own) or (len(path) > len(own) and not self.below):
             return False
-        return all(one == other or one is ONE for one, other in zip(own, path, strict=False))
+        return all(mine is ONE or mine == theirs for mine, theirs in zip(own, path, strict=False))
 
     def covers(self, other: Pattern) -> bool:
         """Whether every path that `other` means is meant by this one, too."""
@@ -109,13 +109,13 @@ def readings(path: str) -> Iterable[Segments]:
     path = path.removesuffix("\n")
     if path.isascii() and "/." not in path:
         return (_split(path.lower()),)
-    found: dict[Segments, None] = {}
+    ways: dict[Segments, None] = {}
     for decoded in (path, _NO_UTF_8.sub("", path), _latin(path)) if _NO_UTF_8.search(path) else (path,):
         for text in dict.fromkeys((decoded.casefold(), _folded(decoded))):
             spelled = _split(text)
             for reading in (spelled, _resolved(spelled), _resolved(text.split("/"))):
-                found[reading] = None
-    return found
+                ways[reading] = None
+    return ways
 
 
 def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
@@ -131,17 +131,17 @@ def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
     if rest and not rest.startswith("/"):
         rest = path
     above = _split(_folded(mount))
-    found: dict[Segments, tuple[Segments, ...]] = {}
+    named: dict[Segments, tuple[Segments, ...]] = {}
     for inside in readings(rest):
-        found[(*above, *inside)] = ((*above, *inside), inside)
+        named[(*above, *inside)] = ((*above, *inside), inside)
     for whole in readings(mount + rest):
         below = whole[: len(above)] == above
-        found.setdefault(whole, (whole, whole[len(above) :]) if below else (whole,))
+        named.setdefault(whole, (whole, whole[len(above) :]) if below else (whole,))
     _, _, behind = path.partition(mount)
     if behind:  # Litestar cuts off all up to where the mount first stands
         for inside in readings(behind):
-            found.setdefault((*above, *inside), ((*above, *inside), inside))
-    return found.values()
+            named.setdefault((*above, *inside), ((*above, *inside), inside))
+    return named.values()
 
 
 def _latin(path: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from quota.errors import StorageAway
 from quota.inbound.contract import Storage
 from quota.inbound.counting import BUCKETS_S, Requests, decision_times, requests_in
-from quota.inbound.opening import opened
 from quota.inbound.rules import Rule, Rules
+from quota.inbound.storage import opened
 from quota.reports.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
 from quota.reports.metrics import exposition as as_text
 
@@ -39,7 +39,7 @@ class Report(NamedTuple):
 
     def ended(self, rule: str, outcome: str) -> int:
         """How many requests of a rule had this outcome."""
-        return sum(one.number for one in self.requests if (one.rule, one.outcome) == (rule, outcome))
+        return sum(row.number for row in self.requests if (row.rule, row.outcome) == (rule, outcome))
 
 
 def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
@@ -60,8 +60,8 @@ def exposition(report: Report | None) -> str:
     if report is None:
         return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
     samples = [Sample("quota_inbound_storage_up", {}, 1)]
-    for one in report.requests:
-        samples.append(Sample("quota_inbound_requests_total", {"rule": one.rule, "outcome": one.outcome}, one.number))
+    for rule, outcome, number in report.requests:
+        samples.append(Sample("quota_inbound_requests_total", {"rule": rule, "outcome": outcome}, number))
     for rule, count in report.identities.items():
         samples.append(Sample("quota_inbound_identities", {"rule": rule}, count))
     lines = [f"# HELP {SECONDS} How long decisions took.", f"# TYPE {SECONDS} histogram"]

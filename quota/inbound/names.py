@@ -106,14 +106,14 @@ def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:
     A window uses the salt of the day, in UTC, in which it began, so both windows that `counter` reads keep their names
     over midnight. There is one for each length of window: it lives no longer than that needs.
     """
-    found = {}
+    until_ms = {}
     if policy.algorithm == "counter":
         for _, window_ms, _ in policy.limits:
             begun_ms = now_ms - now_ms % window_ms
             for started_ms in (begun_ms, begun_ms - window_ms):
                 day = started_ms // DAY_MS
-                found[f"{window_ms}:{day}"] = (day + 1) * DAY_MS + 2 * window_ms
-    return found
+                until_ms[f"{window_ms}:{day}"] = (day + 1) * DAY_MS + 2 * window_ms
+    return until_ms
 
 
 def plan(policy: Policy, now_ms: int, fixed: Mapping[str, str], of_days: Mapping[str, str]) -> Plan:

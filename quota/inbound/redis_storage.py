@@ -29,7 +29,7 @@ from quota.inbound.contract import (
     Policy,
     checked_totals,
 )
-from quota.inbound.met import Met
+from quota.inbound.counting import Met
 from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import Failed, explained
 from quota.ledger.redis_log import script
@@ -123,27 +123,27 @@ class RedisStorage:
         of_days: dict[str, str] = {}
         if needed:
             read = ("MGET", *(SALTS + name for name in needed))
-            found = self._ask(*read, ends_s=ends_s)
-            if None in found:
-                for (name, until_ms), salt in zip(needed.items(), found, strict=True):
+            salts = self._ask(*read, ends_s=ends_s)
+            if None in salts:
+                for (name, until_ms), salt in zip(needed.items(), salts, strict=True):
                     if salt is None:
                         made, _ = self._days.setdefault(name, (names.new_salt(), until_ms))
                         self._ask("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms), ends_s=ends_s)
-                found = self._ask(*read, ends_s=ends_s)
-            of_days = dict(zip(needed, found, strict=True))
+                salts = self._ask(*read, ends_s=ends_s)
+            of_days = dict(zip(needed, salts, strict=True))
         with self._reading(SALTS + "*"):
             self._plans[policy] = of_windows = names.plan(policy, now_ms, fixed, of_days)
         self._fixed = fixed
-        known = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
-        self._days = {name: day for name, day in known.items() if day[1] > now_ms}
+        days = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
+        self._days = {name: day for name, day in days.items() if day[1] > now_ms}
         return of_windows
 
     def _answer(self, policy: Policy, plan: names.Plan, reply: list[int]) -> Decision:
         longest = policy.limits.index(policy.longest)
-        known = reply[5 + 4 * longest]
-        if known < 2 and (reply[0] or policy.count_rejected):
+        met = reply[5 + 4 * longest]  # 0: the identity is new, 1: the window before knew it, 2: this one did
+        if met < 2 and (reply[0] or policy.count_rejected):
             window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
-            self._met.note(window, was_before=known == 1)
+            self._met.note(window, was_before=met == 1)
         limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
         return Decision(reply[0] == 1, reply[1], limits)
 
@@ -176,30 +176,32 @@ class RedisStorage:
         limit = policy.longest
         now_ms = self._now_ms()
         number = now_ms // limit.window_ms
-        found = self._logs(policy, limit, number) if policy.algorithm == "log" else self._states(policy, limit, number)
+        used = self._logs(policy, limit, number) if policy.algorithm == "log" else self._states(policy, limit, number)
         if policy.algorithm == "gcra":
             at_ms = now_ms - number * limit.window_ms
-            found = ((name, gcra_used(limit, free_at, at_ms)) for name, free_at in found)
-        return nlargest(count, (Consumer(name, used, limit) for name, used in found), key=lambda one: one.used)
+            used = ((name, gcra_used(limit, free_at, at_ms)) for name, free_at in used)
+        return nlargest(
+            count, (Consumer(name, units, limit) for name, units in used), key=lambda consumer: consumer.used
+        )
 
     def _states(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
         packed = "1" if policy.algorithm == "gcra" else "0"
         for key in self._keys(f"{PREFIX}{{*}}{_suffix(policy, limit, number)}"):
             cursor = "0"
             while True:
-                cursor, *found = self._script("inbound_top", ["1", key, cursor, packed])
+                cursor, *states = self._script("inbound_top", ["1", key, cursor, packed])
                 with self._reading(key):
-                    yield from zip(found[::2], map(_count, found[1::2]), strict=True)
+                    yield from zip(states[::2], map(_count, states[1::2]), strict=True)
                 if cursor == "0":
                     break
 
     def _logs(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
         wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}:*"
         for key in self._keys(wanted):
-            _, *found = self._script("inbound_top", ["1", key, "0", "0"])
+            _, *units = self._script("inbound_top", ["1", key, "0", "0"])
             with self._reading(key):
-                if found:
-                    yield key.rpartition(":")[2], _count(found[1])
+                if units:
+                    yield key.rpartition(":")[2], _count(units[1])
 
     def _keys(self, wanted: str) -> Iterator[str]:
         try:
@@ -281,11 +283,11 @@ def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_m
     keys: list[str | bytes] = []
     words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
     for limit, window in zip(policy.limits, plan.windows, strict=True):
-        found = window.names_of(identity)
-        for name, number in zip(found, (window.number, window.number - 1), strict=True):
+        identities = window.names_of(identity)
+        for name, number in zip(identities, (window.number, window.number - 1), strict=True):
             of_log = f":{name.hex()}" if policy.algorithm == "log" else ""
             keys.append(f"{shard}{_suffix(policy, limit, number)}{of_log}")
-        words += (*map(str, limit), str(window.number), *found)
+        words += (*map(str, limit), str(window.number), *identities)
     return [str(len(keys)), *keys, *words]
 
 

@@ -18,17 +18,17 @@ from quota.common.functions import made_by
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy
-from quota.inbound.fields import policy_field
 from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
 from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
 from quota.terms.limits import format_duration
+from quota.web.documents import seconds
 
 Fail = Literal["open", "closed"]
 
 MAX_RULES = 500
 """The totals of a storage have room for the outcomes of this many."""
 
-MAX_KNOWN_PATH, MAX_KNOWN_PATHS = 256, 1024
+MAX_REMEMBERED_PATH, MAX_REMEMBERED_PATHS = 256, 1024
 """For how many paths the rules are remembered, and how many characters such a path may have."""
 
 _FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -59,12 +59,10 @@ class Rule:
         count_rejected: bool = False,
     ) -> None:
         self.limits = (limits,) if isinstance(limits, Limit) else several("limits", limits, "Limit(number, window_ms)")
-        if any(not isinstance(one, Limit) for one in self.limits):
-            raise ConfigError("limits: each is a Limit(number, window_ms)")
-        _choice("algorithm", algorithm, get_args(Algorithm))
-        _choice("fail", fail, get_args(Fail))
         self.policy = Policy(name, self.limits, algorithm, _flag("count_rejected", count_rejected))
         """How the storage is asked."""
+        if fail not in get_args(Fail):
+            raise ConfigError(f"fail: {show(fail)}: {nearest(fail, get_args(Fail))}")
         if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= self.policy.most:
             raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its least limit")
         self.name, self.cost = name, cost
@@ -72,10 +70,14 @@ class Rule:
         self.methods = self._methods(methods)
         self.fail: Fail = fail
         self.shadow = _flag("shadow", shadow)
-        windows = [format_duration(one.window_ms) for one in self.limits]
+        windows = [format_duration(limit.window_ms) for limit in self.limits]
         self.policies = (name,) if len(windows) == 1 else tuple(f"{name}-{window}" for window in windows)
         """The names of its limits, for clients."""
-        self.policy_field = policy_field(self.policies, self.limits)
+        self.policy_field = ", ".join(
+            f'"{policy}";q={limit.number};w={seconds(limit.window_ms)}'
+            for policy, limit in zip(self.policies, self.limits, strict=True)
+        )
+        """The value of `RateLimit-Policy`: see `quota.inbound.answers`."""
 
     def __repr__(self) -> str:
         return f"<Rule {self.name}: {' '.join(self.methods) or 'any method'} {self.path or 'any path'}>"
@@ -92,10 +94,10 @@ class Rule:
     @staticmethod
     def _methods(methods: Iterable[str]) -> frozenset[str]:
         given = []
-        for one in several("methods", methods, "methods"):
-            if not isinstance(one, str) or not _METHOD.fullmatch(one.upper()):
-                raise ConfigError(f'methods: {show(one)} is not a method; write for example "GET" or "POST"')
-            given.append(one.upper())
+        for method in several("methods", methods, "methods"):
+            if not isinstance(method, str) or not _METHOD.fullmatch(method.upper()):
+                raise ConfigError(f'methods: {show(method)} is not a method; write for example "GET" or "POST"')
+            given.append(method.upper())
         return frozenset([*given, "HEAD"] if "GET" in given else given)
 
 
@@ -132,7 +134,7 @@ class Rules:
                 f"rules: the name {listed(twice)} stands twice" if twice else f"more than {MAX_RULES} rules"
             )
         self._methods = frozenset(method for rule in self.rules for method in rule.methods)
-        self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
+        self._remembered = lru_cache(maxsize=MAX_REMEMBERED_PATHS)(self._find)
         if not isinstance(url, str | None):
             raise ConfigError("url: it is not a str")  # not shown: it may hold a password
         self.url = url
@@ -168,20 +170,20 @@ class Rules:
         method = method.upper()
         if method not in self._methods:  # a client may send 60 KB of it, and what was found is remembered
             method = ""
-        if len(path) > MAX_KNOWN_PATH:
+        if len(path) > MAX_REMEMBERED_PATH:
             return self._find(method, path, mount, preflight)
-        return self._known(method, path, mount, preflight)
+        return self._remembered(method, path, mount, preflight)
 
     def _find(self, method: str, path: str, mount: str, preflight: bool) -> tuple[Rule, ...]:
-        found: dict[str, Rule] = {}
+        rules: dict[str, Rule] = {}
         for called in names(path, mount):
             if any(pattern.matches(name) for name in called for pattern in self.exempt):
                 continue
             for rule in self.rules:
                 if any(rule.matches(method, name) for name in called) and (not preflight or method in rule.methods):
-                    found[rule.name] = rule
+                    rules[rule.name] = rule
                     break
-        return tuple(found.values())
+        return tuple(rules.values())
 
 
 def _pattern(key: str, path: object) -> Pattern:
@@ -191,11 +193,6 @@ def _pattern(key: str, path: object) -> Pattern:
         return parse_pattern(path)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from None
-
-
-def _choice(key: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{key}: {show(value)}: {nearest(value, known)}")
 
 
 def _flag(key: str, value: object) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import nlargest
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
@@ -32,13 +32,9 @@ from quota.inbound.contract import (
     Policy,
     checked_totals,
 )
-from quota.inbound.met import Met, Window
-from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.file_url import label_of, path_of
+from quota.inbound.counting import Met, Window
+from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.terms.arguments import MAX_NUMBER, whole, whole_clock
-
-_Numbered = tuple[names.Plan, tuple[int, ...], sqlite3.Connection]
-
 
 T = TypeVar("T")
 
@@ -71,6 +67,14 @@ _ADD_MET = (
     "INSERT INTO met VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (rule, window_ms, number)"
     " DO UPDATE SET new = new + excluded.new, again = again + excluded.again"
 )
+
+
+class _Numbered(NamedTuple):
+    """The salts of a policy and the numbers of its limits, as the file behind one connection has them."""
+
+    salts: names.Plan
+    limit_ids: tuple[int, ...]
+    db: sqlite3.Connection
 
 
 class SqliteStorage:
@@ -135,14 +139,15 @@ class SqliteStorage:
     ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
         """The decision, and what holds once it is committed: a new plan, and an identity that its window meets now."""
         now_ms = self._clock()
-        known, made = self._plans.get(policy), None
+        plan, made = self._plans.get(policy), None
         # Behind another connection there may be another file, with other salts.
-        if known is None or known[2] is not db or not known[0].holds_at(now_ms):
-            known = made = self._new_plan(db, policy, now_ms)
+        if plan is None or plan.db is not db or not plan.salts.holds_at(now_ms):
+            plan = made = self._new_plan(db, policy, now_ms)
         read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
-        for limit, window, limit_id in zip(policy.limits, known[0].windows, known[1], strict=True):
-            name, previous_name = map(_number_of, window.names_of(identity_bytes))
+        for limit, window, limit_id in zip(policy.limits, plan.salts.windows, plan.limit_ids, strict=True):
+            # As SQLite's integers are: with a sign.
+            name, previous_name = (int.from_bytes(name, "big", signed=True) for name in window.names_of(identity_bytes))
             expires_ms = (window.number + 2) * limit.window_ms
             key, previous_key = (expires_ms, limit_id, name), (expires_ms - limit.window_ms, limit_id, previous_name)
             rows = dict(db.execute(_PAIR, key + previous_key).fetchall())
@@ -151,26 +156,8 @@ class SqliteStorage:
         decision, after = decide(policy, held, now_ms, cost)
         if after is held:
             return decision, made, None
-        self._save(db, now_ms, keys, held, after, is_log=policy.algorithm == "log")
-        longest = policy.longest
-        before = held[policy.limits.index(longest)]
-        if before.current is not None:
-            return decision, made, None
-        met = (policy.rule, longest.window_ms, now_ms // longest.window_ms)
-        return decision, made, (met, before.previous is not None)
-
-    def _save(
-        self,
-        db: sqlite3.Connection,
-        now_ms: int,
-        keys: Sequence[tuple[int, int, int]],
-        held: Sequence[States],
-        after: Sequence[States],
-        *,
-        is_log: bool,
-    ) -> None:
         for (expires_ms, limit_id, name), before, states in zip(keys, held, after, strict=True):
-            state = packed(states.current) if is_log else states.current
+            state = packed(states.current) if policy.algorithm == "log" else states.current
             if before.current is not None:
                 db.execute(
                     "UPDATE states SET state = ? WHERE expires_ms = ? AND limit_id = ? AND name = ?",
@@ -180,6 +167,12 @@ class SqliteStorage:
             db.execute("INSERT INTO states VALUES (?, ?, ?, ?)", (expires_ms, limit_id, name, state))
             if name % SWEEP_EVERY == 0:  # names are random, so this also holds for workers that live for one request
                 _sweep(now_ms, SWEEP_AT_ONCE, db)
+        longest = policy.longest
+        states_before = held[policy.limits.index(longest)]
+        if states_before.current is not None:
+            return decision, made, None
+        met = (policy.rule, longest.window_ms, now_ms // longest.window_ms)
+        return decision, made, (met, states_before.previous is not None)
 
     def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
         """The salts, made where there are none yet (I4), and the numbers of the limits."""
@@ -197,7 +190,7 @@ class SqliteStorage:
             db.execute("INSERT OR IGNORE INTO limits (rule, kind, window_ms) VALUES (?, ?, ?)", row)
             sql = "SELECT id FROM limits WHERE rule = ? AND kind = ? AND window_ms = ?"
             ids.append(int(db.execute(sql, row).fetchone()[0]))
-        return names.plan(policy, now_ms, fixed, dict(stored)), tuple(ids), db
+        return _Numbered(names.plan(policy, now_ms, fixed, dict(stored)), tuple(ids), db)
 
     def _fixed(self, db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') = 0").fetchall())
@@ -297,11 +290,6 @@ class SqliteStorage:
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
     """Delete what has expired, and return how many states that were."""
     return db.execute(_SWEEP, (now_ms, at_once)).rowcount
-
-
-def _number_of(name: bytes) -> int:
-    """As SQLite's integers are: with a sign."""
-    return int.from_bytes(name, "big", signed=True)
 
 
 def counted(state: Any) -> int | None:

@@ -1,13 +1,18 @@
-"""Opens the storage of inbound limits at a URL, and imports only the driver that it needs."""
+"""Opens the storage of inbound limits: of a set of rules, or at a URL. Imports only the driver that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from quota.errors import ConfigError
 from quota.inbound.contract import Storage
+from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import REDIS_SCHEMES, canonical, file_of
-from quota.ledger.file_url import check_options
+from quota.ledger.files import check_options
+from quota.settings.folders import make_state_folder
+
+STATE_FILE = "inbound.db"
 
 
 def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:
@@ -30,3 +35,22 @@ def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage
     raise ConfigError(
         f"inbound storage of kind {scheme.partition(':')[0]!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB"
     )
+
+
+def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
+    """The rules and their storage, which contacts nothing before its first use. Raises ConfigError."""
+    whole = rules if isinstance(rules, Rules) else Rules(rules)
+    return whole, open_storage(_url_of(whole))
+
+
+def is_there(rules: Rules) -> bool:
+    """Whether the storage can hold anything. A file that is not there yet is made by the first worker, as its own."""
+    path = file_of(_url_of(rules))
+    return path is None or os.path.exists(path)
+
+
+def _url_of(rules: Rules) -> str:
+    """Without a url of their own: SQLite in the state folder, for the workers of one machine."""
+    if rules.url is not None:
+        return rules.url
+    return f"sqlite:///{make_state_folder() / STATE_FILE}"

@@ -1,8 +1,7 @@
 """What a machine has read and made of a ledger's log, kept in its state folder. Lost is what is missing by key.
 
     journal     the journal of one identity: its entries, how far they were compared, facts
-    day_files   its files, one a day, of which only the newest grows
-    record      one line of them, which says whether it is whole
+    files       its files: lines that say whether they are whole, marks, and a file a day, of which the newest grows
     draws       what was drawn while the ledger did not answer, of all identities of one upstream project
     lock        what only one process of the machine does at a time
 

@@ -31,13 +31,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
-from quota.common.folders import open_alone
+from quota.common.files import open_alone
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
+from quota.journal.files import SPELLING, framed, unframed
 from quota.journal.lock import FileLock
-from quota.journal.record import SPELLING, framed, unframed
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry, Id, id_text, packed, read_id, unpacked
 
@@ -111,7 +111,7 @@ class Draws:
         with self._alone(), self._errors():
             draws, lines = self._draws()
             news = [entry._replace(id=(now_ms, 0)) for entry in entries if entry.key not in draws]
-            used_units = _units_since(draws.values(), now_ms - window_ms)
+            used_units = sum(draw.entry.units for draw in draws.values() if draw.entry.id[0] > now_ms - window_ms)
             if used_units + sum(entry.units for entry in news) > allowance_units:
                 return False
             self._forget_old(draws, lines, now_ms, max(window_ms, self._keep_ms))
@@ -202,8 +202,8 @@ class Draws:
         if not self._path or not os.access(self._path, os.F_OK):  # `stat` would raise, and mostly there is none
             return {}, 0
         try:
-            found = os.stat(self._path)
-            state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            status = os.stat(self._path)
+            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if state == self._read[0]:
                 return self._read[1:]
             fd = open_alone(self._path, os.O_RDONLY)
@@ -265,10 +265,6 @@ class Draws:
             finally:
                 os.close(fd)
             folder = os.path.dirname(folder)
-
-
-def _units_since(draws: Iterable[Draw], after_ms: int) -> int:
-    return sum(draw.entry.units for draw in draws if draw.entry.id[0] > after_ms)
 
 
 def _write_all(fd: int, lines: Sequence[str]) -> None:

@@ -6,6 +6,7 @@
     whole, note_whole     from where to where nothing of a log is missing here
     facts, write_facts    the newest facts
     draws                 what was drawn while the ledger did not answer: no log has it yet, and no union takes it
+    left_behind           projects that a configuration charged, and names no more
 
 A ledger that was emptied, restored, or replaced by a replica that lagged lacks what stands here. An entry is written
 before anybody relies on it. It survives the process, though not always a loss of power: that is for the draws alone.
@@ -30,12 +31,22 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.journal.day_files import DayFiles, Opened
 from quota.journal.draws import Draws
+from quota.journal.files import (
+    SPELLING,
+    DayFiles,
+    Marks,
+    Opened,
+    Position,
+    marks_text,
+    read_marks,
+    read_record,
+    read_text,
+    record_line,
+    replace_text,
+)
 from quota.journal.lock import FileLock
-from quota.journal.marks import Marks, Position, marks_text, read_marks, read_text, replace_text
-from quota.journal.record import SPELLING, read_record, record_line
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 
@@ -469,6 +480,35 @@ def upstream_folder(folder: Path, identity: Identity) -> str:
     """Where in a state folder the journals of one upstream project are."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
     return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}"))
+
+
+def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int, longest_ms: int) -> list[tuple[str, int]]:
+    """The projects of a state folder that the configurations of these identities charged and that none of them is of,
+    as the names of folders spell them; and until when what this machine noted of each may count: `longest_ms` after it
+    was noted last.
+
+    A project at another endpoint has the same name, and is none of these.
+    """
+    spelled = {os.path.basename(upstream_folder(folder, identity)).rpartition("-")[0] for identity in identities}
+    configurations = {identity.ledger for identity in identities}
+    left: dict[str, int] = {}
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder / FOLDER)):
+            project, _, upstream = name.rpartition("-")
+            if project in spelled or not re.fullmatch(r"[0-9a-f]{16}", upstream):
+                continue
+            hashes = {Identity(ledger, project).hash for ledger in configurations}
+            for own in os.scandir(folder / FOLDER / name):
+                if own.name in hashes and own.is_dir(follow_symlinks=False):
+                    until_ms = _noted_ms(own.path) + longest_ms
+                    if until_ms > now_ms:
+                        left[project] = max(until_ms, left.get(project, 0))
+    return sorted(left.items())
+
+
+def _noted_ms(path: str) -> int:
+    """When something was noted in a journal last; 0 for an empty one."""
+    return max((entry.stat().st_mtime_ns // 1_000_000 for entry in os.scandir(path)), default=0)
 
 
 def _facts_in(stored: str) -> tuple[str, Id, str]:

@@ -10,7 +10,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakSet
 
-from quota.common.folders import make_folder, open_alone
+from quota.common.files import make_folder, open_alone
 from quota.errors import LedgerError
 
 _LOOK_AGAIN_S = 0.002

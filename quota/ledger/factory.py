@@ -1,15 +1,16 @@
-"""The kinds of ledgers, one row each: what a URL of theirs means, and how a log is opened there.
+"""Which ledger a configuration means. There is a row for each kind: what a URL of theirs is, how a log is opened there.
 
 Another kind needs a row in BACKENDS. Only the driver of a ledger that is opened is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import NamedTuple
 
 from quota.errors import ConfigError
-from quota.ledger.file_url import check_options, path_of
+from quota.ledger.files import check_options, path_of
 from quota.ledger.log import Log
 
 Clock = Callable[[], int]
@@ -105,3 +106,29 @@ def open_ledger(url: str, *, clock: Clock | None = None) -> Log:
     simulation only. Raises ConfigError for any other scheme.
     """
     return backend_of(url).open(canonical(url), clock)
+
+
+class Identity(NamedTuple):
+    """`ledger` is the name that the owner gave it, else the path of the configuration: see `quota.settings.load`.
+
+    `endpoint` is empty for the API's own address. What a machine saw of a ledger, and what it owes, belong to an
+    identity. Identities of one project and endpoint are one upstream project, and share an allowance.
+    """
+
+    ledger: str
+    project: str
+    endpoint: str = ""
+
+    @property
+    def hash(self) -> str:
+        """128 bits, as 32 hexadecimal digits."""
+        return _hash(self)
+
+    @property
+    def upstream_hash(self) -> str:
+        """The same for project and endpoint alone."""
+        return _hash(self[1:])
+
+
+def _hash(names: Iterable[str]) -> str:
+    return blake2b("\0".join(names).encode(errors="backslashreplace"), digest_size=16).hexdigest()

@@ -21,11 +21,11 @@ to use from several threads, from a signal handler that interrupts one of them, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
-from quota.rules.entry import START, Entry, Id, read_id
+from quota.rules.entry import END, START, Entry, Id, read_id
 from quota.terms.limits import DAY_MS, HOUR_MS, Selector
 
 if TYPE_CHECKING:
@@ -272,6 +272,17 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Release files and connections. May be called twice."""
+
+
+def in_pieces(
+    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, through: Id = END
+) -> Iterator[Sequence[Entry]]:
+    """What `Log.read` or `Log.past` has between two entries, as much at once as can be read."""
+    while piece := read(project, after, through, MAX_READ):
+        yield piece
+        if len(piece) < MAX_READ:
+            return
+        after = piece[-1].id
 
 
 def is_fence(epoch: str) -> bool:

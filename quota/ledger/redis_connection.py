@@ -38,7 +38,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
-from quota.common.sockets import has_hung_up
+from quota.common.hosts import has_hung_up
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NoAnswer, NotRedis, error_of
 from quota.ledger.redis_tls import behind_plain, behind_secured
 from quota.ledger.redis_url import Target
@@ -169,8 +169,8 @@ class Connections:
         """The keys that match."""
         cursor = "0"
         while True:
-            cursor, found = self.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
-            yield from found
+            cursor, keys = self.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
+            yield from keys
             if cursor == "0":
                 return
 
@@ -242,14 +242,14 @@ def _failure_of(error: RedisError) -> Failed:
         cause = cause.__context__
     if isinstance(cause, OSError) and cause.errno is None and not str(cause).endswith("timed out"):
         raise cause  # the TimeoutError of a signal handler is an OSError, and none of the connection's
-    said, code = str(error), getattr(error, "status_code", None)
+    message, code = str(error), getattr(error, "status_code", None)
     if isinstance(error, InvalidResponse):
-        return NotRedis(said)
+        return NotRedis(message)
     if code is not None:  # the server's own error: the library has cut the word off with which it began
-        return error_of(f"{code} {said}")
+        return error_of(f"{code} {message}")
     if isinstance(error, ResponseError):
-        return error_of(said)
-    return NoAnswer(said) if isinstance(error, redis.TimeoutError) else Lost(said)
+        return error_of(message)
+    return NoAnswer(message) if isinstance(error, redis.TimeoutError) else Lost(message)
 
 
 def client_of(target: Target) -> Connections | Cluster:
@@ -328,7 +328,7 @@ def _without_primary(target: Target) -> Failed:
             except Failed as error:
                 failure = error
                 continue
-        if isinstance(services, list) and not any(target.service in one for one in services):
+        if isinstance(services, list) and not any(target.service in service for service in services):
             remedy = "write the name after `sentinel monitor`"
             return Misconfigured(f"{name} knows no service {target.service!r}; {remedy}")
         failure = Lost("its sentinels see no primary", left=False)
@@ -397,10 +397,11 @@ class Cluster:
         for connections in list(self._connections.values()):
             connections.close()
 
-    def _known(self) -> NodesManager:
+    def _known_nodes(self) -> NodesManager:
         nodes = self._nodes
         if nodes is None:
-            seeds = [ClusterNode(host, port) for host, port in self._seeds()]
+            # After the nodes that the url names, those that were met: the first may be gone for good.
+            seeds = [ClusterNode(*place) for place in dict.fromkeys([*self._target.nodes, *self._connections])]
             options = {**self._target.options, "ssl": self._target.is_secure, **_shares(len(seeds))}
             del options["db"]
             try:
@@ -409,18 +410,14 @@ class Cluster:
                 # The library says nothing of why: the first of them says it again.
                 self._at(*self._target.nodes[0]).execute_command("CLUSTER", "SLOTS")
                 raise Lost(str(error), left=False) from error
-            known = {(str(node.host), int(node.port)) for node in nodes.nodes_cache.values()}
-            for place in self._connections.keys() - known:  # else every node that ever was would be asked
+            places = {(str(node.host), int(node.port)) for node in nodes.nodes_cache.values()}
+            for place in self._connections.keys() - places:  # else every node that ever was would be asked
                 self._connections.pop(place).close()
         return nodes
 
-    def _seeds(self) -> list[tuple[str, int]]:
-        """The nodes that the url names, and after them those that were met: the first may be gone for good."""
-        return list(dict.fromkeys([*self._target.nodes, *self._connections]))
-
     def _owner(self, slot: int) -> Connections:
         try:
-            node = self._known().get_node_from_slot(slot)
+            node = self._known_nodes().get_node_from_slot(slot)
         except RedisClusterException as error:
             self._nodes = None
             raise ErrorReply("no node has this slot", "CLUSTERDOWN") from error
@@ -429,15 +426,15 @@ class Cluster:
     def _pointed_to(self, error: ErrorReply, slot: int) -> Connections:
         """Where `MOVED SLOT HOST:PORT`, or ASK, points to."""
         try:
-            told = (MovedError if error.code == "MOVED" else AskError)(str(error).partition(" ")[2])
+            owner = (MovedError if error.code == "MOVED" else AskError)(str(error).partition(" ")[2])
         except (ValueError, IndexError):
             raise error from None
         if error.code == "MOVED":
-            if not told.host:
+            if not owner.host:
                 self._nodes = None
                 return self._owner(slot)
-            self._known().move_slot(told)
-        return self._at(str(told.host), int(told.port))
+            self._known_nodes().move_slot(owner)
+        return self._at(str(owner.host), int(owner.port))
 
     def _at(self, host: str, port: int) -> Connections:
         connections = self._connections.get((host, port))
@@ -447,7 +444,7 @@ class Cluster:
         return connections
 
     def _primaries(self) -> list[Connections]:
-        nodes = self._known().get_nodes_by_server_type("primary")
+        nodes = self._known_nodes().get_nodes_by_server_type("primary")
         return [self._at(str(node.host), int(node.port)) for node in nodes]
 
     def _earliest(self, ends_s: float) -> list[str]:
@@ -460,4 +457,4 @@ class Cluster:
                 failed = error
         if not times:
             raise failed
-        return min(times, key=lambda said: [int(number) for number in said])
+        return min(times, key=lambda time: [int(number) for number in time])

@@ -19,8 +19,8 @@ class Failed(Exception):  # noqa: N818  # says what happened
 class Lost(Failed):
     """Nobody knows whether the server did what it was asked to; if nothing of it `left` this process, it did not."""
 
-    def __init__(self, said: str, *, left: bool = True) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, left: bool = True) -> None:
+        super().__init__(message)
         self.left = left
 
 
@@ -39,8 +39,8 @@ class Misconfigured(Failed):
 class ErrorReply(Failed):
     """The server's own error. `code` is the word with which it begins, where that is one in capitals."""
 
-    def __init__(self, said: str, code: str = "") -> None:
-        super().__init__(said)
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
         self.code = code
 
     @property
@@ -54,18 +54,18 @@ _TOO_MANY_CLIENTS = "max number of clients reached"
 _CODE = re.compile("([A-Z]{2,20}) ")
 
 
-def error_of(said: str) -> Failed:
+def error_of(message: str) -> Failed:
     """The error reply that a server sent as this text."""
-    match = _CODE.match(said)
+    match = _CODE.match(message)
     code = "" if match is None else match[1]
     if code == "ERR":
-        code, said = "", said[4:]
-    return Lost(said) if said == _TOO_MANY_CLIENTS else ErrorReply(said, code)
+        code, message = "", message[4:]
+    return Lost(message) if message == _TOO_MANY_CLIENTS else ErrorReply(message, code)
 
 
-def is_denied(said: str) -> bool:
+def is_denied(message: str) -> bool:
     """Whether an error says that this user lacks a right: servers of different versions word it differently."""
-    return _DENIED.search(said) is not None
+    return _DENIED.search(message) is not None
 
 
 MAY_NOT_RUN = "this user may not run"
@@ -79,78 +79,76 @@ _DENIED_COMMANDS = re.compile(rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run th
 def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
     """What went wrong at `where`, a name and a url's label, and what to do, without words that could quote the url.
     `user` is who has asked."""
-    said = (str(error).splitlines() or [""])[0][:200]
+    message = (str(error).splitlines() or [""])[0][:200]
     secure = "s" if " rediss" in where else ""
     if isinstance(error, Misconfigured):
-        return f"{where}: {said}"
+        return f"{where}: {message}"
     if isinstance(error, NoAnswer):
         waited = f"{timeout_s:g} s"
         return f"{where} did not answer within {waited}; see whether the server is busy or the network slow"
-    if "Authentication required" in said or "authenticated" in said:
+    if "Authentication required" in message or "authenticated" in message:
         return f'{where} wants a password; add password = "env:NAME" or "file:PATH"'
     if isinstance(error, NotRedis):
         return f"{where} is something else than Redis; check the url"
-    if isinstance(error, Lost) and "number of clients" in said:
+    if isinstance(error, Lost) and "number of clients" in message:
         return f"{where} has too many clients; raise its maxclients"
-    if "cluster support disabled" in said:
+    if "cluster support disabled" in message:
         return f"{where} is no cluster; write redis{secure}:// for a single server"
-    if isinstance(error, Lost) and "see no primary" in said:
+    if isinstance(error, Lost) and "see no primary" in message:
         return f"{where} has no primary now, as its sentinels see it; run again in a moment"
     if not isinstance(error, ErrorReply):
         return f"{where} cannot be reached; see whether the server is running there"
-    return _said_to_mean(error, said, where, user, secure)
+    return _reply_explained(error, message, where, user, secure)
 
 
-def _what_is_denied(said: str) -> str:
-    if _DENIED_KEYS.search(said):
+def _what_is_denied(message: str) -> str:
+    if _DENIED_KEYS.search(message):
         return "use the keys of this project"
-    named = _DENIED_COMMANDS.search(said)
+    named = _DENIED_COMMANDS.search(message)
     return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
 
 
-def _said_to_mean(error: ErrorReply, said: str, where: str, user: str, secure: str) -> str:
-    code = error.code
+def _reply_explained(error: ErrorReply, message: str, where: str, user: str, secure: str) -> str:
     if error.asks_for_password:
-        known = "check username and password, or make that user: `quota doctor --acl` prints how"
-        return f"{where} refused the password; {known}"
-    if code in ("MOVED", "ASK") or "not allowed in cluster mode" in said:
-        numbers = ", which has no database numbers" if "SELECT" in said else ""
-        return f"{where} is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"
-    if code == "LOADING":
-        return f"{where} is loading its data; run again in a moment"
+        remedy = "check username and password, or make that user: `quota doctor --acl` prints how"
+        return f"{where} refused the password; {remedy}"
+    if error.code == "NOPERM" or is_denied(message):
+        who = "its sentinels' user" if "'sentinel" in message else f"user {user}"
+        return f"{where}: {who} may not {_what_is_denied(message)}; give it the rights that `quota doctor --acl` prints"
+    reply = f"{error.code} {message}"
+    line = next((line for pattern, line in _REPLIES.items() if re.search(pattern, reply)), ": {message}")
+    numbers = ", which has no database numbers" if "SELECT" in message else ""
+    owner = where.rpartition(" ")[0]
+    return where + line.format(message=message, secure=secure, numbers=numbers, owner=owner)
+
+
+_REPLIES = {
+    "^(MOVED|ASK) |not allowed in cluster mode": (
+        " is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"
+    ),
+    "^LOADING ": " is loading its data; run again in a moment",
     # Redis 6 wraps what stopped a script into a text of its own.
-    if code == "READONLY" or "-READONLY " in said:
-        return f"{where} is a replica, which cannot be written to; name the primary"
-    if code == "NOREPLICAS" or "-NOREPLICAS " in said:
-        return (
-            f"{where} has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are "
-            "back; see its replicas"
-        )
-    if code == "OOM" or "-OOM " in said:
-        return f"{where} is out of memory; raise its maxmemory"
-    if "DB index is out of range" in said or "invalid DB index" in said:
-        return f"{where} has no database of that number; take a lower one, or raise the server's `databases`"
-    if code == "MISCONF" or "MISCONF " in said:
-        return f"{where} cannot save its data and takes no charge until it can; see the server's log"
-    if code == "BUSY" or "-BUSY " in said:
-        return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
-    if code == "NOPERM" or is_denied(said):
-        who = "its sentinels' user" if "'sentinel" in said else f"user {user}"
-        return f"{where}: {who} may not {_what_is_denied(said)}; give it the rights that `quota doctor --acl` prints"
-    if code in ("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"):
-        return f"{where} is moving its data or choosing a primary; run again in a moment"
-    if code == "WRONGTYPE" or "WRONGTYPE " in said:
-        owner = where.rpartition(" ")[0]
-        return (
-            f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} a database of "
-            "its own"
-        )
-    if "unknown command" in said and "SENTINEL" in said:
-        single = f"redis{secure}:// for a single server"
-        return f"{where} is no sentinel; name the sentinels' own addresses, or write {single}"
-    if re.search("unknown command [`'][^Xx]", said):  # all others that we send are as old as Redis 2
-        sentinel = f"redis{secure}+sentinel://HOST:PORT/SERVICE"
-        return f"{where} is a sentinel, or runs no scripts; for sentinels write {sentinel}"
-    if "unknown command" in said.lower():
-        return f"{where} is older than Redis 6.2; upgrade it"
-    return f"{where}: {said}"
+    "(^|-)READONLY ": " is a replica, which cannot be written to; name the primary",
+    "(^|-)NOREPLICAS ": (
+        " has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
+        "replicas"
+    ),
+    "(^|-)OOM ": " is out of memory; raise its maxmemory",
+    "DB index is out of range|invalid DB index": (
+        " has no database of that number; take a lower one, or raise the server's `databases`"
+    ),
+    "MISCONF ": " cannot save its data and takes no charge until it can; see the server's log",
+    "(^|-)BUSY ": " is busy with another program's script; it goes on after that, or after SCRIPT KILL",
+    "^(TRYAGAIN|CLUSTERDOWN|MASTERDOWN) ": " is moving its data or choosing a primary; run again in a moment",
+    "WRONGTYPE ": (
+        " has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} a database of its own"
+    ),
+    "unknown command.*SENTINEL|SENTINEL.*unknown command": (
+        " is no sentinel; name the sentinels' own addresses, or write redis{secure}:// for a single server"
+    ),
+    "unknown command [`'][^Xx]": (  # all others that we send are as old as Redis 2
+        " is a sentinel, or runs no scripts; for sentinels write redis{secure}+sentinel://HOST:PORT/SERVICE"
+    ),
+    "(?i)unknown command": " is older than Redis 6.2; upgrade it",
+}
+"""What replies mean, by a pattern in the word with which they begin and their text. The first that fits holds."""

@@ -19,8 +19,8 @@ from hashlib import sha1
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
+from quota.common.files import list_names, read_text
 from quota.common.fork import OfOneProcess, start_over_in_child
-from quota.common.resources import list_names, read_text
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.log import (
     BUILDING_MS,
@@ -29,6 +29,7 @@ from quota.ledger.log import (
     LEASE_MS,
     MAX_PAST,
     MAX_READ,
+    VIEW,
     Append,
     Beginning,
     Changed,
@@ -65,8 +66,6 @@ ASK_AT_ONCE = 1_000
 
 MAX_MERGES = 10
 """How often the past is put together anew because others have added to it."""
-
-VIEW = "view:"
 
 UNREADABLE = (ValueError, TypeError, LookupError)
 """What a reply raises that no script of ours makes."""
@@ -298,7 +297,7 @@ class RedisLog(OfOneProcess):
             raise self._error(error) from error
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks
+        from quota.ledger.redis_needs import findings  # late: `quota doctor` alone asks
 
         keys = keys_of(project)
         info, lifetimes, missing, refused = self._read(tuple, self._run("examine", keys, []))

@@ -1,4 +1,4 @@
-"""TLS: one line for each way in which an encrypted connection can fail.
+"""TLS: one line for each fault of an encrypted connection that somebody can mend.
 
     check_files       the certificates and the key that a url names, before anybody connects
     behind_secured    what is behind a failure on a connection with TLS
@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quota.common.named import at_once
+from quota.common.files import at_once
 from quota.common.text import one_line
 from quota.ledger.redis_errors import Misconfigured
 
@@ -27,65 +27,51 @@ if TYPE_CHECKING:
 WAIT_S = 0.1
 """How long a server may take to show what is behind an error: the decision that failed waits for it."""
 
-_OTHER_HOST, _UNKNOWN_CA = (62, 64), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
-_UNTRUSTED = {
-    **dict.fromkeys((2, 18, 19, 20, 21, 27), _UNKNOWN_CA),
-    9: "is not valid yet; correct the clock here, or where it was made",
+_OF_CERTIFICATES = {
+    **dict.fromkeys((62, 64), "is not for {host}; use a name that it is for, or renew it"),
+    **dict.fromkeys((2, 18, 19, 20, 21, 27), 'is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'),
     10: "has expired; renew it, or correct this machine's clock",
 }
-"""What OpenSSL's codes say of a certificate (X509_V_ERR_...)."""
+"""What OpenSSL's codes say of the server's certificate (X509_V_ERR_...)."""
 
-_WITHOUT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-"""How OpenSSL calls an answer that is no TLS, over its versions."""
-
-_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_NO_TLS = "it speaks no TLS; {remedy}"
+_OF_HANDSHAKES = {
+    **dict.fromkeys(
+        ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"), _NO_TLS
+    ),
+    **dict.fromkeys(
+        ("CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE"),
+        "it wants a client certificate; add ssl_certfile and ssl_keyfile",
+    ),
+    "ALERT_UNKNOWN_CA": "it refused our client certificate: it does not know the CA; correct ssl_certfile",
+    "CERTIFICATE": "it refused our client certificate: {alert}; correct ssl_certfile",
+    **dict.fromkeys(
+        ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL"),
+        "it speaks no version of TLS that this machine allows; let it speak TLS 1.2 or 1.3",
+    ),
+}
+"""What OpenSSL's reasons say of anything else, by words in them, over its versions. The first that fits holds."""
 
 
 def check_files(options: Mapping[str, Any]) -> None:
     """Raises Misconfigured for a file of these options that cannot be used."""
-    for option in _FILES:
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if options[option]:
             _check_readable(option, options[option])
-    try:
-        context = ssl.create_default_context(cafile=options["ssl_ca_certs"])
-    except OSError as error:
-        raise Misconfigured(f"ssl_ca_certs: {one_line(options['ssl_ca_certs'])} holds no PEM certificate") from error
+    if options["ssl_ca_certs"] and not _holds_certificate(options["ssl_ca_certs"]):
+        raise Misconfigured(f"ssl_ca_certs: {one_line(options['ssl_ca_certs'])} holds no PEM certificate")
     if options["ssl_certfile"]:
-        _check_certificate(context, options)
+        _check_key(options["ssl_certfile"], options["ssl_keyfile"], options["ssl_password"])
 
 
 def _check_readable(option: str, path: str) -> None:
     try:
         with open(path, "rb", opener=at_once) as file:
-            found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise Misconfigured(f"{option}: {one_line(path)} cannot be read: {why}") from error
-
-
-def _check_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
-    certfile, keyfile = options["ssl_certfile"], options["ssl_keyfile"]
-    asked = []
-
-    def password() -> str:  # without it, OpenSSL would ask whoever sits at the terminal
-        asked.append(True)
-        return str(options["ssl_password"])
-
-    key = one_line(keyfile or certfile)
-    try:
-        context.load_cert_chain(certfile, keyfile, password)
-    except (OSError, ValueError) as error:
-        if asked:
-            raise Misconfigured(f"the key in {key} is encrypted, and ssl_password is not its password") from error
-        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-            raise Misconfigured(
-                f"the key in {key} is not that of the certificate in {one_line(certfile)}; correct ssl_keyfile"
-            ) from error
-        if _holds_certificate(certfile):
-            raise Misconfigured(f"ssl_keyfile: {key} holds no PEM private key") from error
-        raise Misconfigured(f"ssl_certfile: {one_line(certfile)} holds no PEM certificate") from error
 
 
 def _holds_certificate(path: str) -> bool:
@@ -94,6 +80,30 @@ def _holds_certificate(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _check_key(certfile: str, keyfile: str | None, password: str) -> None:
+    """Raises Misconfigured for a certificate and a key that cannot be used together."""
+    is_encrypted = False
+
+    def password_of_key() -> str:  # without it, OpenSSL would ask whoever sits at the terminal
+        nonlocal is_encrypted
+        is_encrypted = True
+        return password
+
+    key = one_line(keyfile or certfile)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certfile, keyfile, password_of_key)
+    except (OSError, ValueError) as error:
+        if is_encrypted:
+            line = f"the key in {key} is encrypted, and ssl_password is not its password"
+        elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            line = f"the key in {key} is not that of the certificate in {one_line(certfile)}; correct ssl_keyfile"
+        elif _holds_certificate(certfile):
+            line = f"ssl_keyfile: {key} holds no PEM private key"
+        else:
+            line = f"ssl_certfile: {one_line(certfile)} holds no PEM certificate"
+        raise Misconfigured(line) from error
 
 
 # -- what is behind a failure ------------------------------------------------------------------------------------------
@@ -113,31 +123,32 @@ def behind_secured(
         check_files(options)
     except Misconfigured as gone:  # it was there when the url was read
         return gone
-    found = _found_in(error, host, remedy)
-    if found is not None:
-        return found
-    if _answers_plainly(host, port):  # Redis is silent about a handshake, or ends the connection
-        return Misconfigured(f"it speaks no TLS; {remedy}")
-    if isinstance(error.__context__, TimeoutError):
-        return None
+    fault = _fault_in(error, host, remedy)
+    if fault is None and _answers_plainly(host, port):
+        return Misconfigured(_NO_TLS.format(remedy=remedy))
+    if fault is not None or isinstance(error.__context__, TimeoutError):
+        return fault
     another = make()
     try:
         another.connect()
         another.can_read(WAIT_S)
     except Exception as again:  # the library's
-        found = _found_in(again, host, remedy)
+        fault = _fault_in(again, host, remedy)
     finally:
         another.disconnect()
-    return found
+    return fault
 
 
-def _found_in(error: BaseException, host: str, remedy: str) -> Misconfigured | None:
+def _fault_in(error: BaseException, host: str, remedy: str) -> Misconfigured | None:
+    """What OpenSSL says is wrong; None for what may be anything."""
     cause = error.__context__
-    if not isinstance(cause, ssl.SSLError):
-        return None
-    if getattr(cause, "reason", None) in _WITHOUT_TLS:
-        return Misconfigured(f"it speaks no TLS; {remedy}")
-    return fault_of(cause, host)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = _OF_CERTIFICATES.get(cause.verify_code, f"cannot be trusted: {one_line(cause.verify_message)}")
+        return Misconfigured(f"its certificate {why.format(host=host)}")
+    reason = str(getattr(cause, "reason", None) or "") if isinstance(cause, ssl.SSLError) else ""
+    line = next((line for words, line in _OF_HANDSHAKES.items() if words in reason), "")
+    alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
+    return Misconfigured(line.format(remedy=remedy, alert=alert)) if line else None
 
 
 def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:
@@ -152,40 +163,10 @@ def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:
 
 
 def _answers_plainly(host: str, port: int) -> bool:
-    """Whether a server that is silent about our handshake, as Redis is, answers without one."""
+    """Whether a server that is silent about our handshake, as Redis is, or ends the connection, answers without one."""
     try:
         with socket.create_connection((host, port), WAIT_S) as bare:
             bare.sendall(b"*1\r\n$4\r\nPING\r\n")
             return bare.recv(1) in (b"+", b"-")
     except (OSError, ValueError):
         return False
-
-
-def fault_of(error: ssl.SSLError, host: str) -> Misconfigured | None:
-    """What OpenSSL found wrong; None for what may be anything."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _OTHER_HOST:
-            return Misconfigured(f"its certificate is not for {host}; use a name that it is for, or renew it")
-        why = _UNTRUSTED.get(error.verify_code, f"cannot be trusted: {one_line(error.verify_message)}")
-        return Misconfigured(f"its certificate {why}")
-    reason = str(error.reason or "")
-    if "CERTIFICATE_REQUIRED" in reason or "ALERT_HANDSHAKE_FAILURE" in reason:
-        return Misconfigured("it wants a client certificate; add ssl_certfile and ssl_keyfile")
-    refused = next((why for alert, why in _REFUSED.items() if f"ALERT_{alert}" in reason), "")
-    if refused:
-        return Misconfigured(f"it refused our client certificate: {refused}; correct ssl_certfile")
-    if "PROTOCOL" in reason and ("VERSION" in reason or "UNSUPPORTED" in reason):
-        return Misconfigured("it speaks no version of TLS that this machine allows; let it speak TLS 1.2 or 1.3")
-    return None
-
-
-_REFUSED = {
-    "UNKNOWN_CA": "it does not know the CA",
-    "CERTIFICATE_EXPIRED": "it has expired",
-    "CERTIFICATE_REVOKED": "it is revoked",
-    "BAD_CERTIFICATE": "it cannot be used",
-    "CERTIFICATE_UNKNOWN": "it cannot be used",
-    "UNSUPPORTED_CERTIFICATE": "it is not for clients",
-    "DECRYPT_ERROR": "it cannot be used",
-    "ACCESS_DENIED": "access denied",
-}

@@ -79,12 +79,12 @@ class Target(NamedTuple):
 
     def at(self, host: str, port: int, *, is_sentinel: bool = False) -> Target:
         """One node of a cluster, or one of the sentinels, for itself."""
-        one = self._replace(kind="", nodes=((host, port),))
+        node = self._replace(kind="", nodes=((host, port),))
         if not is_sentinel:
-            return one
+            return node
         times = {name: self.options[name] for name in _TIMEOUTS}
         options = {**self.sentinel_options, **times}
-        return one._replace(is_secure=self.sentinels_are_secure, options=options, remedy=self.sentinel_remedy)
+        return node._replace(is_secure=self.sentinels_are_secure, options=options, remedy=self.sentinel_remedy)
 
 
 def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
@@ -180,9 +180,9 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
     secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
-    known = (*_OPTIONS, *elsewhere, *secure, *of_sentinels, *_NEEDLESS)
+    options = (*_OPTIONS, *elsewhere, *secure, *of_sentinels, *_NEEDLESS)
     for name in given:
-        if name in known:
+        if name in options:
             continue
         if "@" in query or not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
             raise ValueError("what looks like an option may be a piece of a password")
@@ -191,7 +191,7 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
             raise Misconfigured(f"{name} is an option of TLS, which this url does not speak; {remedy}")
         if name in _OF_SENTINELS:
             raise Misconfigured(f"{name} is an option of redis+sentinel:// only; remove it")
-        raise Misconfigured(f"it has no option {name!r}; {nearest(name, known)}")
+        raise Misconfigured(f"it has no option {name!r}; {nearest(name, options)}")
     return {name: text for name, text in given.items() if text}
 
 

@@ -3,6 +3,9 @@
 An append is one `BEGIN IMMEDIATE` transaction: it reads what its author has not seen, asks `word_of`, and adds to the
 end. Whoever asks computes what limits count, so an append costs the same whatever the limits, the units and the history
 are.
+
+    LogFile      an SQLite file in which a thread may keep its transaction open over several pieces of work
+    SqliteLog    the log in it
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.clock import host_clock
 from quota.common.fork import OfOneProcess
-from quota.common.sqlite_file import DEADLINE_S, DamagedError, checked_row
+from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
-from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.file_url import label_of, path_of
+from quota.ledger.files import file_wording, label_of, path_of, refuse_others
 from quota.ledger.log import (
     BROKEN,
     EPOCH,
@@ -42,12 +44,13 @@ from quota.ledger.log import (
     next_id,
     word_of,
 )
-from quota.ledger.log_file import LogFile
 from quota.rules.entry import START, Entry, Id, id_text, just_before, packed, read_id, unpacked
 from quota.terms.arguments import whole_clock
 
 if TYPE_CHECKING:
     from quota.common.findings import Finding
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 20
 APPLICATION_ID = 0x51_4C_47_31
@@ -80,6 +83,69 @@ _GET = "SELECT value FROM state WHERE project = ? AND name = ?"
 _PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
 
 
+class LogFile(SqliteFile):
+    """An SQLite file whose transactions are one by one, but those in a block of `held`.
+
+    `_held` is the connection whose transaction is open for the next piece of work, and `_is_working` says whether such
+    a piece is under way: what asks meanwhile is a signal handler.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._held: sqlite3.Connection | None = None
+        self._is_working = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from writing while this thread reads, and until it has written: what was written is committed
+        before `transact` returns. The rest of the block holds nobody back."""
+        with self._lock:
+            try:
+                super().transact(lambda db: db.execute("BEGIN IMMEDIATE"), write=None)
+                self._held = self._db
+                yield
+            finally:
+                # Not in a function of its own: a signal handler may raise as that begins.
+                if self._db is not None:
+                    self._db.rollback()  # does nothing outside a transaction
+                self._held = None
+
+    def transact(
+        self, work: Callable[[sqlite3.Connection], T], *, write: bool | None, within_s: float | None = None
+    ) -> T:
+        """As `SqliteFile.transact`, in the transaction that is held, if there is one.
+
+        Where anything comes between, a signal handler for example, that transaction ends, and the work begins again in
+        one of its own.
+        """
+        with self._lock:
+            if self._held is not None and not self._is_working:
+                self._is_working = True
+                try:
+                    db = self._held
+                    if db is not None:  # a handler may have ended it just now
+                        answer = work(db)
+                        if write:
+                            db.execute("COMMIT")
+                            self._held = None
+                        return answer
+                except (sqlite3.Error, DamagedError, TypeError):
+                    # A handler has closed that connection; or `super` says what is wrong.
+                    self._release()
+                except BaseException:
+                    self._release()
+                    raise
+                finally:
+                    self._is_working = False
+            return super().transact(work, write=write, within_s=within_s)
+
+    def _release(self) -> None:
+        """End the transaction that is held, with nothing written."""
+        if self._held is not None and self._held is self._db:
+            self._held.rollback()
+        self._held = None
+
+
 class SqliteLog(OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory. `clock` is the
     ledger's, in ms since 1970."""
@@ -104,6 +170,7 @@ class SqliteLog(OfOneProcess):
                 "ledger",
                 version=SCHEMA_VERSION,
                 lost_then="this machine puts back what it has seen",
+                waited_s=DEADLINE_S,
                 remedy="move it away, or name another file in the url",
             ),
             lenient=True,
@@ -309,8 +376,10 @@ class SqliteLog(OfOneProcess):
         return self._file.transact(lambda db: [str(project) for (project,) in db.execute(query, (EPOCH,))], write=None)
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.common.findings import warning  # late: `quota doctor` alone asks
-        from quota.common.storage import examine_folder
+        from quota.common.findings import (
+            examine_folder,
+            warning,  # late: `quota doctor` alone asks
+        )
 
         path = self._file.path
         if not path:

@@ -24,15 +24,12 @@ from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.dashboard.reading import read_samples, samples_of_silence
 from quota.errors import ConfigError, LedgerError, QuotaError
-from quota.proxy.asked import UnfitError, asked_of
-from quota.proxy.caller_side import CallerGoneError, CallerSide
-from quota.proxy.passage import Passage, connections
-from quota.proxy.target import Target
+from quota.proxy.asked import CallerGoneError, CallerSide, UnfitError, asked_of
+from quota.proxy.passage import Passage, Target, connections
 from quota.reports.metrics import MEDIA_TYPE, Sample, exposition
 from quota.reports.status import read_status
 from quota.session import Session, ledger_answers
-from quota.web.health import Check, health
-from quota.web.problem import App, Problem, Receive, Send, send_problem
+from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
 from quota.web.protection import protected
 
 OWN_PATHS = ("/healthz", "/metrics")
@@ -155,5 +152,5 @@ class Proxy:
         if credential in self._wrong:
             raise UnfitError(500, self._wrong[credential])
         hint = nearest(credential, self._targets)
-        known = "" if hint.startswith("known") else f" There are {listed(self._targets)}."
-        raise UnfitError(404, f"There is no credential {show(credential)} here; {hint}.{known}")
+        others = "" if hint.startswith("known") else f" There are {listed(self._targets)}."
+        raise UnfitError(404, f"There is no credential {show(credential)} here; {hint}.{others}")

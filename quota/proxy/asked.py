@@ -1,8 +1,9 @@
-"""What a request to the proxy asks for, and what of it leaves. Pure.
+"""What a request to the proxy asks for, and its caller's side.
 
     asked_of      a request as it came; raises UnfitError for one that is not passed on
     Asked         whose it is, what leaves, and who spends
     UnfitError    the answer to a request that is not passed on
+    CallerSide    the body as it comes, and whether the caller is still there
 
 The path of what leaves begins behind the root of the API, so it cannot name another host. Paths that a server may read
 as another path than the one whose price is charged are not passed on.
@@ -10,16 +11,25 @@ as another path than the one whose price is charged are not passed on.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from quota.common.text import show
 from quota.errors import QuotaError
-from quota.web.problem import Problem
+from quota.terms.api import RequestBody
+from quota.web.documents import Problem
 
 Fields = list[tuple[str, str]]
+
+MAX_HELD_BYTES = 64 * 1024
+"""How much of a body is held at most. What is charged for a longer one follows from its length alone."""
+
+WATCH_AFTER_S = 0.1
+"""When a request is slow. The others end before anybody could end them for a caller that went away."""
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -99,8 +109,8 @@ def narrowed(fields: Fields, *, reads_good_answers: bool) -> Fields:
     """The fields with an Accept-Encoding in which an answer can be read: errors may come as gzip."""
     takes_gzip = any(name == "accept-encoding" and re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I)
                      for name, value in fields)  # fmt: skip
-    known = "gzip" if takes_gzip and not reads_good_answers else "identity"
-    return [(name, known if name == "accept-encoding" else value) for name, value in fields]
+    coding = "gzip" if takes_gzip and not reads_good_answers else "identity"
+    return [(name, coding if name == "accept-encoding" else value) for name, value in fields]
 
 
 def _field(name: bytes, value: bytes) -> tuple[str, str]:
@@ -111,7 +121,7 @@ def _field(name: bytes, value: bytes) -> tuple[str, str]:
 
 
 def _kept(fields: Fields, dropped: frozenset[str]) -> Fields:
-    named = {one.strip().lower() for name, value in fields if name == "connection" for one in value.split(",")}
+    named = {token.strip().lower() for name, value in fields if name == "connection" for token in value.split(",")}
     return [
         (name, value)
         for name, value in fields
@@ -135,3 +145,76 @@ def _length(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
         raise UnfitError(400, "The Content-Length is no number.", more=(("connection", "close"),))
     return int(text)
+
+
+# -- its caller --------------------------------------------------------------------------------------------------------
+
+
+class CallerGoneError(Exception):
+    """The caller went away before it had sent its whole body. Nothing may look as if that were whole."""
+
+
+class CallerSide:
+    """One reader at a time: `beginning`, then `pieces`, then what watches."""
+
+    def __init__(self, receive: Callable[[], Awaitable[Any]], length: int | None) -> None:
+        self.gone = False
+        self._receive = receive
+        self._length = length
+        self._head = b""
+        self._more = True
+        self._read = asyncio.Event()
+        if length == 0:
+            self._read.set()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole body was read."""
+        return self._read.is_set() and not self.gone
+
+    async def beginning(self) -> RequestBody:
+        """The body, where it is short enough to be held; else its length. Raises CallerGoneError."""
+        while self._more and len(self._head) <= MAX_HELD_BYTES:
+            self._head += await self._next()
+        return RequestBody.of(None, self._length) if self._more else RequestBody.of(self._head)
+
+    async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
+        """The body, piece by piece. `leaves` is called before the first piece leaves, and with it the request. Raises
+        CallerGoneError."""
+        piece, self._head = self._head, b""
+        while piece or self._more:
+            if piece:
+                leaves()
+                yield piece
+            piece = await self._next() if self._more else b""
+        leaves()
+        self._read.set()
+
+    @contextmanager
+    def watched(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """Until the block ends, the task is cancelled if the caller goes away while it is slow."""
+        watching: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(WATCH_AFTER_S, lambda: watching.append(loop.create_task(self._watch(task))))
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for watch in watching:
+                watch.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        await self._read.wait()
+        while not self.gone:
+            self.gone = (await self._receive())["type"] == "http.disconnect"
+        task.cancel()
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone = True
+            self._read.set()
+            raise CallerGoneError
+        self._more = message.get("more_body", False)
+        piece: bytes = message["body"]
+        return piece

@@ -52,4 +52,4 @@ class Mask:
 def _spellings(secret: str) -> tuple[bytes, ...]:
     """How an answer may say it, the longest first."""
     spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
-    return tuple(sorted((one.encode() for one in spelled if len(one) >= MIN_SECRET_LENGTH), key=len, reverse=True))
+    return tuple(sorted((text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True))

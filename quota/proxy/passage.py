@@ -1,6 +1,7 @@
 """One request on its way: charged, sent, and its answer read while it passes.
 
 connections    what requests leave by
+Target         the API of one credential
 refusal        what the caller of a refused request is told
 Passage        one request
 """
@@ -16,27 +17,38 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 from google.auth.exceptions import GoogleAuthError
 from yarl import URL
 
+from quota.async_session import AsyncSession
 from quota.clients.aiohttp import peek
-from quota.clients.gate import unpacked
+from quota.clients.caller import with_query
+from quota.clients.gate import AsyncHostGate, unpacked
 from quota.clients.login import refused
 from quota.clients.metering import Attempt
+from quota.clients.upstream import upstream_of, verb_of
 from quota.common.log import line, warn
 from quota.common.text import describe
 from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, Refused, UsageError
-from quota.proxy.asked import Asked, Fields, UnfitError, narrowed, without_hops
-from quota.proxy.caller_side import MAX_HELD_BYTES, CallerGoneError, CallerSide
+from quota.proxy.asked import (
+    MAX_HELD_BYTES,
+    Asked,
+    CallerGoneError,
+    CallerSide,
+    Fields,
+    UnfitError,
+    narrowed,
+    without_hops,
+)
 from quota.proxy.mask import Mask
-from quota.proxy.target import Target
-from quota.terms.attribution import labels
-from quota.terms.reserve import NO_BODY, RequestBody
+from quota.terms.api import NO_BODY, RequestBody
+from quota.terms.arguments import labels
+from quota.web.documents import Problem, Send, seconds, send_problem
 from quota.web.lifecycle import PIECE_BYTES, hold_little
-from quota.web.problem import Problem, Send, seconds, send_problem
 
 T = TypeVar("T")
 
@@ -50,6 +62,9 @@ that meets that is lost: nothing is sent twice."""
 
 MAX_FIELD_BYTES = 64 * 1024
 PLAIN = ("", "identity")
+
+SENT_INSTEAD = ("authorization", "x-goog-api-key")
+"""Where programs put keys: what a caller sent there does not leave."""
 
 logger = logging.getLogger("quota.proxy")
 
@@ -97,6 +112,53 @@ def connections() -> aiohttp.ClientSession:
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
     )
+
+
+class Target:
+    """The API of one credential: where its requests go, the gate that charges them, and who calls.
+
+    Raises ConfigError and UsageError where the configuration does not say enough.
+    """
+
+    def __init__(self, session: AsyncSession, credential: str) -> None:
+        inner = session._session
+        chosen = inner.credential(credential)
+        upstream = upstream_of(chosen.book)
+        access = upstream.access(chosen.endpoint)
+        host = urlsplit(access.root).netloc
+        self.credential = credential
+        self.root = access.root
+        self.host = host
+        self.is_batch = access.is_batch
+        self._upstream = upstream
+        self.gate = AsyncHostGate(session.budget(credential), access.method, host)
+        self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
+        self.caller = inner._caller(chosen, (host,), access.place, access.scopes)
+        self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
+        self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
+
+    def url(self, asked: Asked) -> str:
+        """Where a request goes, without a key of its caller's own."""
+        url = f"{self.root}{asked.target}"
+        if not (self.caller.signs and self._secret_fields and "?" in url):
+            return url
+        return with_query(url, without=self._secret_fields)
+
+    def verb(self, asked: Asked) -> str:
+        """By which verb the API reads a request. Raises UnfitError where that is not clear."""
+        try:
+            return verb_of(self._upstream, asked.verb, asked.fields)
+        except UsageError as error:
+            raise UnfitError(400, f"{error}.") from None
+
+    def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
+        """The URL and the header fields as they leave, and the secret in them. May wait for a token, where the caller
+        `waits`."""
+        if not self.caller.signs:
+            return url, asked.fields, None
+        signed, own = self.caller.signed(asked.verb, url, {})
+        kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
+        return signed, [*kept, *own.items()], self.caller.secret
 
 
 def refusal(decision: Decision) -> Problem:
@@ -169,9 +231,9 @@ class Passage:
             self._say_refused("never", str(error))
             raise UnfitError(422 if isinstance(error, CostExceedsLimit) else 400, str(error)) from None
 
-    def _say_refused(self, reason: str, said: str) -> None:
+    def _say_refused(self, reason: str, sentence: str) -> None:
         asked = self._asked
-        warn("proxy_refused", said, credential=asked.credential, job=asked.job, region=asked.region, reason=reason)
+        warn("proxy_refused", sentence, credential=asked.credential, job=asked.job, region=asked.region, reason=reason)
 
     async def _tell(self, decision: Decision) -> None:
         """The answer to Quota-Peek."""
@@ -259,18 +321,17 @@ class Passage:
         try:
             async for piece in answer.content.iter_any():
                 if usage is not None:
-                    usage.feed(piece)
-                    if answer.content.at_eof():
-                        usage.end()
-                    await gate.settle(attempt, usage.take())
+                    units = usage.feed(piece)
+                    if units is None and answer.content.at_eof():
+                        units = usage.end()
+                    await gate.settle(attempt, units)
                 if passes := mask.feed(piece):
                     await self._send({"type": "http.response.body", "body": passes, "more_body": True})
         except (aiohttp.ClientError, TimeoutError) as error:
             logger.warning("%s", line("proxy_cut", credential=self._asked.credential, error=type(error).__name__))
             return False
         if usage is not None:
-            usage.end()
-            await gate.settle(attempt, usage.take())
+            await gate.settle(attempt, usage.end())
         await self._send({"type": "http.response.body", "body": mask.end()})
         return True
 

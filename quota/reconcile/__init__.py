@@ -1,1 +1,6 @@
-"""The provider's own count beside ours: read it, compare, and count what only upstream knows of."""
+"""Upstream's own count of a project beside ours.
+
+reconcile    compares both, and tightens where upstream knows more
+comparison   the comparison of two counts: pure
+monitoring   upstream's figures, from Cloud Monitoring
+"""

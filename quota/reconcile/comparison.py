@@ -102,45 +102,45 @@ def compare(
     `upstream` and `ours` are in order of time; ours reaches TOLERANCE_MS further on both sides, as far as there is any.
     """
     end_ms = min(through_ms, period.until_ms)
-    theirs = [one for one in upstream if period.since_ms < one.at_ms <= end_ms]
-    times = [one.at_ms for one in ours]
-    sums = [0, *accumulate(one.units for one in ours)]
+    theirs = [point for point in upstream if period.since_ms < point.at_ms <= end_ms]
+    times = [charge.at_ms for charge in ours]
+    sums = [0, *accumulate(charge.units for charge in ours)]
 
     def charged(from_ms: int, to_ms: int) -> int:
         """Our units from one moment to another, both included."""
         return max(0, sums[bisect_right(times, to_ms)] - sums[bisect_right(times, from_ms - 1)])
 
-    unknown, known_units, counted = [], 0, 0
-    for one in theirs:
-        counted += one.units
-        more = counted - charged(period.since_ms - TOLERANCE_MS, one.at_ms + TOLERANCE_MS) - known_units
+    unknown, unknown_units, counted = [], 0, 0
+    for point in theirs:
+        counted += point.units
+        more = counted - charged(period.since_ms - TOLERANCE_MS, point.at_ms + TOLERANCE_MS) - unknown_units
         if more > 0:
-            unknown.append((more, one.at_ms))
-            known_units += more
+            unknown.append((more, point.at_ms))
+            unknown_units += more
     sure_ms = min(end_ms, now_ms - TOLERANCE_MS, period.until_ms - TOLERANCE_MS)
     surely_ours = charged(period.since_ms + TOLERANCE_MS, sure_ms)
     last_ms = min(end_ms, period.until_ms - 1)
     return BucketCount(
-        bucket,
-        period,
-        end_ms,
-        counted,
-        charged(period.since_ms, last_ms),
-        charged(max(period.since_ms, sure_ms + 1), end_ms + TOLERANCE_MS),
-        tuple(unknown),
-        max(0, surely_ours - counted),
-        _by_method(theirs, [one for one in ours if period.since_ms <= one.at_ms <= last_ms], book),
+        bucket=bucket,
+        period=period,
+        through_ms=end_ms,
+        upstream_units=counted,
+        our_units=charged(period.since_ms, last_ms),
+        near_units=charged(max(period.since_ms, sure_ms + 1), end_ms + TOLERANCE_MS),
+        unknown=tuple(unknown),
+        drift_units=max(0, surely_ours - counted),
+        methods=_by_method(theirs, [charge for charge in ours if period.since_ms <= charge.at_ms <= last_ms], book),
     )
 
 
 def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostBook) -> tuple[MethodCount, ...]:
     theirs, charged, calls = Counter[str](), Counter[str](), Counter[str]()
-    for one in upstream:
-        theirs[one.method] += one.units
-    for one in ours:
-        if one.units:  # a refunded charge is not a call
-            charged[one.method] += one.units
-            calls[one.method] += 1
+    for point in upstream:
+        theirs[point.method] += point.units
+    for charge in ours:
+        if charge.units:  # a refunded charge is not a call
+            charged[charge.method] += charge.units
+            calls[charge.method] += 1
     rows = []
     for method in {**theirs, **charged}:
         price = book.price(method).units if method in book.methods else None

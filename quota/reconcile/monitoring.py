@@ -40,6 +40,7 @@ from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.errors import BadAnswer, ConfigError
+from quota.reconcile.comparison import Counted
 from quota.session import login_of
 from quota.settings.model import CredentialSettings
 from quota.terms.costs import Monitoring
@@ -72,27 +73,19 @@ _METRIC = "serviceruntime.googleapis.com/quota/"
 USAGE, LIMIT = f"{_METRIC}rate/net_usage", f"{_METRIC}limit"
 
 
-class Used(NamedTuple):
-    """The units that upstream counted for one of its methods in the interval that ended at `end_ms`."""
-
-    end_ms: int
-    units: int
-    quota_metric: str
-    method: str
-
-
 class Figures(NamedTuple):
-    """What upstream says. `limits` holds its newest number by (quota_metric, limit_name); -1 or less: no limit.
+    """What upstream says: what it `used` by quota_metric, in order of time, by the book's methods. `limits` holds its
+    newest number by (quota_metric, limit_name); -1 or less: no limit.
 
     `newest_ms` is the end of its newest point of usage; None where it has none, which is a usage of 0.
     """
 
-    used: tuple[Used, ...]
+    used: dict[str, list[Counted]]
     limits: dict[tuple[str, str], int]
 
     @property
     def newest_ms(self) -> int | None:
-        return max((point.end_ms for point in self.used), default=None)
+        return max((point.at_ms for points in self.used.values() for point in points), default=None)
 
 
 def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: int, now_ms: int) -> Figures:
@@ -107,21 +100,21 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
     with contextlib.closing(service):
         ask = partial(_series, service, project, now_ms=now_ms, until_s=until_s)
         of_api = f'resource.type="consumer_quota" AND resource.labels.service="{names.service}"'
-        used = [
-            Used(point.end_ms, point.units, label["quota_metric"], label.get("method", ""))
-            for label, points in ask(f'metric.type="{USAGE}" AND {of_api}', USAGE, "DELTA", since_ms=since_ms)
-            for point in points
-        ]
+        used: dict[str, list[Counted]] = {}
+        for labels, points in ask(f'metric.type="{USAGE}" AND {of_api}', USAGE, "DELTA", since_ms=since_ms):
+            method = names.method(labels.get("method", ""))
+            counted = [Counted(point.end_ms, point.units, method) for point in points]
+            used.setdefault(labels["quota_metric"], []).extend(counted)
         limits: dict[tuple[str, str], int] = {}
         for metric in names.metrics:
             key = (metric.quota_metric, metric.limit_name)
-            labels = f'metric.labels.quota_metric="{key[0]}" AND metric.labels.limit_name="{key[1]}"'
-            wanted = f'metric.type="{LIMIT}" AND {of_api} AND {labels}'
-            found = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
-            newest = [max(points).units for label, points in found if points and label.get("limit_name") == key[1]]
+            of_limit = f'metric.labels.quota_metric="{key[0]}" AND metric.labels.limit_name="{key[1]}"'
+            wanted = f'metric.type="{LIMIT}" AND {of_api} AND {of_limit}'
+            series = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
+            newest = [max(points).units for labels, points in series if points and labels.get("limit_name") == key[1]]
             if newest:  # of several locations, the least; one may have no limit
                 limits[key] = min((units for units in newest if units >= 0), default=-1)
-    return Figures(tuple(sorted(used)), limits)
+    return Figures({metric: sorted(points) for metric, points in used.items()}, limits)
 
 
 class _Point(NamedTuple):
@@ -144,7 +137,7 @@ def _series(
         interval_endTime=rfc3339(now_ms),
         pageSize=PAGE_POINTS,
     )
-    found: _Series = []
+    series: _Series = []
     seen: set[tuple[str, int]] = set()
     for _ in range(MAX_PAGES):
         answer = _send(request, project)
@@ -158,10 +151,10 @@ def _series(
             if any(point.end_ms > now_ms + AHEAD_MS for point in points):
                 raise _failed("has points in the future; set this machine's clock, or the ledger's")
             seen |= keys
-            found.append((labels, [point for point in points if point.end_ms > since_ms]))
+            series.append((labels, [point for point in points if point.end_ms > since_ms]))
         token = answer.get("nextPageToken")
         if not token:
-            return found
+            return series
         if time.monotonic() > until_s:
             raise _failed(f"was not done after {ALL_S:g} s; run again later")
         request = api.list_next(request, answer)
@@ -173,15 +166,15 @@ def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, st
     try:
         if not isinstance(series, list):
             raise TypeError
-        for one in series:
-            labels = {**one["resource"]["labels"], **one["metric"].get("labels", {})}
+        for row in series:
+            labels = {**row["resource"]["labels"], **row["metric"].get("labels", {})}
             if not all(isinstance(text, str) and len(text) <= 300 for text in labels.values()):
                 raise TypeError
-            if one["metric"]["type"] != metric or not labels["quota_metric"]:
-                raise _failed(f"answered with {show(one['metric']['type'])} when asked for {metric}")
-            if one["metricKind"] != kind or one["valueType"] != "INT64":
+            if row["metric"]["type"] != metric or not labels["quota_metric"]:
+                raise _failed(f"answered with {show(row['metric']['type'])} when asked for {metric}")
+            if row["metricKind"] != kind or row["valueType"] != "INT64":
                 raise _failed(f"has {metric} in a form that is not known here; see whether this program is up to date")
-            yield labels, [_Point(_ms(point["interval"]["endTime"]), _units(point)) for point in one.get("points", [])]
+            yield labels, [_Point(_ms(point["interval"]["endTime"]), _units(point)) for point in row.get("points", [])]
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise _failed("answered with something else than time series; check endpoint and proxies") from error
 
@@ -206,8 +199,8 @@ def _units(point: dict[str, Any]) -> int:
 
 
 def _failed(what: str) -> BadAnswer:
-    said, _, remedy = what.partition("; ")
-    return BadAnswer(f"Cloud Monitoring {said}; nothing was changed" + (f"; {remedy}" if remedy else ""))
+    reason, _, remedy = what.partition("; ")
+    return BadAnswer(f"Cloud Monitoring {reason}; nothing was changed" + (f"; {remedy}" if remedy else ""))
 
 
 def _send(request: HttpRequest, project: str) -> dict[str, Any]:
@@ -232,7 +225,6 @@ def _send(request: HttpRequest, project: str) -> dict[str, Any]:
 
 def _refused(status: int, content: bytes, project: str) -> BadAnswer:
     if status in (401, 403):
-        said = _message(content)
         disabled = "SERVICE_DISABLED" in content.decode("utf-8", "replace")
         remedy = (
             "enable the Cloud Monitoring API there"
@@ -241,7 +233,7 @@ def _refused(status: int, content: bytes, project: str) -> BadAnswer:
             if status == 403
             else f"auth must name an account with the permission {PERMISSION}; an API key does not do"
         )
-        return _failed(f"refused project {project!r} with {status}{said}; {remedy}")
+        return _failed(f"refused project {project!r} with {status}{_message(content)}; {remedy}")
     if status == 404:
         return _failed(f"knows no project {project!r} (404); check cloud_project")
     if status == 429:
@@ -254,10 +246,12 @@ def _refused(status: int, content: bytes, project: str) -> BadAnswer:
 def _message(content: bytes) -> str:
     """` (upstream's own words)`, or nothing where it has none that can be read."""
     try:
-        said = json.loads(content)["error"]["message"]
+        message = json.loads(content)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return f" ({shorten(spaced(redact(said)), 160).replace('; ', ', ')})" if isinstance(said, str) and said else ""
+    if not isinstance(message, str) or not message:
+        return ""
+    return f" ({shorten(spaced(redact(message)), 160).replace('; ', ', ')})"
 
 
 class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types

@@ -14,13 +14,13 @@ wrong. All steps may be repeated: the same figures change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.clients.evidence import others_name
 from quota.common.clock import rfc3339
-from quota.common.members import members
+from quota.common.text import members
 from quota.deciding.history import charges, whole_since_ms
 from quota.deciding.project import Project
 from quota.errors import ConfigError
@@ -35,7 +35,6 @@ from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, Calendar, Limit
 
 if TYPE_CHECKING:
-    from quota.reconcile.monitoring import Figures
     from quota.session import Session
     from quota.settings.model import CredentialSettings
 
@@ -53,7 +52,7 @@ class Lowered(NamedTuple):
     until_ms: int
 
 
-class Counts(NamedTuple):
+class OthersUnits(NamedTuple):
     """A limit of ours, and the units in it that only upstream knows of, until `until_ms`."""
 
     limit: str
@@ -81,7 +80,7 @@ class Reconciled(NamedTuple):
     buckets: tuple[BucketCount, ...]
     apart: tuple[BucketCount, ...]
     grants: Mapping[str, int]
-    counted: tuple[Counts, ...]
+    others: tuple[OthersUnits, ...]
     lowered: tuple[Lowered, ...]
     tightened: bool
     lifted: tuple[str, ...]
@@ -91,7 +90,7 @@ class Reconciled(NamedTuple):
     @property
     def differs(self) -> bool:
         """Whether the two sides do not agree."""
-        return bool(self.lowered or self.counted) or any(
+        return bool(self.lowered or self.others) or any(
             count.unknown or count.drift_units for count in (*self.buckets, *self.apart)
         )
 
@@ -103,7 +102,7 @@ class Reconciled(NamedTuple):
             "tolerance_ms": TOLERANCE_MS,
             "buckets": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.buckets],
             "apart": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.apart],
-            "others": [members(row, "limit units until") for row in self.counted],
+            "others": [members(row, "limit units until") for row in self.others],
             "lowered": [
                 members(row, "limit configured_units granted_units until") | {"limit_units": row.enforced_units}
                 for row in self.lowered
@@ -132,13 +131,13 @@ def chosen_credentials(session: Session, name: str | None) -> list[CredentialSet
 
     Raises ConfigError where none does.
     """
-    known = session.settings.credentials.values() if name is None else [session.credential(name)]
+    credentials = session.settings.credentials.values() if name is None else [session.credential(name)]
     chosen: dict[str, CredentialSettings] = {}
-    for credential in known:
+    for credential in credentials:
         if credential.cloud_project is not None:
             chosen.setdefault(credential.project, credential)
     if not chosen:
-        first = next(iter(known))
+        first = next(iter(credentials))
         _monitoring(first.book)
         raise ConfigError(
             f"{session.settings.source}: credentials.{first.name}.cloud_project: missing; give the id or number of the "
@@ -181,7 +180,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     entries = charges(project, since_ms - TOLERANCE_MS)
     counts: list[BucketCount] = []
     for metric in metrics:
-        theirs = _theirs(figures, metric, names.method)
+        theirs = figures.used.get(metric.quota_metric, [])
         whole = [period for period in _periods(book, metric, now_ms) if period.since_ms > whole_after_ms]
         counts += _compared(book, metric, whole, theirs, entries, through_ms, now_ms)
     buckets = tuple(count for count in counts if count.bucket in book.buckets)
@@ -212,7 +211,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         buckets=buckets,
         apart=apart,
         grants=grants,
-        counted=tuple(_counted(project, budget)),
+        others=tuple(_others_units(project, budget)),
         lowered=lowered,
         tightened=added or any(low.enforced_units < held.get(low.limit, low.configured_units) for low in lowered),
         lifted=tuple(name for name, units in held.items() if units < now_held.get(name, units + 1)),
@@ -223,12 +222,18 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
 
 def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
     """The last comparison of each bucket: those of now, and what is not too old of those that stood before."""
-    newest = {one.bucket: one for one in before if now_ms - PAST_MS < one.at_ms <= now_ms}
+    newest = {compared.bucket: compared for compared in before if now_ms - PAST_MS < compared.at_ms <= now_ms}
     for count in counts:
         if count.period.since_ms <= now_ms < count.period.until_ms:
-            numbers = count.upstream_units, count.our_units, count.unknown_units, count.drift_units
             newest[count.bucket] = Compared(
-                count.bucket, *numbers, count.period.since_ms, max(count.through_ms, 0), now_ms
+                bucket=count.bucket,
+                upstream_units=count.upstream_units,
+                our_units=count.our_units,
+                unknown_units=count.unknown_units,
+                drift_units=count.drift_units,
+                since_ms=count.period.since_ms,
+                through_ms=max(count.through_ms, 0),
+                at_ms=now_ms,
             )
     return list(newest.values())
 
@@ -258,20 +263,12 @@ def _compared(
     now_ms: int,
 ) -> Iterator[BucketCount]:
     """Both counts of a bucket in each of these periods; of one that is over, where anybody counted anything."""
-    pool = None if metric.bucket in book.buckets else next(one for one in book.pools if one.name == metric.bucket)
+    pool = None if metric.bucket in book.buckets else next(pool for pool in book.pools if pool.name == metric.bucket)
     ours = list(_ours(entries, metric, pool))
     for period in periods:
         count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
         if period.until_ms > now_ms or count.upstream_units or count.our_units:
             yield count
-
-
-def _theirs(figures: Figures, metric: Metric, method_of: Callable[[str], str]) -> list[Counted]:
-    return [
-        Counted(point.end_ms, point.units, method_of(point.method))
-        for point in figures.used
-        if point.quota_metric == metric.quota_metric
-    ]
 
 
 def _ours(entries: Sequence[Spent], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
@@ -308,12 +305,12 @@ def _count_others(
     return added
 
 
-def _counted(project: Project, budget: Budget) -> Iterator[Counts]:
+def _others_units(project: Project, budget: Budget) -> Iterator[OthersUnits]:
     """What each limit counts that only upstream knew of."""
     for limit in budget.limits:
         units = project.upstream_units(limit.view)
         if units:
-            yield Counts(limit.name, units, max(project.others_leave_ms(limit.view)))
+            yield OthersUnits(limit.name, units, max(project.others_leave_ms(limit.view)))
 
 
 def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lowered]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from quota.common.clock import NEVER
-from quota.common.folders import open_alone
+from quota.common.files import open_alone
 from quota.common.text import printable
 from quota.decision import SHADOW
 from quota.terms.limits import Calendar
@@ -30,7 +30,7 @@ from quota.terms.limits import Calendar
 if TYPE_CHECKING:
     from quota.reports.status import CredentialRow, Status
     from quota.rules.refusals import RefusedSum
-    from quota.rules.sums import ChargedSum
+    from quota.rules.spent import ChargedSum
 
 GAUGE, COUNTER = "gauge", "counter"
 
@@ -75,11 +75,11 @@ class Sample(NamedTuple):
     value: float
 
 
-def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] = FAMILIES) -> str:
+def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str]] = FAMILIES) -> str:
     """Samples in the text format, without timestamps, sorted by family and labels. Of several samples with the same
     labels, for which a collector would leave out the whole file, the largest stays.
 
-    Raises KeyError for a family that is not `known`.
+    Raises KeyError for a family that is not `described`.
     """
     families: dict[str, dict[str, float]] = {}
     for sample in samples:
@@ -89,7 +89,7 @@ def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] =
         values[name] = max(sample.value, values.get(name, sample.value))
     lines = []
     for family in sorted(families):
-        kind, text = known[family]
+        kind, text = described[family]
         rows = sorted(f"{name} {_number(value)}" for name, value in families[family].items())
         lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}", *rows]
     return "".join(f"{line}\n" for line in lines)
@@ -114,14 +114,11 @@ def file_name(project: str, job: str | None = None) -> str:
 
     The names are percent-encoded, a hyphen too: it separates them. A very long name is cut and gets a checksum.
     """
-    name = "-".join(_encoded(part) for part in ([project] if job is None else [project, job]))
+    names = [project] if job is None else [project, job]
+    name = "-".join(quote(part, safe="").replace("-", "%2D").replace("~", "%7E") for part in names)
     if len(name) > MAX_FILE_NAME:
         name = f"{name[: MAX_FILE_NAME - 17].rstrip('%')}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
     return f"quota-{name}.prom"
-
-
-def _encoded(name: str) -> str:
-    return quote(name, safe="").replace("-", "%2D").replace("~", "%7E")
 
 
 def write_file(folder: str, name: str, text: str) -> None:
@@ -172,7 +169,7 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
 
 def _buckets(credential: CredentialRow) -> Iterator[Sample]:
     closed = {x.bucket: x.until_ms for x in credential.exhausted if not x.reopened_ms}
-    for bucket in sorted({*credential.buckets, *closed}):
+    for bucket in sorted({*credential.book.buckets, *closed}):
         labels = {"project": credential.project, "bucket": bucket}
         yield Sample("quota_bucket_exhausted", labels, bucket in closed)
         if closed.get(bucket, NEVER) != NEVER:
@@ -180,26 +177,26 @@ def _buckets(credential: CredentialRow) -> Iterator[Sample]:
 
 
 def _compared(credential: CredentialRow) -> Iterator[Sample]:
-    for one in credential.compared:
-        labels = {"project": credential.project, "bucket": one.bucket}
-        yield Sample("quota_upstream_used_units", labels, one.upstream_units)
-        yield Sample("quota_upstream_drift_units", labels, one.drift_units)
-        yield Sample("quota_upstream_compared_timestamp_seconds", labels, one.at_ms / 1000)
+    for compared in credential.compared:
+        labels = {"project": credential.project, "bucket": compared.bucket}
+        yield Sample("quota_upstream_used_units", labels, compared.upstream_units)
+        yield Sample("quota_upstream_drift_units", labels, compared.drift_units)
+        yield Sample("quota_upstream_compared_timestamp_seconds", labels, compared.at_ms / 1000)
 
 
 def of_sums(project: str, sums: Iterable[ChargedSum], refused: Iterable[RefusedSum]) -> Iterator[Sample]:
     """The samples of what was ever charged, and of what was refused. None of them falls."""
-    for one in sums:
-        labels = {"project": project, "method": one.method, "quota_job": one.job}
-        yield Sample("quota_charges_total", labels, one.charges)
-        yield Sample("quota_charged_units_total", labels, one.units)
-        yield Sample("quota_corrected_units_total", labels, one.corrected_units)
-    for no in refused:
-        labels = {"project": project, "limit": no.limit, "quota_job": no.job}
-        if no.reason == SHADOW:
-            yield Sample("quota_would_refuse_total", labels, no.calls)
+    for charged in sums:
+        labels = {"project": project, "method": charged.method, "quota_job": charged.job}
+        yield Sample("quota_charges_total", labels, charged.charges)
+        yield Sample("quota_charged_units_total", labels, charged.units)
+        yield Sample("quota_corrected_units_total", labels, charged.corrected_units)
+    for refusals in refused:
+        labels = {"project": project, "limit": refusals.limit, "quota_job": refusals.job}
+        if refusals.reason == SHADOW:
+            yield Sample("quota_would_refuse_total", labels, refusals.calls)
         else:
-            yield Sample("quota_refusals_total", {**labels, "reason": no.reason}, no.calls)
+            yield Sample("quota_refusals_total", {**labels, "reason": refusals.reason}, refusals.calls)
 
 
 def of_silence(project: str, owed_units: int) -> list[Sample]:

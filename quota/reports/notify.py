@@ -31,20 +31,19 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
-from quota.common.folders import first_within, make_folder
+from quota.common.files import first_within, make_folder
 from quota.common.hosts import is_readable_on_the_way
 from quota.common.log import warn
-from quota.common.members import members
 from quota.common.redact import redact, register
-from quota.common.text import describe, one_line
+from quota.common.text import describe, members, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.state import State
 from quota.rules.claims import MAX_TICK_MS, Claim
 from quota.session import Session
 from quota.settings.folders import state_folder
-from quota.settings.keys import read_key
 from quota.settings.model import NotifySettings
-from quota.terms.attribution import machine_name
+from quota.settings.references import read_key
+from quota.terms.arguments import machine_name
 from quota.terms.limits import MINUTE_MS
 
 DEADLINE_S = 5.0
@@ -70,8 +69,12 @@ class Notice(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """What a command reads on stdin, and an address gets as its body."""
-        told = members(self, "event project subject message")
-        return {**told, "at": rfc3339(host_clock()), "host": machine_name(), **self.facts}
+        return {
+            **members(self, "event project subject message"),
+            "at": rfc3339(host_clock()),
+            "host": machine_name(),
+            **self.facts,
+        }
 
     def key(self, way: str) -> str:
         """Names it among all notices, told in this way."""

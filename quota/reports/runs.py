@@ -1,10 +1,14 @@
-"""One run of a job: as `quota run` reports it, as the store keeps it, and as the page shows it."""
+"""What runs of jobs did, as `quota run` reports it, the store keeps it and the page shows it.
+
+Run, RegionOfRun     how one run ended, and each region in it
+Bought, stands_out   what the pages of a job brought for their units, and which brought little
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,50 @@ class Run:
     began_ms: int = 0
     ended_ms: int | None = None
     key: str = ""
+
+
+class Bought(NamedTuple):
+    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` are
+    those of all attempts, also of attempts that brought no page."""
+
+    job: str
+    page: int
+    pages: int
+    items: int
+    new: int
+    units: int
+
+
+ENOUGH_NEW, ENOUGH_UNITS = 50, 10
+"""Of fewer new entries or units nothing stands out."""
+
+CHEAPER_BY = 4
+
+
+def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
+    """A line for each job whose last pages brought at most a quarter of the new entries that their units would have
+    brought in the others' place."""
+    by_job: dict[str, list[Bought]] = {}
+    for row in bought:
+        by_job.setdefault(row.job, []).append(row)
+    for job, rows in by_job.items():
+        new, units = sum(row.new for row in rows), sum(row.units for row in rows)
+        if new < ENOUGH_NEW or units < ENOUGH_UNITS:
+            continue
+        rows.sort(key=lambda row: row.page)
+        for number in range(1, len(rows)):
+            last = rows[number:]
+            last_new, last_units = sum(row.new for row in last), sum(row.units for row in last)
+            if last_new * units * CHEAPER_BY <= last_units * new and last_units * 10 >= units:
+                is_half = abs(last_units * 2 - units) * 50 <= units
+                yield (
+                    f"{_pages([row.page for row in last])} of {job} brought {last_new / new:.0%} of the new entries "
+                    f"for {'half' if is_half else f'{last_units / units:.0%}'} of its units"
+                )
+                break
+
+
+def _pages(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"page {numbers[0]}"
+    return f"pages {numbers[0]}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]}"

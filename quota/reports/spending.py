@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 from quota.budget import charge_id
 from quota.common.clock import LATEST_MS, rfc3339, utc
-from quota.common.members import members
+from quota.common.text import members
 from quota.deciding.history import charges, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UsageError
-from quota.rules.entry import END
-from quota.rules.keys import FURTHER
+from quota.rules.entry import END, FURTHER
 from quota.rules.refusals import RefusedSum
-from quota.rules.spent import Spent
-from quota.rules.sums import ChargedSum
+from quota.rules.spent import ChargedSum, Spent
 from quota.terms.arguments import MAX_NUMBER, texts, whole
 from quota.terms.limits import DAY_MS, HOUR_MS
 
@@ -151,52 +149,6 @@ def read_sums(project: Project) -> tuple[Sequence[ChargedSum], Sequence[RefusedS
     return sums(project), project.state.refused_sums()
 
 
-class Bought(NamedTuple):
-    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` are
-    those of all attempts, also of attempts that brought no page."""
-
-    job: str
-    page: int
-    pages: int
-    items: int
-    new: int
-    units: int
-
-
-ENOUGH_NEW, ENOUGH_UNITS = 50, 10
-"""Of fewer new entries or units nothing stands out."""
-
-CHEAPER_BY = 4
-
-
-def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
-    """A line for each job whose last pages brought at most a quarter of the new entries that their units would have
-    brought in the others' place."""
-    by_job: dict[str, list[Bought]] = {}
-    for one in bought:
-        by_job.setdefault(one.job, []).append(one)
-    for job, rows in by_job.items():
-        new, units = sum(one.new for one in rows), sum(one.units for one in rows)
-        if new < ENOUGH_NEW or units < ENOUGH_UNITS:
-            continue
-        rows.sort(key=lambda one: one.page)
-        for number in range(1, len(rows)):
-            last = rows[number:]
-            theirs, cost = sum(one.new for one in last), sum(one.units for one in last)
-            if theirs * units * CHEAPER_BY <= cost * new and cost * 10 >= units:
-                yield (
-                    f"{_pages([one.page for one in last])} of {job} brought {theirs / new:.0%} of the new entries for "
-                    f"{'half' if abs(cost * 2 - units) * 50 <= units else f'{cost / units:.0%}'} of its units"
-                )
-                break
-
-
-def _pages(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f"page {numbers[0]}"
-    return f"pages {numbers[0]}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]}"
-
-
 class KeptRefusal(NamedTuple):
     """One refused call as the ledger keeps it: `data` is all of it, as `quota.rules.refusals.refusal_text` wrote it.
 
@@ -242,13 +194,13 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
 
     limits = tuple(
         LimitState(
-            str(one["name"]),
-            _units(one["cost_units"]),
-            _units(one["used_units"]),
-            _units(one["limit_units"]),
-            _units(one["remaining_units"]),
+            name=str(row["name"]),
+            cost_units=_units(row["cost_units"]),
+            used_units=_units(row["used_units"]),
+            limit_units=_units(row["limit_units"]),
+            remaining_units=_units(row["remaining_units"]),
         )
-        for one in data["limits"]
+        for row in data["limits"]
     )
     words: dict[str, Any] = {field: named(field) for field in _TEXTS}
     return KeptRefusal(

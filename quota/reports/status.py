@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339
-from quota.common.members import members
-from quota.common.several import several
+from quota.common.functions import several
+from quota.common.text import members
 from quota.deciding.history import charges
 from quota.deciding.losses import Loss, losses
 from quota.deciding.outlook import Outlook
@@ -92,8 +92,7 @@ class CredentialRow(NamedTuple):
     """
 
     outlook: Outlook
-    main_bucket: str
-    buckets: tuple[str, ...]
+    book: CostBook
     shared_with: tuple[str, ...]
     name: str
     project: str
@@ -113,7 +112,7 @@ class CredentialRow(NamedTuple):
 
     def counts_all(self, row: LimitRow) -> bool:
         """Whether this limit counts every unit of the main bucket."""
-        selector, main = row.limit.view.selector, self.main_bucket
+        selector, main = row.limit.view.selector, self.book.main_bucket.name
         return (
             not (row.limit.narrow or row.limit.shadow)
             and selector.count == "units"
@@ -179,8 +178,7 @@ def read_status(
         limits = tuple(_limit_rows(budget, outlook, facts, exhausted, at_ms, next_capacity=next_capacity))
         return CredentialRow(
             outlook=outlook,
-            main_bucket=settings.book.main_bucket.name,
-            buckets=tuple(settings.book.buckets),
+            book=settings.book,
             shared_with=tuple(other for other in sharing[settings.project] if other != name),
             name=name,
             project=settings.project,

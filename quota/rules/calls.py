@@ -18,11 +18,9 @@ from typing import NamedTuple
 from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
-from quota.rules.entry import START, Entry
+from quota.rules.entry import FURTHER, RESERVED, START, Entry
 from quota.rules.facts import Facts, Grant
-from quota.rules.keys import FURTHER, RESERVED
-from quota.terms.arguments import MAX_NUMBER, whole
-from quota.terms.attribution import check_name
+from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs, paced_units
 
@@ -92,16 +90,16 @@ _LONG_DAY_MS = 25 * HOUR_MS
 
 
 def wanted_grants(
-    limits: Sequence[Limit], said: Mapping[str, int], known: Sequence[Grant], now_ms: int, believed_ms: int
+    limits: Sequence[Limit], granted: Mapping[str, int], before: Sequence[Grant], now_ms: int, believed_ms: int
 ) -> tuple[Grant, ...]:
     """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
     stands as long as it is believed; a number that is still the same is not written again for a day."""
-    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
-    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
-    for bucket, units in said.items():
+    stand = {grant.bucket: grant for grant in before if grant.believed_at(now_ms)}
+    wanted = {bucket: grant for bucket, grant in stand.items() if bucket not in granted}
+    for bucket, units in granted.items():
         if not lowers(limits, bucket, units):
             continue
-        standing = before.get(bucket)
+        standing = stand.get(bucket)
         fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
         wanted[bucket] = (
             standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + believed_ms)
@@ -278,8 +276,8 @@ class Checklists(dict[Key, Checklist]):
     def of_a_look(self) -> Checklist:
         """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
         book, limits = self._book.at(self._clock()), self.shown
-        known = _looks.get((id(book), id(limits)))
-        if known is None:
+        cached = _looks.get((id(book), id(limits)))
+        if cached is None:
             main = book.main_bucket.name
             # `quota check` reports a limit below that as an error; here it is full when used up.
             costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
@@ -287,32 +285,32 @@ class Checklists(dict[Key, Checklist]):
             checklist = Checklists("", book, limits, {}, self._clock).of("", parts, limits, costs, "")
             if len(_looks) >= MAX_LOOKS:
                 _looks.clear()
-            known = _looks[id(book), id(limits)] = book, checklist
-        return known[1]
+            cached = _looks[id(book), id(limits)] = book, checklist
+        return cached[1]
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
         all."""
         calls, costs = Counter(map(id, checklists)), Counter[str]()
-        kinds = {id(one): one for one in checklists}.values()
-        for one in kinds:
-            times = calls[id(one)]
-            for limit, cost_units in zip(one.limits, one.costs, strict=True):
+        kinds = {id(checklist): checklist for checklist in checklists}.values()
+        for kind in kinds:
+            times = calls[id(kind)]
+            for limit, cost_units in zip(kind.limits, kind.costs, strict=True):
                 costs[limit.name] += times * cost_units
         limits = tuple([limit for limit in self.limits_of(job) if limit.name in costs])
-        priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
+        priced = max(kind.priced[0] for kind in kinds), min(kind.priced[1] for kind in kinds)
         made = self.of(checklists[0].method, (), limits, tuple([costs[x.name] for x in limits]), job, priced)
-        made.each, made.units = tuple(checklists), sum([one.units for one in checklists])
-        made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
-        made.kinds = tuple([kind for one in checklists for kind in one.kinds])
+        made.each, made.units = tuple(checklists), sum([checklist.units for checklist in checklists])
+        made.closed_by = tuple(dict.fromkeys([name for kind in kinds for name in kind.closed_by]))
+        made.kinds = tuple([key for checklist in checklists for key in checklist.kinds])
         self._check_fit_together(made, len(checklists))
         return made
 
     def of_now(self, kind: Key) -> Checklist:
         """The checklist of a kind of call, by the price of now."""
-        known = self[kind]
-        if known.priced is ALWAYS or known.priced[0] <= self._clock() < known.priced[1]:
-            return known
+        checklist = self[kind]
+        if checklist.priced is ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
+            return checklist
         self.pop(kind, None)
         return self[kind]
 
@@ -334,7 +332,7 @@ class Checklists(dict[Key, Checklist]):
         together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
         caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
         new = replace(checklist, caps=caps, grants=grants)
-        for kind in [kind for kind, known in self.copy().items() if known is checklist]:
+        for kind in [kind for kind, kept in self.copy().items() if kept is checklist]:
             self[kind] = new
         return new
 
@@ -387,3 +385,8 @@ def charges_of(
 def charge_units(units: object) -> int:
     """The units of a charge, checked. Raises UsageError."""
     return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
+
+
+def settled_units(units: object) -> int:
+    """What a charge counts from now on, checked. Raises UsageError."""
+    return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)

@@ -116,14 +116,18 @@ def checked_claim(claim: Claim) -> Claim:
     )
 
 
+CLAIM, PLACE = "claim:", "place:"
+"""Begin the names of the fields of the state that hold the claims of a job, and where it stands in a region."""
+
+
 def claim_field(name: str) -> str:
     """The field of the state that holds the claims of a job."""
-    return f"claim:{name}"
+    return CLAIM + name
 
 
 def place_field(name: str, region: str) -> str:
     """The field of the state that holds where a job stands in a region."""
-    return f"place:{text(name, 'name')}|{text(region, 'region')}"
+    return f"{PLACE}{text(name, 'name')}|{text(region, 'region')}"
 
 
 def checked_place(place: str) -> str:

@@ -2,6 +2,7 @@
 
     Entry     one entry: a charge, a correction, units that others used, or a marker
     packed    an entry as one line of text, as every log and journal stores it; `unpacked` reads it
+    Keys      makes the key of each attempt: by it, an entry is known wherever it stands
 
 The fields of a line stand between tabs, which no name may hold:
 
@@ -9,11 +10,24 @@ The fields of a line stand between tabs, which no name may hold:
     c40 KEY search search.list backfill DE  OF MS-SEQ 100             a correction: that charge counts 40, before 100
     o900 KEY units - - -                    NAME SINCE-UNTIL          upstream has counted 900 units that others used
     m0 KEY                                                            a marker: a fact of the state has changed
+
+A key is a text:
+
+    RUN MACHINE RANDOM    8, 4 and 11 characters, then `~` for a reservation, then `+1` to `+9` for further charges
+
+RUN names the run, and begins every key of a process. MACHINE is the same for all processes of a machine. RANDOM are 64
+bits, drawn for each attempt, so a process that was copied while it ran repeats no key.
 """
 
 from __future__ import annotations
 
+import os
+from base64 import urlsafe_b64encode
+from hashlib import blake2b
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from quota.common.fork import start_over_in_child
 
 Id = tuple[int, int]
 """Where an entry stands in the log: its time in ms since 1970, then its number within that millisecond. Where two
@@ -115,3 +129,69 @@ def read_id(text: str) -> Id:
 def just_before(ms: int) -> Id:
     """Before all that an entry of this millisecond can be."""
     return (ms - 1, 2**53) if ms > 0 else START
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+RESERVED = "~"
+"""Ends the key of a charge that is an upper bound, until the true cost is known. It tells those who read the log; no
+decision goes by it."""
+
+FURTHER = "+"
+"""Before the number of a further charge of one call, where a call is charged to several buckets."""
+
+RUN_CHARS = 8
+MACHINE_CHARS = 4
+
+
+class Keys:
+    """Makes the keys of a process. A forked child gets a run of its own."""
+
+    def __init__(self, run: str | None = None, folder: Path | None = None) -> None:
+        self.machine = machine_mark(folder)
+        self._prefix = f"{run or _run()}{self.machine}"
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        self._prefix = f"{_run()}{self.machine}"
+
+    @property
+    def run(self) -> str:
+        return self._prefix[:RUN_CHARS]
+
+    def next(self) -> str:
+        return self._prefix + urlsafe_b64encode(os.urandom(8)).decode()[:11]
+
+    def is_of_this_machine(self, key: str) -> bool:
+        return key.startswith(self.machine, RUN_CHARS)
+
+
+def machine_mark(folder: Path | None) -> str:
+    """What tells this machine's keys from those of others: its host, its start, and where its state folder lies. A copy
+    of the folder has another mark."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = ""
+    place = ""
+    if folder is not None:
+        try:
+            place = f"{folder}{folder.stat().st_ino}"
+        except OSError:
+            place = str(folder)
+    name = f"{os.uname().nodename}\0{boot}\0{place}"
+    return blake2b(name.encode(errors="backslashreplace"), digest_size=2).hexdigest()
+
+
+def is_reservation(key: str) -> bool:
+    """Whether a charge is one: of a call of several charges, the first."""
+    return key.endswith(RESERVED)
+
+
+def is_first(key: str) -> bool:
+    """Whether a charge is the first of its call, or the only one."""
+    return not (key[-2:-1] == FURTHER and key[-1] in "123456789")
+
+
+def _run() -> str:
+    return os.urandom(4).hex()

@@ -135,10 +135,6 @@ class Reading:
     def facts_are_old(self) -> bool:
         return self.facts_markers != self.markers
 
-    def behind(self, total: RunningTotal) -> bool:
-        """Whether a total has yet to read entries that this process has read for others."""
-        return total.head < self.seen
-
     def kept_views(self) -> dict[str, str]:
         """What to keep of the totals, by the names of their views."""
         return {view.name: total.kept(self.epoch) for view, total in self.totals.items() if total.head != START}

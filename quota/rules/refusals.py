@@ -4,9 +4,9 @@
     RefusedSum     the same since the beginning
     Refusals       all of it, as people read it
 
-    count_of, merged, refusal_text      what a process hands over
-    names_to_add, add                   what becomes of the state
-    names_to_read, read                 what the state holds
+    refusal_text          what a process hands over of a refusal
+    names_to_add, add     what becomes of the state
+    names_to_read, read   what the state holds
 
     refusals       how many were kept as a whole, ever; which hours there are; which additions were made last
     refusal:N      the newest of them as a whole, N from 0 to 99
@@ -23,7 +23,7 @@ No decision reads any of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, rfc3339
@@ -116,28 +116,6 @@ class _Head(NamedTuple):
 
 
 # -- what a process hands over -----------------------------------------------------------------------------------------
-
-
-def count_of(decision: Decision, job: str, calls: int = 1) -> RefusalCount:
-    """What a refusal counts as, or several of one kind together."""
-    return RefusalCount(
-        hour_ms=decision.decided_at_ms // HOUR_MS * HOUR_MS,
-        limit=decision.refused_by or "",
-        job=job,
-        reason=decision.reason,
-        calls=calls,
-    )
-
-
-def merged(counts: Iterable[RefusalCount], most: int) -> list[RefusalCount]:
-    """Counts with one for each hour, limit, job and reason, and no more than `most` of them: further ones are left
-    out."""
-    calls: dict[tuple[int, str, str, str], int] = {}
-    for count in counts:
-        kind = count[:4]
-        if kind in calls or len(calls) < most:
-            calls[kind] = calls.get(kind, 0) + count.calls
-    return [RefusalCount(*kind, number) for kind, number in calls.items()]
 
 
 def refusal_text(decision: Decision, job: str, region: str, run: str, machine: str, calls: int = 1) -> str:

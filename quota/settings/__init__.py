@@ -1,1 +1,15 @@
-"""The configuration: its typed values, reading it strictly, judging it, cost books and schedules from TOML."""
+"""The configuration and the cost books: TOML in, typed values out, read strictly and judged.
+
+toml          one table of a file, what its keys may hold, and every error as one line
+tables        every table of the configuration, by these kinds
+model         the typed values: settings, credentials, jobs, the store
+load          finds the file, and makes the values of it
+environment   the same keys from variables `QUOTA__...`
+references    what the configuration refers to: secrets, files, servers
+limits        the limits of a credential, or those that its cost book gives it
+books         cost books
+schedules     when a job runs
+folders       the folder for the state of one machine
+lint          settings that are well-formed and unwise: `quota check`
+origins       every value in force, and where it comes from: `quota check --show`
+"""

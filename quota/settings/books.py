@@ -1,24 +1,67 @@
-"""Cost books from TOML. The model is `quota.terms.costs`."""
+"""Cost books from TOML: what calls cost, what upstream grants, and what the API's requests and answers look like.
+
+The models are `quota.terms.costs` and `quota.terms.api`. First the tables of a book, then how they become values.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar, cast, get_args
 
-from quota.common.resources import list_names, read_text
+from quota.common.files import list_names, read_text
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.rules.calls import MAX_CHARGE_UNITS
-from quota.settings.api import parse_answers, parse_hosts, parse_key, parse_pointer, parse_routes
-from quota.settings.kinds import Texts
-from quota.settings.tables import CALENDAR, SCOPE
-from quota.settings.toml import TomlTable, parse_span, parse_toml, read_toml
+from quota.settings.tables import SCOPE, WindowKind
+from quota.settings.toml import (
+    Apart,
+    Day,
+    Either,
+    Keys,
+    Kind,
+    Label,
+    Name,
+    Named,
+    Rows,
+    Span,
+    Table,
+    Text,
+    Texts,
+    TomlTable,
+    Values,
+    Whole,
+    parse_toml,
+    read_toml,
+)
+from quota.terms.api import (
+    VERBS,
+    AnswerRules,
+    ClosedRule,
+    Field,
+    Figure,
+    Form,
+    Hosts,
+    KeyPlace,
+    LevelRule,
+    Match,
+    Refill,
+    Reserve,
+    Route,
+    Used,
+)
 from quota.terms.costs import MAX_PARTS, Bucket, CostBook, Metric, Monitoring, Part, Pool, Price, Probe, Quota
-from quota.terms.limits import Calendar, Sliding, Window
-from quota.terms.reserve import Reserve
+from quota.terms.limits import Calendar
+
+MAX_WINDOWS = 10
+"""The most windows in which upstream counts one bucket."""
+
+MAX_ROUTES = 1_000
+MAX_RULES = 100
+MAX_PATTERN_LENGTH = 200
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:
@@ -35,9 +78,9 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
     if "/" in name or name.endswith(".toml"):
         path = (folder or Path()) / Path(name)
         return read_toml(path), one_line(path.stem), one_line(path)
-    known = book_names()
-    if name not in known:
-        raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
+    names = book_names()
+    if name not in names:
+        raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, names)}")
     text, source = read_text("quota.config", f"costs/{name}.toml"), f"cost book {name}"
     return parse_toml(text, source), name, source
 
@@ -50,9 +93,9 @@ def book_tables(name: str) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.isoformat() if isinstance(value, date) else value
 
 
@@ -66,82 +109,228 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_API_KEYS = ("hosts", "key", "scopes", "routes", "answers")
-_BOOK_KEYS = (
-    "api",
-    "source",
-    "read_on",
-    "retention",
-    "buckets",
-    "default",
-    "methods",
-    "pools",
-    "probe",
-    "monitoring",
-    *_API_KEYS,
+# -- kinds that only a book has ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Host(Text):
+    """A host of the API."""
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        with table.blamed(key, index):
+            Hosts(text)
+        return text
+
+
+@dataclass(frozen=True)
+class _JsonPointer(Text):
+    """A place in a JSON document."""
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        if not text.startswith("/") or re.search(r"~(?![01])", text):
+            raise table.error(f'{show(text)} is no JSON pointer; write for example "/errors/0/code"', key, index)
+        return tuple(part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/"))
+
+
+@dataclass(frozen=True)
+class _FieldKind(Kind):
+    """The header that says something, or `{ header | json, pattern, as }`. `groups` are those that a pattern may have,
+    where it is not the key alone that it must have. Of a `time` the form must be given, too."""
+
+    _: KW_ONLY
+    groups: tuple[str, ...] = ()
+    time: bool = False
+    of_type: ClassVar[type[Any]] = dict
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value, forms = table.value(key), get_args(Form)
+        row = table.inner({"header": value} if isinstance(value, str) else value, key, _FIELD)
+        header = row.read("header") or ""
+        if bool(header) == ("json" in row):
+            raise row.error('give either a header or, as in { json = "/usage/total" }, a place in the answer')
+        if header and not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header):
+            raise row.error(f"{show(header)} is not the name of a header", "" if isinstance(value, str) else "header")
+        if self.time and "as" not in row:
+            raise row.error(f'say how the time is written, as = "epoch" for example; {nearest(None, forms)}')
+        if "as" in row and not self.time:
+            raise row.error("is for times, as `reset` has one; remove it", "as")
+        form, pointer = row.read("as"), row.read("json")
+        return Field(header.lower(), pointer, _pattern(row, self.groups or (key,)) if "pattern" in row else None, form)
+
+
+@dataclass(frozen=True)
+class _Lasting(_FieldKind):
+    """When a bucket opens again, as an answer says it: a time, or how fast it fills."""
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        if "asked" not in table.value(key):
+            return super().read(table, key)
+        row = table.inner(table.value(key), key, _REFILL)
+        return Refill(*map(row.read, Refill._fields))
+
+
+_PART_KEYS = ("units", "bucket", "reserve")
+
+
+def _part_keys(least: int) -> dict[str, Kind]:
+    """The keys of what a call costs in one bucket: at `least` so many units."""
+    return {
+        "units": Whole(minimum=least, required=True),
+        "bucket": Text(),
+        "reserve": Table(
+            keys=Keys(
+                {
+                    "json": _JsonPointer(),
+                    "default": Whole(maximum=MAX_CHARGE_UNITS, required=True),
+                    "bytes_per_unit": Whole(),
+                }
+            )
+        ),
+    }
+
+
+def _cost(least: int) -> Kind:
+    """What a call costs: a number of the first bucket, a table for another one, or a list of tables."""
+    rows = Rows(keys=Keys(_part_keys(1)), most=MAX_PARTS, says=f"one call is charged to {MAX_PARTS} buckets at most")
+    return Either(kinds=(Table(keys=Keys(_part_keys(least))), rows, Whole(minimum=least)), required=True)
+
+
+def _inside(key: str, others: tuple[str, ...]) -> Apart:
+    """The others stand in the tables of a key, and not beside it."""
+    return Apart(key, others, f"cannot be combined with {key}; put it into each of these", at_other=True)
+
+
+def _word() -> Text:
+    """A name that becomes part of a filter."""
+    says = "{text}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
+    return Text(pattern=r"[A-Za-z0-9._/-]{1,128}", says=says, required=True)
+
+
+# -- the tables of a book ----------------------------------------------------------------------------------------------
+
+_QUOTA = {"quota": Whole(required=True), "resets": WindowKind(required=True)}
+_BUCKET = Keys(
+    {
+        **_QUOTA,
+        "windows": Rows(keys=Keys(_QUOTA), most=MAX_WINDOWS, says=f"a bucket has {MAX_WINDOWS} windows at most"),
+    },
+    _inside("windows", tuple(_QUOTA)),
+)
+_DATED_PRICE = Keys(
+    {**_part_keys(0), "parts": _cost(0), "since": Day()},
+    _inside("parts", _PART_KEYS),
+)
+_DATED = Keys({**_part_keys(0), "prices": Rows(keys=_DATED_PRICE)}, _inside("prices", _PART_KEYS))
+_MONITORING = Keys(
+    {
+        "service": _word(),
+        "buckets": Named(keys=Keys({"metric": _word(), "limit": _word()}), names=Text(), required=True),
+        "resources": Values(each=Label(), empty=True),
+    }
+)
+
+_HEADER = Text(pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", says="1 to 64 characters that a header's name may have")
+_FIELD = Keys(
+    {"header": Text(blank=True), "json": _JsonPointer(), "pattern": Text(), "as": Text(choices=get_args(Form))}
+)
+_REFILL = Keys(dict.fromkeys(Refill._fields, _JsonPointer(required=True)))
+_MATCH = {"status": Whole(minimum=100, maximum=599), "body": Text(blank=True), "json": _JsonPointer(), "is": Kind()}
+_LEVEL = {
+    "remaining": _FieldKind(groups=("remaining", "used", "limit"), required=True),
+    "limit": _FieldKind(),
+    "reset": _FieldKind(time=True),
+}
+_FIGURE = {
+    "json": Either(kinds=(Texts(each=_JsonPointer()), _JsonPointer()), required=True),
+    "default": Whole(minimum=0),
+}
+_CLOSED = {"bucket": Text(blank=True), "lasts": Either(kinds=(_Lasting(time=True), Span()))}
+
+
+def _rules(keys: Mapping[str, Kind]) -> Rows:
+    return Rows(keys=Keys(keys), most=MAX_RULES, says=f"{{count:,}} rules; {MAX_RULES} are the most")
+
+
+_ANSWERS = Keys(
+    {
+        **_LEVEL,
+        "bucket": _FieldKind(),
+        "levels": _rules({**_LEVEL, "bucket": Text(required=True)}),
+        "units": Either(kinds=(_rules(_FIGURE), _FieldKind())),
+        "free": _rules(_MATCH),
+        "closed": _rules({**_MATCH, **_CLOSED}),
+    }
+)
+
+_BOOK = Keys(
+    {
+        "api": Label(required=True),
+        "source": Text(required=True),
+        "read_on": Day(required=True),
+        "retention": Span(),
+        "buckets": Named(keys=_BUCKET, names=Name(), required=True),
+        "default": Table(keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True),
+        "methods": Values(each=_cost(0), required=True),
+        "pools": Named(keys=Keys({"marks": Texts(), "methods": Texts()}), names=Name()),
+        "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),
+        "monitoring": Table(keys=_MONITORING),
+        "hosts": Texts(each=_Host()),
+        "key": Table(keys=Keys(dict.fromkeys(("header", "scheme", "query"), _HEADER))),
+        "scopes": Texts(each=SCOPE),
+        "routes": Table(empty=True),
+        "answers": Table(keys=_ANSWERS),
+    }
 )
 
 
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
-    root = TomlTable(data, source, keys=_BOOK_KEYS, places={"window": "a cost book calls it 'resets'"})
-    buckets = {
-        row.check_name(bucket): Bucket(bucket, _quotas(row))
-        for bucket, row in root.table("buckets").tables(("quota", "resets", "windows")).items()
-    }
+    root = TomlTable(data, source, keys=_BOOK, places={"window": "a cost book calls it 'resets'"})
+    buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").items()}
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
-    defaults = root.table("default", ("get", "other"))
-    table = root.table("methods")
+    defaults, table = root.read("default"), root.read("methods")
     methods = {
-        table.check_label(method): tuple(_prices(table, method, value, buckets)) for method, value in table.items()
+        Label().parse(table, method): tuple(_prices(table, method, buckets, value)) for method, value in table.items()
     }
-    pools = tuple(
-        _pool(pool, row, methods) for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
-    )
+    pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
     return CostBook(
         name=name,
-        api=root.check_label(root.text("api"), "api"),
-        source=root.text("source"),
-        read_on=root.day("read_on"),
-        retention_ms=parse_span(root, "retention") if "retention" in root else None,
+        api=root.read("api"),
+        source=root.read("source"),
+        read_on=root.read("read_on"),
+        retention_ms=root.read("retention"),
         buckets=buckets,
         methods=methods,
-        default_get=Price(_parts(defaults, "get", defaults.value("get"), buckets, least=1)),
-        default_other=Price(_parts(defaults, "other", defaults.value("other"), buckets, least=1)),
+        default_get=Price(_parts(defaults.read("get"), buckets)),
+        default_other=Price(_parts(defaults.read("other"), buckets)),
         pools=pools,
-        probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
-        monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
-        hosts=parse_hosts(root),
-        key=parse_key(root),
-        scopes=Texts(each=SCOPE).read(root, "scopes"),
-        routes=parse_routes(root, methods),
-        answers=parse_answers(root, buckets, [pool.name for pool in pools]),
+        probe=_probe(root.read("probe"), methods) if "probe" in root else None,
+        monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
+        hosts=root.read("hosts"),
+        key=_key(root.read("key")) if "key" in root else KeyPlace(),
+        scopes=root.read("scopes"),
+        routes=_routes(root.read("routes"), methods),
+        answers=_answers(root.read("answers"), buckets, pools) if "answers" in root else AnswerRules(),
     )
-
-
-MAX_WINDOWS = 10
-"""The most windows in which upstream counts one bucket."""
 
 
 def _quotas(row: TomlTable) -> tuple[Quota, ...]:
     """What upstream grants of a bucket: `quota` and `resets`, or several of them in `windows`."""
     if "windows" not in row:
-        return (Quota(row.whole("quota"), parse_window(row, "resets")),)
-    for other in ("quota", "resets"):
-        if other in row:
-            raise row.error("cannot be combined with windows; put it into each of these", other)
-    rows, quotas = row.array("windows", ("quota", "resets")), list[Quota]()
-    if len(rows) > MAX_WINDOWS:
-        raise row.error(f"a bucket has {MAX_WINDOWS} windows at most", "windows")
-    for one in rows:
-        quota = Quota(one.whole("quota"), parse_window(one, "resets"))
+        return (Quota(row.read("quota"), row.read("resets")),)
+    quotas: list[Quota] = []
+    for window in row.read("windows"):
+        quota = Quota(window.read("quota"), window.read("resets"))
         if any(quota.window == earlier.window for earlier in quotas):
-            raise one.error("this window stands here twice; keep the smaller quota", "resets")
+            raise window.error("this window stands here twice; keep the smaller quota", "resets")
         quotas.append(quota)
     return tuple(quotas)
 
 
-def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
+def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value: object) -> list[Price]:
     """The prices of one method, oldest first."""
     rows = value if isinstance(value, list) else [value]
     if any(isinstance(row, dict) and "since" in row for row in rows):
@@ -151,48 +340,26 @@ def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, 
             method,
         )
     if not (isinstance(value, dict) and "prices" in value):
-        return [Price(_parts(table, method, value, buckets))]
-    dated = _alone(table.as_table(value, method, (*_PART_KEYS, "prices")), "prices")
+        return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []
-    for row in dated.array("prices", (*_PART_KEYS, "parts", "since")):
-        if "parts" in row:
-            parts = _parts(_alone(row, "parts"), "parts", row.value("parts"), buckets)
-        else:
-            parts = _part(row, buckets)
-        price = Price(parts, row.day("since") if "since" in row else date.min)
+    for row in table.inner(value, method, _DATED).read("prices"):
+        cost = row.read("parts") if "parts" in row else row
+        price = Price(_parts(cost, buckets), row.read("since") or date.min)
         if prices and price.since <= prices[-1].since:
             raise row.error("not later than in the row before; list the oldest price first", "since")
         prices.append(price)
     return prices
 
 
-def _alone(row: TomlTable, key: str) -> TomlTable:
-    """The same row. Raises ConfigError if it gives units or a bucket beside a key that has them inside."""
-    for other in _PART_KEYS:
-        if other in row:
-            raise row.error(f"cannot be combined with {key}; put it into each of these", other)
-    return row
-
-
-_PART_KEYS = ("units", "bucket", "reserve")
-
-
-def _parts(
-    table: TomlTable, key: str, value: object, buckets: Mapping[str, Bucket], least: int = 0
-) -> tuple[Part, ...]:
-    """What one call costs: a number of the first bucket, a table for another one, or a list of tables. 0: it is
-    free."""
-    if isinstance(value, dict):
-        return _part(table.as_table(value, key, _PART_KEYS), buckets, least)
-    if not isinstance(value, list):
-        units = table.as_whole(value, key, minimum=least)
-        return (Part(next(iter(buckets)), units),) if units else ()
-    rows = table.array(key, _PART_KEYS)
-    if len(rows) > MAX_PARTS:
-        raise table.error(f"one call is charged to {MAX_PARTS} buckets at most", key)
+def _parts(cost: int | TomlTable | list[TomlTable], buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
+    """What one call costs in each bucket; nothing: it is free."""
+    if isinstance(cost, int):
+        return (Part(next(iter(buckets)), cost),) if cost else ()
+    if isinstance(cost, TomlTable):
+        return _part(cost, buckets)
     parts: dict[str, Part] = {}
-    for row in rows:
-        (part,) = _part(row, buckets, least=1)
+    for row in cost:
+        (part,) = _part(row, buckets)
         if parts and part.reserve:
             raise row.error("only the first bucket can have it: of that one an answer says what was used", "reserve")
         if part.bucket in parts:
@@ -201,82 +368,189 @@ def _parts(
     return tuple(parts.values())
 
 
-def _part(row: TomlTable, buckets: Mapping[str, Bucket], least: int = 0) -> tuple[Part, ...]:
-    bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
+def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
+    bucket = row.choose("bucket", buckets) or next(iter(buckets))
     if "reserve" in row:
         if "units" in row:
             raise row.error("cannot be combined with reserve, which says how many units a call may cost", "units")
-        reserve = _reserve(row.table("reserve", ("json", "default", "bytes_per_unit")))
+        bound = row.read("reserve")
+        reserve = Reserve(
+            default=bound.read("default"), pointer=bound.read("json"), bytes_per_unit=bound.read("bytes_per_unit")
+        )
         return (Part(bucket, reserve.default, reserve),)
-    units = row.whole("units", minimum=least)
+    units = row.read("units")
     return (Part(bucket, units),) if units else ()
 
 
-def _reserve(row: TomlTable) -> Reserve:
-    return Reserve(
-        default=row.whole("default", maximum=MAX_CHARGE_UNITS),
-        pointer=parse_pointer(row, "json") if "json" in row else None,
-        bytes_per_unit=row.whole("bytes_per_unit", None),
-    )
-
-
 def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
-    stopped = row.texts("methods")
+    stopped = row.read("methods")
     for index, method in enumerate(stopped):
         if method not in methods:
             raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
-    return Pool(row.check_name(name), row.texts("marks"), stopped)
+    return Pool(name, row.read("marks"), stopped)
 
 
 def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
-    method = row.text("method", choices=methods)
-    return Probe(method, dict(row.table("parameters", default={}).items()))
+    return Probe(row.choose("method", methods), dict(row.read("parameters").items()))
 
 
-def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:
+def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:
     """The names in Cloud Monitoring. Raises ConfigError for a bucket that upstream does not count by the calendar."""
-    table = root.table("monitoring", ("service", "buckets", "resources"))
-    service = _word(table, "service")
-    known = {**dict.fromkeys(buckets), **dict.fromkeys(pool.name for pool in pools)}
+    service = table.read("service")
+    counted = [*buckets, *(pool.name for pool in pools)]
     metrics = []
-    rows = table.table("buckets")
-    for name, row in rows.tables(("metric", "limit")).items():
-        if name not in known:
-            raise rows.error(f"no bucket or pool of this book; {nearest(name, known)}", name)
+    for name, row in table.read("buckets").items():
+        if name not in counted:
+            raise row.error(f"no bucket or pool of this book; {nearest(name, counted)}")
         if name in buckets and not isinstance(buckets[name].window, Calendar):
-            raise rows.error("upstream's figures are compared from a reset on, and this bucket has none", name)
-        metrics.append(Metric(name, _word(row, "metric"), _word(row, "limit")))
+            raise row.error("upstream's figures are compared from a reset on, and this bucket has none")
+        metrics.append(Metric(name, row.read("metric"), row.read("limit")))
     if not metrics:
-        raise rows.error("at least one bucket is needed")
-    resources = table.table("resources", default={})
+        raise table.error("at least one bucket is needed", "buckets")
+    resources = table.read("resources")
     return Monitoring(
         service=service,
         metrics=tuple(metrics),
-        resources={name: resources.check_label(resources.text(name), name) for name, _ in resources.items()},
+        resources={name: resources.read(name) for name, _ in resources.items()},
     )
 
 
-def _word(row: TomlTable, key: str) -> str:
-    """A name that becomes part of a filter."""
-    word = row.text(key)
-    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,128}", word):
-        raise row.error(f"{show(word)}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -", key)
-    return word
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def parse_window(table: TomlTable, key: str) -> Window:
-    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`; of a
-    month also the `day` on which it begins, of a week the weekday on which it `starts`."""
-    value = table.value(key)
-    if isinstance(value, str):
-        return Sliding(parse_span(table, key))
-    if not isinstance(value, dict):
-        raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
-    row = table.as_table(value, key, CALENDAR)
-    period = row.read("calendar")
-    for name, of in (("day", "month"), ("starts", "week")):
-        if name in row and period != of:
-            raise row.error(f'only calendar = "{of}" has it; remove this key', name)
-    zone, day, starts = row.read("zone"), row.read("day"), row.read("starts")
-    with row.blamed("zone"):
-        return Calendar(period, zone, day, starts)
+def _key(row: TomlTable) -> KeyPlace:
+    """Where the API wants its key: `{ header = "X-Api-Key" }`, with a `scheme` or none, or `{ query = "key" }`."""
+    header, scheme, query = map(row.read, ("header", "scheme", "query"))
+    if ("header" in row) == ("query" in row):
+        raise row.error('name one place: { header = "X-Api-Key" } or { query = "key" }')
+    if query and scheme:
+        raise row.error("stands before a key in a header; remove it", "scheme")
+    return KeyPlace(header or "", scheme or "", query or "")
+
+
+def _routes(table: TomlTable, methods: Collection[str]) -> tuple[Route, ...]:
+    """The routes, in the file's order. Raises ConfigError for one that no request can take, or whose method has no
+    price."""
+    routes: list[Route] = []
+    for key, method in table.items():
+        if not isinstance(method, str) or method not in methods:
+            raise table.error(f"no method {show(method)} in this book; {nearest(method, methods)}", key)
+        route = _route(table, key, method)
+        first = next((earlier for earlier in routes if earlier.covers(route)), None)
+        if first is not None:
+            above = show(f"{first.verb} {first.path}".strip())
+            raise table.error(f"never reached: {above} above it takes all of it; put this one first", key)
+        routes.append(route)
+        if len(routes) > MAX_ROUTES:
+            raise table.error(f"more than {MAX_ROUTES:,} routes; let one with {{x}} or ** stand for several")
+    return tuple(routes)
+
+
+def _route(table: TomlTable, key: str, method: str) -> Route:
+    verb, space, path = key.rpartition(" ")
+    if space and verb not in VERBS:
+        raise table.error(f"{show(verb)} is no verb; {nearest(verb.upper(), VERBS)}", key)
+    wrong = ""
+    if not path.startswith("/") and path != "**":
+        wrong = "a path begins with /"
+    elif not path.isprintable() or re.search(r"[?#\\]", path):
+        wrong = "a path alone decides, without a query"
+    elif "*" in path.removesuffix("/**") and path != "**":
+        wrong = "** stands for any rest at the end of a path, after a /"
+    elif "}{" in path or re.search(r"[{}]", re.sub(r"\{[^{}/]+\}", "", path)):
+        wrong = "{x} stands for one segment"
+    if wrong:
+        raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)
+    return Route(verb, path, method)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool]) -> AnswerRules:
+    levels = [_level(table, table.read("bucket"))] if "remaining" in table else []
+    for key in (*_LEVEL, "bucket"):
+        if key in table and not levels:
+            raise table.error("says nothing without `remaining`; name the header that says it", key)
+    levels += [_level(row, row.choose("bucket", buckets)) for row in table.read("levels")]
+    free = [_match(row) for row in table.read("free")]
+    closed: list[ClosedRule] = []
+    for row in table.read("closed"):
+        rule = _closed(row, [*buckets, *(pool.name for pool in pools)])
+        first = next((number for number, earlier in enumerate(closed) if earlier.when.covers(rule.when)), None)
+        if first is not None:
+            raise row.error(f"never reached: closed[{first}] takes all of it; put this one first")
+        closed.append(rule)
+    used = _used(table.read("units")) if "units" in table else None
+    return AnswerRules(tuple(levels), used, tuple(free), tuple(closed))
+
+
+def _used(units: Field | list[TomlTable]) -> Used:
+    """What a call used: one figure, or a list of those in the JSON that add up, each in one of several places."""
+    if isinstance(units, Field):
+        return Used((Figure((units,)),))
+    figures = []
+    for row in units:
+        places = row.read("json") if isinstance(row.value("json"), list) else [row.read("json")]
+        figures.append(Figure(tuple(Field(pointer=place) for place in places), row.read("default")))
+    return Used(tuple(figures))
+
+
+def _level(table: TomlTable, bucket: str | Field | None) -> LevelRule:
+    remaining, limit = table.read("remaining"), table.read("limit")
+    groups = set() if remaining.pattern is None else set(remaining.pattern.groupindex)
+    if groups and "remaining" not in groups and not ("used" in groups and ("limit" in groups or limit is not None)):
+        raise table.error(
+            "the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)", "remaining"
+        )
+    return LevelRule(remaining, limit, table.read("reset"), bucket)
+
+
+def _closed(row: TomlTable, buckets: Collection[str]) -> ClosedRule:
+    match = _match(row)
+    if match.status is not None and match.status < 400 and not match.reads_body:
+        raise row.error(f"every good answer has status {match.status}; say by `body` or `json` which one closes")
+    lasts = row.read("lasts")
+    return ClosedRule(match, row.choose("bucket", buckets) or "", lasts)
+
+
+def _match(row: TomlTable) -> Match:
+    status, body, pointer, value = map(row.read, ("status", "body", "json", "is"))
+    if status is None and not body and pointer is None:
+        raise row.error("it says of no answer that it is meant; give `status`, `body` or `json`")
+    if value is not None and pointer is None:
+        raise row.error("belongs to `json`: the place in the answer that has this value", "is")
+    if not isinstance(value, str | int | None):
+        raise row.error("a text, a whole number, true or false is needed", "is")
+    return Match(status, (body or "").lower(), pointer, value)
+
+
+_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{[0-9,]+\})[+?]?|.", re.DOTALL)
+
+
+def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
+    """The pattern, in which each repeat takes all it can and gives nothing back: so no text takes long."""
+    text = row.read("pattern")
+    if len(text) > MAX_PATTERN_LENGTH:
+        raise row.error(f"longer than {MAX_PATTERN_LENGTH} characters", "pattern")
+    parts = _PART.findall(text)
+    for number, part in enumerate(parts):
+        if not re.fullmatch(r"[*+?][?+]?|\{[0-9,]+\}[?+]?", part):
+            continue
+        before = parts[number - 1] if number else ""
+        if before == ")" and part != "?":
+            raise row.error("a group is not repeated; repeat characters, as in [0-9]+", "pattern")
+        if before == "." and part != "?" and number + 1 < len(parts):
+            raise row.error("a repeated . takes all that follows; name the characters, as in [0-9]+", "pattern")
+        if before != ")":
+            parts[number] = f"{part.rstrip('?+') or part[0]}+"
+    try:
+        pattern = re.compile("".join(parts), re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise row.error(f"no pattern: {error}", "pattern") from None
+    for name in pattern.groupindex:
+        if name not in groups:
+            raise row.error(f"no group {show(name)} is read here; {nearest(name, groups)}", "pattern")
+    if not pattern.groupindex:
+        raise row.error(f"the pattern needs a group, (?P<{groups[0]}>[0-9]+) for example", "pattern")
+    return pattern

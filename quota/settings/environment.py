@@ -15,9 +15,8 @@ from typing import Any
 
 from quota.common.text import nearest, show
 from quota.errors import ConfigError
-from quota.settings.kinds import Either, Kind, Named, Rows, Table, Text, Values
 from quota.settings.tables import ROOT
-from quota.settings.toml import Keys, dotted
+from quota.settings.toml import Either, Keys, Kind, Named, Rows, Table, Text, Values, dotted
 
 PREFIX = "QUOTA__"
 
@@ -65,7 +64,7 @@ def _inner(into: Any, at: Any, wanted: type[Any]) -> Any:
 def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: str) -> tuple[Any, Kind, str]:
     """The key or the index that a segment means, its kind and its path."""
     if isinstance(kind, Either):
-        kind = next((one for one in kind.kinds if isinstance(one, Table)), kind)
+        kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
     if isinstance(kind, Rows) and kind.keys is not None and "name" in kind.keys and segment:
         rows = [row.get("name") if isinstance(row, dict) else None for row in into]
         index = next((index for index, name in enumerate(rows) if _meant(segment, name)), len(rows))
@@ -81,9 +80,9 @@ def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: 
         return key, keys[key], dotted(path, key)
     if keys.others is not None and segment:
         key = next((name for name in into if _meant(segment, name)), key)
-        return key, keys.others, dotted(path, key)  # type: ignore[return-value]  # a kind
-    known = [f"{begun}{one.upper()}" for one in keys]
-    raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {nearest(variable, known)}")
+        return key, keys.others, dotted(path, key)
+    variables = [f"{begun}{key.upper()}" for key in keys]
+    raise ConfigError(f"environment variable {show(variable)[1:-1]}: no such key; {nearest(variable, variables)}")
 
 
 def _meant(segment: str, name: Any) -> bool:
@@ -97,7 +96,7 @@ def _value(kind: Kind, text: str, variable: str) -> Any:
         (value,) = tomllib.loads(f"value = {text}").values()
     except (ValueError, RecursionError):
         kinds = kind.kinds if isinstance(kind, Either) else (kind,)
-        if any(isinstance(one, Text) or type(one) is Kind for one in kinds):  # it may be a text
+        if any(isinstance(kind, Text) or type(kind) is Kind for kind in kinds):  # it may be a text
             return text
         raise ConfigError(
             f'environment variable {variable}: not a value of TOML; write for example 500, true or ["DE", "FR"]'

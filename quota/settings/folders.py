@@ -7,7 +7,7 @@ from pathlib import Path
 
 from platformdirs import user_state_path
 
-from quota.common.folders import doubt_at, make_folder
+from quota.common.files import doubt_at, make_folder
 from quota.common.text import one_line
 from quota.errors import ConfigError
 

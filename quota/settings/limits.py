@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quota.common.text import nearest, show
-from quota.settings.books import parse_window
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
@@ -97,6 +96,16 @@ def _zone_name(zone: str) -> str:
     return zone.rpartition("/")[2].lower().replace("_", "-")
 
 
+def as_written(window: Window) -> str:
+    """A window as a configuration has it."""
+    if not isinstance(window, Calendar):
+        return f'"{window.name}"'
+    keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
+    keys += [f"day = {window.day}"] if window.day != 1 else []
+    keys += [f'starts = "{window.starts}"'] if window.starts != "monday" else []
+    return f"{{ {', '.join(keys)} }}"
+
+
 def parse_limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
     tables = tuple(row.read("limits"))
     limits = tuple([_limit(table, book) for table in tables])
@@ -115,22 +124,24 @@ def _limit(table: TomlTable, book: CostBook) -> Limit:
         jobs=table.read("jobs"),
         count=table.read("count"),
     )
-    view = View(selector, parse_window(table, "window"))
-    paced, per_job = _pacing(table, view.window), table.read("per") == "job"
-    return Limit(
-        name, quota_units - headroom_units, view, quota_units, headroom_units, paced, per_job, table.read("shadow")
-    )
-
-
-def _pacing(table: TomlTable, window: Window) -> bool:
-    paced: bool = table.read("pacing")
-    if paced and not isinstance(window, Calendar):
+    view = View(selector, table.read("window"))
+    paced = table.read("pacing")
+    if paced and not isinstance(view.window, Calendar):
         raise table.error(
             "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
             "calendar limit instead",
             "pacing",
         )
-    return paced
+    return Limit(
+        name=name,
+        limit_units=quota_units - headroom_units,
+        view=view,
+        quota_units=quota_units,
+        headroom_units=headroom_units,
+        paced=paced,
+        per_job=table.read("per") == "job",
+        shadow=table.read("shadow"),
+    )
 
 
 def _numbers(table: TomlTable) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 An `error` will certainly make work fail or spend too much; a `warning` may be intended. `lint` runs the code that a
 command runs at its start: it opens the ledger, and the entry points of the group `quota.checks` check the rest.
-`quota.cli.check` adds the findings that need the ledger's contents.
+`quota.cli.doctor` adds the findings that need the ledger's contents.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from quota.common.clock import host_clock
-from quota.common.findings import Finding, finding_of, ranked, warning
-from quota.common.owners import doubt_of_way
-from quota.common.storage import file_system
+from quota.common.clock import host_clock, utc
+from quota.common.files import doubt_of_way
+from quota.common.findings import Finding, file_system, finding_of, ranked, warning
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
-from quota.settings.address import address_of
 from quota.settings.folders import state_folder
-from quota.settings.keys import read_key
-from quota.settings.limits import covers, headrooms
+from quota.settings.limits import as_written, covers, headrooms
 from quota.settings.model import BUILT_IN_FETCHES, STORE_FETCHES, CredentialSettings, JobSettings, Settings
+from quota.settings.references import address_of, read_key
 from quota.settings.tables import INBOUND
 from quota.settings.toml import TomlTable
 from quota.terms.costs import Bucket, CostBook, Quota
-from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, Window
+from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit
 
 
 def lint(settings: Settings) -> list[Finding]:
@@ -63,9 +61,7 @@ def lint(settings: Settings) -> list[Finding]:
     findings += _cloud_projects(settings)
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
-        findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
-    findings += _on_each_machine(settings)
-    findings += _begin_anew(settings)
+        findings += _job(settings, job, limits[job.credential])
     findings += _checks(settings)
     return ranked(findings)
 
@@ -287,7 +283,9 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
         return
     bucket = buckets[0]
     longest_ms = limit.view.window.longest_ms
-    quota_units = min([one.units for one in bucket.quotas if longest_ms <= one.window.longest_ms], default=MAX_UNITS)
+    quota_units = min(
+        [quota.units for quota in bucket.quotas if longest_ms <= quota.window.longest_ms], default=MAX_UNITS
+    )
     if limit.limit_units > quota_units:
         yield warning(
             location,
@@ -338,23 +336,13 @@ def _uncounted(bucket: Bucket, quota: Quota, whole: Sequence[Limit], location: s
         )
 
 
-def as_written(window: Window) -> str:
-    """A window as a configuration has it."""
-    if not isinstance(window, Calendar):
-        return f'"{window.name}"'
-    keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
-    keys += [f"day = {window.day}"] if window.day != 1 else []
-    keys += [f'starts = "{window.starts}"'] if window.starts != "monday" else []
-    return f"{{ {', '.join(keys)} }}"
-
-
-def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> Iterator[Finding]:
+def _limited_jobs(credential: CredentialSettings, jobs: Mapping[str, None]) -> Iterator[Finding]:
     hints = MAX_HINTS
     for index, limit in enumerate(credential.limits):
         for name in limit.view.selector.jobs:
-            if name not in known:
+            if name not in jobs:
                 hints -= 1
-                near = nearest(name, known if hints >= 0 else islice(known, 12))
+                near = nearest(name, jobs if hints >= 0 else islice(jobs, 12))
                 yield warning(
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this project",
@@ -376,6 +364,37 @@ def _unsettled(book: CostBook) -> Iterator[Finding]:
             "say what it did cost",
             'add for example units = { json = "/usage/total" }, or settle each call in your program',
         )
+
+
+# -- what time does to a cost book -------------------------------------------------------------------------------------
+
+OLD_DAYS = 180
+SOON_DAYS = 30
+
+
+def age_days(book: CostBook, at_ms: int) -> int:
+    """How many days ago a book was read at its source."""
+    return (utc(at_ms).date() - book.read_on).days
+
+
+def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
+    """`book_old`, once, for a book that was read more than 180 days ago; and each price that changes within 30 days."""
+    days = age_days(book, at_ms)
+    if days > OLD_DAYS:
+        yield warning(
+            f"cost book {book.name}",
+            f"book_old: its prices were read {many(days, 'day')} ago, on {book.read_on}",
+            f"compare it with {book.source}, and write today's date into a book of your own",
+        )
+    for method in book.methods:
+        price, (_, until_ms) = book.price_at(method, at_ms)
+        if at_ms < until_ms <= at_ms + SOON_DAYS * DAY_MS:
+            coming, _ = book.price_at(method, until_ms)
+            yield warning(
+                f"cost book {book.name}",
+                f"{method} costs {coming} from {coming.since} on, and {price} until then",
+                "see whether its limits still fit",
+            )
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -523,14 +542,15 @@ def _cloud_projects(settings: Settings) -> Iterator[Finding]:
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Iterator[Finding]:
+def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> Iterator[Finding]:
+    location, book = f"jobs.{job.name}", settings.credentials[job.credential].book
     for name, left in job.leave.items():
         limit = limits[name]
         least = book.least_units(limit.view.selector)
         if not limit.shadow and limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",
-                f"jobs.{job.name}.leave",
+                f"{location}.leave",
                 f"leaves {left} of the {limit.limit_units} that limit {name!r} holds: no call of this job that it "
                 "counts could ever be admitted",
                 f"leave {limit.limit_units - least} or less",
@@ -539,33 +559,28 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
     if job.max_units is not None and dearest > job.max_units:
         yield Finding(
             "error",
-            f"jobs.{job.name}.max_units",
+            f"{location}.max_units",
             f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
             f"raise it to {dearest:_} or more",
         )
-
-
-def _on_each_machine(settings: Settings) -> Iterator[Finding]:
-    for job in settings.jobs.values():
-        if not job.on_each_machine:
-            continue
-        location = f"jobs.{job.name}.machines"
-        if settings.ledger.file is not None:
-            what = "has no effect: an embedded ledger is shared by one machine only"
-            yield warning(location, what, "give all machines one redis:// ledger, or remove the key")
-        elif settings.machines_of(job) == 1:
-            what = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
-            yield warning(location, what, "give their number in [ledger] unavailable = { machines = N }")
-
-
-def _begin_anew(settings: Settings) -> Iterator[Finding]:
-    for job in settings.jobs.values():
-        if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
-            yield warning(
-                f"jobs.{job.name}.fetch",
-                f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
-                'keep the store of this job on a disk that lasts, with places = "store"',
-            )
+    if job.on_each_machine and settings.ledger.file is not None:
+        yield warning(
+            f"{location}.machines",
+            "has no effect: an embedded ledger is shared by one machine only",
+            "give all machines one redis:// ledger, or remove the key",
+        )
+    elif job.on_each_machine and settings.machines_of(job) == 1:
+        yield warning(
+            f"{location}.machines",
+            '"each", and the ledger is said to have one machine: `quota plan` counts the job once',
+            "give their number in [ledger] unavailable = { machines = N }",
+        )
+    if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
+        yield warning(
+            f"{location}.fetch",
+            f'{job.fetch!r} goes by what its own store has: with places = "ledger" another machine begins anew',
+            'keep the store of this job on a disk that lasts, with places = "store"',
+        )
 
 
 def _checks(settings: Settings) -> Iterator[Finding]:
@@ -576,9 +591,9 @@ def _checks(settings: Settings) -> Iterator[Finding]:
     itself.
     """
     for point in entry_points(group="quota.checks"):
-        for found in point.load()(settings):
-            if isinstance(found, Finding):
-                yield found
+        for finding in point.load()(settings):
+            if isinstance(finding, Finding):
+                yield finding
             else:
-                location, message = found
+                location, message = finding
                 yield finding_of("error", location, message, "correct it")

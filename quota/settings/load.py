@@ -25,34 +25,36 @@ from typing import Any, NamedTuple
 from platformdirs import user_config_path
 
 from quota.common.clock import host_clock
+from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way
-from quota.common.owners import doubt_of_path
-from quota.common.resources import read_text
-from quota.common.text import many, nearest, one_line, show
+from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import file_of, ledger_schemes
-from quota.settings.address import Address, address_of, file_url, path_at, place_of, reference
 from quota.settings.books import load_book
 from quota.settings.environment import PREFIX, overlaid, variables_of
 from quota.settings.folders import state_folder
-from quota.settings.inbound import check_keys
-from quota.settings.jobs import parse_jobs
 from quota.settings.limits import default_limits, headrooms, parse_limits
 from quota.settings.model import (
     BUILT_IN,
+    BUILT_IN_FETCHES,
     GIVEN,
+    MAX_MISFIRE_GRACE_MS,
     CredentialSettings,
     JobSettings,
     LedgerSettings,
     NotifySettings,
     Settings,
     StoreSettings,
+    TableSettings,
     Unavailable,
+    check_table,
 )
-from quota.settings.tables import A_CREDENTIAL, NO_ADDRESS, PLACES, ROOT
-from quota.settings.toml import NO_PLACES, TomlTable, parse_toml, read_file
+from quota.settings.references import Address, address_of, file_url, path_at, place_of, reference
+from quota.settings.schedules import Every, parse_schedule
+from quota.settings.tables import A_CREDENTIAL, INBOUND, INBOUND_RULE, JOB, NO_ADDRESS, PLACES, ROOT, rule_names
+from quota.settings.toml import NO_PLACES, Keys, Kind, Rows, TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook
-from quota.terms.limits import Limit
+from quota.terms.limits import Limit, format_duration, load_zone
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
@@ -128,8 +130,8 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
 def _plain(value: Any) -> Any:
     """The value as TOML has it: any mapping as a dict, a tuple as a list."""
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else show(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key if isinstance(key, str) else show(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _check_found(path: Path) -> None:
@@ -156,7 +158,7 @@ def settings_of(config: Config) -> Settings:
     credentials = _credentials(root, folder) if "credentials" in root else {}
     identity = "" if config.source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), folder, identity, credentials)
-    jobs = parse_jobs(root.read("jobs"), credentials, folder)
+    jobs = _jobs(root.read("jobs"), credentials, folder)
     return Settings(
         path=path,
         ledger=ledger,
@@ -165,7 +167,7 @@ def settings_of(config: Config) -> Settings:
         store=_store(root.read("store"), folder, ledger, jobs),
         textfile=path_at(root, folder, "textfile", root.read("textfile")) if "textfile" in root else None,
         notify=_notify(root.read("notify"), folder) if "notify" in root else None,
-        inbound=check_keys(root) if "inbound" in root else None,
+        inbound=_inbound(root) if "inbound" in root else None,
         variables=config.variables,
         called=config.source,
     )
@@ -205,14 +207,14 @@ def _share_of_headroom(
     row: TomlTable, percent: int, max_cost_units: int, credentials: Mapping[str, CredentialSettings]
 ) -> int:
     """A share of the smallest headroom in which calls of that cost find room, rounded up."""
-    found = [
+    all_units = [
         units
-        for one in credentials.values()
-        for units, _ in headrooms(one.limits, one.book.at(host_clock()), max_cost_units)
+        for credential in credentials.values()
+        for units, _ in headrooms(credential.limits, credential.book.at(host_clock()), max_cost_units)
     ]
-    if not found:
+    if not all_units:
         raise row.error("no limit counts all calls of that cost, so there is no headroom; give units", "allowance")
-    return -(-min(found) * percent // 100)
+    return -(-min(all_units) * percent // 100)
 
 
 def _identity(path: Path | None) -> str:
@@ -260,10 +262,9 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in schemes or scheme == "memory":
         # The message shows a valid scheme and nothing else: the rest may hold a password.
-        shown = f" {scheme}://" if colon and re.fullmatch(_SCHEME, scheme) else ""
-        kind = f"unsupported URL scheme{shown}"
-        known = ", ".join("memory:" if name == "memory" else f"{name}://" for name in schemes)
-        raise table.error(f"{kind}; use one of {known}", "url")
+        shown = f" {scheme}://" if colon and re.fullmatch(r"[a-z][a-z0-9+.-]{0,19}", scheme) else ""
+        supported = ", ".join("memory:" if name == "memory" else f"{name}://" for name in schemes)
+        raise table.error(f"unsupported URL scheme{shown}; use one of {supported}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
     return given if file_of(url) is None else Address(file_url(table, folder, url))
@@ -271,7 +272,6 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
 
 # -- credentials -------------------------------------------------------------------------------------------------------
 
-_SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
 _AUTHS = ("adc", "service-account", "authorized-user", "bearer")
 
 
@@ -316,7 +316,7 @@ def _credential(
         with row.blamed("api"):
             book = load_book(api, folder)
         books[api] = book, default_limits(book)
-    book, its_limits = books[api]
+    book, limits_of_book = books[api]
     project = row.read("project") or name
     endpoint = row.read("endpoint")
     if endpoint is not None and not is_http_address(endpoint):
@@ -334,7 +334,7 @@ def _credential(
         project=project,
         key_ref=reference(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
-        limits=parse_limits(row, book) if "limits" in row else its_limits,
+        limits=parse_limits(row, book) if "limits" in row else limits_of_book,
         cloud_project=str(row.read("cloud_project")) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
         insecure_endpoint=insecure_endpoint,
@@ -359,3 +359,160 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     raise row.error(
         f'write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"{near}', "auth"
     )
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _jobs(
+    rows: Mapping[str, TomlTable], credentials: Mapping[str, CredentialSettings], folder: Path
+) -> dict[str, JobSettings]:
+    left: dict[tuple[str, int | str], dict[str, int]] = {}
+    jobs = {name: _job(name, row, credentials, left, folder) for name, row in rows.items()}
+    first: dict[str, JobSettings] = {}
+    for job in jobs.values():
+        for name, table in job.tables.items():
+            other = first.setdefault(name, job)
+            if other.tables[name] != table:
+                row = rows[job.name].read("tables")[name]
+                raise row.error(f"job {other.name!r} has another key or history for it")
+    return jobs
+
+
+def _job(
+    name: str,
+    row: TomlTable,
+    credentials: Mapping[str, CredentialSettings],
+    left: dict[tuple[str, int | str], dict[str, int]],
+    folder: Path,
+) -> JobSettings:
+    if "credential" not in row and len(credentials) > 1:
+        raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
+    credential = row.read("credential") or next(iter(credentials))
+    if credential not in credentials:
+        raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
+    fetch = row.read("fetch")
+    if not re.fullmatch(JOB["fetch"].pattern, fetch):
+        own = 'not a built-in job; write your own as "package.module:function"'
+        raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
+    job = JobSettings(
+        name=name,
+        credential=credential,
+        fetch=fetch,
+        regions=row.read("regions"),
+        pages=row.read("pages"),
+        schedule=None,
+        stagger_ms=0,
+        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
+        options=_options(row.read("options")),
+        max_body_mb=row.read("max_body_mb"),
+        max_answer_s=row.read("max_answer_s"),
+        max_items=row.read("max_items"),
+        on_each_machine=row.read("machines") == "each",
+        ping_ref=reference(row, folder, "ping") if "ping" in row else None,
+        insecure_endpoint=row.read("insecure_endpoint"),
+        max_units=row.read("max_units"),
+        tables=_tables(row),
+        sink=row.read("sink") or "",
+    )
+    return _scheduled(job, row)
+
+
+def _tables(job: TomlTable) -> dict[str, TableSettings]:
+    tables = {}
+    for name, row in job.read("tables").items():
+        with job.blamed("tables"):
+            check_table(name)
+        tables[name] = TableSettings(row.read("key") or ("id",), row.read("history"))
+    return tables
+
+
+def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
+    """`job` with its schedule from the configuration."""
+    if "schedule" not in row:
+        return job
+    text, zone = " ".join(row.read("schedule").split()), row.read("timezone")
+    with row.blamed("schedule"):
+        schedule = parse_schedule(text, zone)
+    if "timezone" in row:
+        if isinstance(schedule, Every):
+            raise row.error("an interval does not depend on the time zone; remove this key", "timezone")
+        with row.blamed("timezone"):
+            load_zone(zone)
+    stagger_ms, jitter_ms = row.read("stagger") or 0, row.read("jitter") or 0
+    # All regions of one tick must start before the next tick does.
+    shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
+    spread_ms = others * stagger_ms + jitter_ms
+    then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
+    if jitter_ms >= shortest_ms:
+        raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
+    if spread_ms >= shortest_ms:
+        with_jitter = f" and {format_duration(jitter_ms)} of jitter" if jitter_ms else ""
+        raise row.error(
+            f"{others} x {format_duration(stagger_ms)}{with_jitter} spread the regions of one tick over "
+            f"{format_duration(spread_ms)}, {then}",
+            "stagger",
+        )
+    grace_ms = row.read("misfire_grace")
+    if grace_ms > MAX_MISFIRE_GRACE_MS:
+        raise row.error(
+            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
+        )
+    return replace(
+        job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
+    )
+
+
+def _leave(
+    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int | str], dict[str, int]]
+) -> dict[str, int]:
+    """Units by limit name; a bare number, or a share of the quota, applies to every limit that counts all calls of the
+    main bucket. A share is rounded down, so that a small limit still has room.
+
+    `left` caches the result: many jobs leave the same number of many limits.
+    """
+    value: int | str | TomlTable = row.read("leave")
+    if isinstance(value, int | str):
+        key = (credential.name, value)
+        if key not in left:
+            main = credential.book.main_bucket.name
+            whole = [limit for limit in credential.limits if not limit.narrow and main in limit.view.selector.buckets]
+            left[key] = {
+                limit.name: value if isinstance(value, int) else limit.quota_units * int(value[:-1]) // 100
+                for limit in whole
+            }
+        return left[key]
+    names = dict.fromkeys(limit.name for limit in credential.limits if not limit.per_job)
+    for name, _ in value.items():
+        if name not in names:
+            raise value.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
+    return {name: value.read(name) for name, _ in value.items()}
+
+
+def _options(table: TomlTable) -> dict[str, object]:
+    for name, _ in table.items():
+        if not name.isidentifier():
+            raise table.error("not a valid argument name; use letters, digits and _", name)
+    return dict(table.items())
+
+
+# -- inbound -----------------------------------------------------------------------------------------------------------
+
+
+def _inbound(root: TomlTable) -> Mapping[str, Any]:
+    """The table `[inbound]` as it stands in the file, its keys checked and nothing else. What they mean is the business
+    of `quota.inbound`, which a gate never imports."""
+    # A hint at another table would be wrong: its keys mean something else.
+    alone = TomlTable({}, root.source, variables=root.variables)
+    table = alone.inner(root.value("inbound"), "inbound")
+    for name, value in table.items():
+        if isinstance(value, dict) and name in INBOUND:
+            raise table.error("a key of [inbound] is called so; give the rule another name", name)
+    names = rule_names(table)
+    alone.inner(root.value("inbound"), "inbound", Keys({**INBOUND, **dict.fromkeys(names, Kind())}))
+    for name in names:
+        rule = table.value(name)
+        row = table.inner(rule, name, Keys(INBOUND_RULE))
+        if isinstance(rule.get("limits"), list):
+            Rows(keys=Keys(INBOUND_RULE["limits"].keys)).read(row, "limits")
+    return dict(table.items())

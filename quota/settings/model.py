@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from quota.common.text import one_line, show
 from quota.ledger.factory import file_of
-from quota.ledger.file_url import path_of
+from quota.ledger.files import path_of
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, Limit
 
@@ -58,7 +58,7 @@ class LedgerSettings(NamedTuple):
 
     `identity` says which ledger the configuration means, whatever its url: the `name` that the owner gave it, else the
     configuration's path. Empty where neither lasts, as for a pipe: then it is the ledger's label. `secrets` says where
-    the passwords in `url` came from, see `quota.settings.address.Address`.
+    the passwords in `url` came from, see `quota.settings.references.Address`.
     """
 
     url: str

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quota.common.redact import REDACTED, redact
-from quota.settings.address import is_reference
-from quota.settings.kinds import Either, Kind, Named, Needs, Rows, Table, Text, Values
 from quota.settings.load import read_config, settings_of
 from quota.settings.model import Settings
+from quota.settings.references import is_reference
 from quota.settings.tables import CALENDAR, ROOT
-from quota.settings.toml import Keys, dotted, in_toml
+from quota.settings.toml import Either, Keys, Kind, Named, Needs, Rows, Table, Text, Values, dotted, in_toml
 
 MAX_LINES = 500
 """A value over more lines is shown without its line."""
@@ -37,27 +36,27 @@ class Origin(NamedTuple):
         return {"key": self.key, "value": self.value, "from": self.place, "detail": self.detail}
 
     def __str__(self) -> str:
-        said = f"line {self.detail}" if self.place == "file" and self.detail else str(self.detail or self.place)
-        return f"{self.key} = {_as_toml(self.value)}  # {said}"
+        origin = f"line {self.detail}" if self.place == "file" and self.detail else str(self.detail or self.place)
+        return f"{self.key} = {_as_toml(self.value)}  # {origin}"
 
 
 def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
     """The settings that a configuration makes, and each value of it. Raises ConfigError as `load_settings` does."""
-    found = read_config(config)
-    settings = settings_of(found)
-    lines = lines_of(found.text)
+    tables = read_config(config)
+    settings = settings_of(tables)
+    lines = lines_of(tables.text)
     rows: list[Origin] = []
-    for key, value in _values(ROOT, found.data, ""):
-        by = next((found.variables[path] for path in _above(key) if path in found.variables), None)
+    for key, value in _values(ROOT, tables.data, ""):
+        variable = next((tables.variables[path] for path in _above(key) if path in tables.variables), None)
         if isinstance(value, _Default):
             rows.append(Origin(key, value.value, "default"))
-        elif by is not None:
-            rows.append(Origin(key, value, "environment", by))
+        elif variable is not None:
+            rows.append(Origin(key, value, "environment", variable))
         else:
-            place = "default" if found.path is None else "file"
+            place = "default" if tables.path is None else "file"
             rows.append(Origin(key, value, place, next((lines[at] for at in _above(key) if at in lines), None)))
-    known = {path for row in rows for path in _above(row.key)}
-    rows += [row for row in _computed(settings) if known.isdisjoint((row.key, row.key.partition("[")[0]))]
+    written = {path for row in rows for path in _above(row.key)}
+    rows += [row for row in _computed(settings) if written.isdisjoint((row.key, row.key.partition("[")[0]))]
     places = [*ROOT]
     return settings, sorted(rows, key=lambda row: places.index(row.key.partition(".")[0]))
 
@@ -98,7 +97,7 @@ def _values(keys: Keys, data: Mapping[str, Any], path: str) -> Iterator[tuple[st
 def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values inside one value."""
     if isinstance(kind, Either):
-        kind = next((one for one in kind.kinds if type(value) is one.of_type), kind)
+        kind = next((inner for inner in kind.kinds if type(value) is inner.of_type), kind)
     if isinstance(kind, Rows) and kind.keys is not None:
         for index, row in enumerate(value):
             yield from _values(kind.keys, row, f"{path}[{index}]")
@@ -106,8 +105,8 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for name, row in value.items():
             yield from _values(kind.keys, row, dotted(path, name))
     elif isinstance(kind, Values):
-        for name, one in value.items():
-            yield dotted(path, name), _redacted(one)
+        for name, inner in value.items():
+            yield dotted(path, name), _redacted(inner)
     elif isinstance(kind, Table) and kind.keys is not None:
         yield from _values(kind.keys, value, path)
     else:
@@ -116,9 +115,9 @@ def _of(kind: Any, value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, list):
-        return [_redacted(one) for one in value]
+        return [_redacted(item) for item in value]
     if isinstance(value, dict):
-        return {name: _redacted(one) for name, one in value.items()}
+        return {name: _redacted(item) for name, item in value.items()}
     return redact(value) if isinstance(value, str) else value
 
 
@@ -137,16 +136,16 @@ def _hidden(url: str) -> str:
 
 def _above(path: str) -> list[str]:
     """A path, and those of the tables around it."""
-    found = [path]
+    paths = [path]
     while (end := max(path.rfind("."), path.rfind("["))) > 0:
         path = path[:end]
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def lines_of(text: str) -> dict[str, int]:
     """On which line of a TOML text each key stands, by its dotted path: the TOML reader does not say."""
-    found: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     rows: dict[str, int] = {}
     table, pending, began = "", "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -161,12 +160,12 @@ def lines_of(text: str) -> dict[str, int]:
             data = {}
         if pending.lstrip().startswith("["):
             table = _header(data, rows)
-            found[table] = began
+            line_of[table] = began
         else:
             for path in _leaves(data, table):
-                found[path] = began
+                line_of[path] = began
         pending = ""
-    return found
+    return line_of
 
 
 def _header(data: dict[str, Any], rows: dict[str, int]) -> str:

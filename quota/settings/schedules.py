@@ -97,17 +97,17 @@ class Cron(NamedTuple):
 
     def _at_change(self, day: date, zone: ZoneInfo) -> list[int]:
         """The fire times of a day on which the clock changes."""
-        found = set()
+        times_ms = set()
         for hour in self.hours:
             for minute in self.minutes:
                 # fold=0 is the first of two equal times; for a skipped time it uses the offset before the change.
                 first = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
-                found.add(int(first.timestamp()) * 1000)
+                times_ms.add(int(first.timestamp()) * 1000)
                 second_ms = int(first.replace(fold=1).timestamp()) * 1000
                 # For a skipped time fold=1 is earlier, so this adds nothing.
                 if len(self.hours) == 24 and second_ms > int(first.timestamp()) * 1000:
-                    found.add(second_ms)
-        return sorted(found)
+                    times_ms.add(second_ms)
+        return sorted(times_ms)
 
 
 Schedule = Cron | Every

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from quota.settings.kinds import (
+from quota.settings.model import (
+    BUILT_IN_FETCHES,
+    DEFAULT_MAX_ANSWER_S,
+    DEFAULT_MAX_BODY_MB,
+    DEFAULT_MAX_ITEMS,
+    DEFAULT_MISFIRE_GRACE_MS,
+    DEFAULT_RETENTION_MS,
+)
+from quota.settings.toml import (
     Apart,
     Either,
     Flag,
+    Keys,
+    Kind,
     Label,
     Name,
     Named,
@@ -22,20 +34,12 @@ from quota.settings.kinds import (
     Table,
     Text,
     Texts,
+    TomlTable,
     Values,
     Whole,
     schema_of,
 )
-from quota.settings.model import (
-    BUILT_IN_FETCHES,
-    DEFAULT_MAX_ANSWER_S,
-    DEFAULT_MAX_BODY_MB,
-    DEFAULT_MAX_ITEMS,
-    DEFAULT_MISFIRE_GRACE_MS,
-    DEFAULT_RETENTION_MS,
-)
-from quota.settings.toml import Keys
-from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS
+from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _REFERENCE = rf"env:{VARIABLE}|file:.+"
@@ -102,6 +106,30 @@ CALENDAR = Keys(
         "starts": Text("The weekday on which a week begins.", choices=WEEKDAYS, default="monday"),
     }
 )
+
+
+@dataclass(frozen=True)
+class WindowKind(Either):
+    """A duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`; of a month also the `day` on
+    which it begins, of a week the weekday on which it `starts`."""
+
+    kinds: tuple[Kind, ...] = (Span(), Table(keys=CALENDAR))
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        if not isinstance(table.value(key), str | dict):
+            raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
+        window = super().read(table, key)
+        if isinstance(window, int):
+            return Sliding(window)
+        period = window.read("calendar")
+        for name, of in (("day", "month"), ("starts", "week")):
+            if name in window and period != of:
+                raise window.error(f'only calendar = "{of}" has it; remove this key', name)
+        zone, day, starts = window.read("zone"), window.read("day"), window.read("starts")
+        with window.blamed("zone"):
+            return Calendar(period, zone, day, starts)
+
+
 LIMIT = Keys(
     {
         "name": Label("Refusals show it.", required=True),
@@ -111,11 +139,7 @@ LIMIT = Keys(
             kinds=(_SHARE, Whole(minimum=0)),
         ),
         "units": Whole("The number to enforce, in place of quota and headroom."),
-        "window": Either(
-            '"24h": any 24 hours; or a calendar period of a time zone.',
-            required=True,
-            kinds=(Span(), Table(keys=CALENDAR)),
-        ),
+        "window": WindowKind('"24h": any 24 hours; or a calendar period of a time zone.', required=True),
         "methods": Texts("Count these methods only."),
         "jobs": Texts("Count these jobs only.", each=Label()),
         "per": Text('"job": each job has this limit for itself.', choices=("job",)),
@@ -290,6 +314,12 @@ INBOUND = Keys(
     others=Table("A rule; the first that matches counts a request.", INBOUND_RULE),
 )
 
+
+def rule_names(table: TomlTable) -> list[str]:
+    """The names of the rules in `[inbound]`, in the order of the file: every table in it is one."""
+    return [name for name, value in table.items() if isinstance(value, dict) and name not in INBOUND]
+
+
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 ROOT = Keys(
     {
@@ -317,11 +347,13 @@ def _places() -> Mapping[str, str]:
         "[store]": STORE,
         "[notify]": NOTIFY,
     }
-    found: dict[str, list[str]] = {}
+    places_of: dict[str, list[str]] = {}
     for place, keys in tables.items():
         for key in keys:
-            found.setdefault(key, []).append(place)
-    return {key: f"it belongs in {places[0]}" for key, places in found.items() if len(places) == 1 and key not in ROOT}
+            places_of.setdefault(key, []).append(place)
+    return {
+        key: f"it belongs in {places[0]}" for key, places in places_of.items() if len(places) == 1 and key not in ROOT
+    }
 
 
 PLACES = _places()

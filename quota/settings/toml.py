@@ -1,64 +1,58 @@
-"""Read TOML strictly: only known keys, only values of the right type, every error one line that names the place.
+"""Read TOML strictly: only known keys, only values of the right kind, every error one line that names the place.
 
-    TomlTable    one table of a file; its methods return checked values or raise ConfigError
+    TomlTable                    one table of a file; `read` returns what a key holds, or raises ConfigError
+    Keys                         the keys of one sort of table, with their kinds
+    Text, Name, Label, Span      texts: any, part of a key in the ledger, shown beside charges, a duration
+    Whole, Flag, Day             whole numbers, true or false, a date
+    Texts                        an array of distinct texts; of a command also equal ones
+    Table, Named, Rows, Values   a table, tables by name, an array of tables, values by name
+    Either                       one of these, by the type that the file has
+    Needs, Apart, Some           what several keys of a table together may be
 
 A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
+
+Each kind says the same as a JSON Schema. A schema knows one file and nothing else: that a name is known, a path is
+there or one number is below another, the reader alone says.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import date, datetime, time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
-from quota.common.named import read_named
+from quota.common.files import read_named
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, QuotaError
-from quota.terms.limits import DAY_MS, MAX_UNITS, parse_duration
+from quota.terms.limits import DAY_MS, MAX_UNITS, format_duration, parse_duration
 
-MAX_FILE_BYTES = 1 << 20
+Schema = dict[str, Any]
 
-_REQUIRED: Final = object()
+NAME = r"[A-Za-z0-9._:-]{1,64}"
 
 NO_PLACES: Mapping[str, str] = MappingProxyType({})
+
+_TYPES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number with a fraction",
+    str: "a string",
+    list: "an array",
+    dict: "a table",
+    **dict.fromkeys((date, datetime, time), "a date or time"),
+}
 
 
 def dotted(path: str, key: str) -> str:
     """The path of a key in a table, always short and on one line."""
     shown = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else show(key)
     return f"{path}.{shown}" if path else shown
-
-
-class Kind(Protocol):
-    """What a key may hold: see `quota.settings.kinds`."""
-
-    @property
-    def required(self) -> bool: ...
-    def read(self, table: TomlTable, key: str) -> Any: ...
-    def absent(self, table: TomlTable, key: str) -> Any: ...
-    def schema(self) -> dict[str, Any]: ...
-
-
-class Rule(Protocol):
-    """What several keys of a table together must be."""
-
-    def check(self, table: TomlTable) -> None: ...
-    def schema(self) -> dict[str, Any]: ...
-
-
-class Keys(dict[str, Any]):
-    """The keys of one sort of table, with their kinds, and the rules about several of them. If `others` is given,
-    further keys name tables of that kind."""
-
-    def __init__(self, kinds: Mapping[str, Any], *rules: Rule, others: Kind | None = None) -> None:
-        super().__init__(kinds)
-        self.rules = rules
-        self.others = others
 
 
 class TomlTable:
@@ -74,37 +68,65 @@ class TomlTable:
         data: Mapping[str, Any],
         source: str,
         path: str = "",
-        keys: Iterable[str] | None = None,
+        keys: Keys | None = None,
         places: Mapping[str, str] = NO_PLACES,
         variables: Mapping[str, str] = NO_PLACES,
     ) -> None:
         self._data = data
         self.source = source
         self.path = path
+        self._keys = Keys({}, others=Kind()) if keys is None else keys
         self._places = places
         self.variables = variables
-        self._kinds = keys if isinstance(keys, Keys) else Keys({})
-        if keys is None:
-            return
-        known = tuple(keys)
         for key, value in data.items():
-            if key not in known and not (self._kinds.others is not None and isinstance(value, dict)):
-                hint = places.get(key) or nearest(key, known)
+            if key not in self._keys and not self._keys.name_others(value):
+                hint = places.get(key) or nearest(key, self._keys)
                 raise self.error(f"unknown key; {hint}", key)
-        for rule in self._kinds.rules:
+        for rule in self._keys.rules:
             rule.check(self)
 
     def read(self, key: str) -> Any:
-        """The value of a key as its kind reads it, or what holds without it."""
-        kind = self._kinds[key]
+        """The value of a key as its kind reads it, or what holds without it. Raises ConfigError."""
+        kind = self._keys.get(key, self._keys.others)
+        assert kind is not None  # noqa: S101  # else the key is unknown
         if key in self._data:
             return kind.read(self, key)
         if kind.required:
             self.value(key)
         return kind.absent(self, key)
 
+    def choose(self, key: str, choices: Iterable[str]) -> Any:
+        """The text of a key, which is one of these. Raises ConfigError."""
+        text = self.read(key)
+        if text is not None:
+            self.check_choice(key, text, tuple(choices))
+        return text
+
+    def value(self, key: str) -> Any:
+        """The value of a required key as the file has it."""
+        if key not in self._data:
+            raise self.error("missing; the key is required", key)
+        return self._data[key]
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """The keys with their values, as the file has them."""
+        return self._data.items()
+
     def __contains__(self, key: str) -> bool:
         return key in self._data
+
+    def inner(self, value: object, key: str, keys: Keys | None = None, index: int | None = None) -> TomlTable:
+        """`value`, found at `key`, as a table."""
+        if not isinstance(value, dict):
+            raise self.type_error(key, value, "a table")
+        path = self.at(key) + ("" if index is None else f"[{index}]")
+        return TomlTable(value, self.source, path, keys, self._places, self.variables)
+
+    def at(self, key: str) -> str:
+        """The dotted path of a key, always short and on one line."""
+        return dotted(self.path, key)
+
+    # -- errors ------------------------------------------------------------------------------------------------------
 
     def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
         """A ConfigError about one key of this table, or about the table itself."""
@@ -118,6 +140,18 @@ class TomlTable:
                     return ConfigError(f"environment variable {variable}: {inside}{message}")
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
+    def type_error(self, key: str, value: object, wanted: str) -> ConfigError:
+        """A ConfigError about a value of another type. It never shows a string, which could be a secret."""
+        if value in ("", []):
+            got = "an empty string" if value == "" else "an empty array"
+        else:
+            got = _TYPES.get(type(value), f"a {type(value).__name__}")
+        return self.error(f"{got} where {wanted} is needed", key)
+
+    def check_choice(self, key: str, text: str, choices: tuple[str, ...]) -> None:
+        if text not in choices:
+            raise self.error(f"{show(text)} is not allowed here; {nearest(text, choices)}", key)
+
     @contextmanager
     def blamed(self, key: str, index: int | None = None) -> Iterator[None]:
         """An error within is about this key, and is raised as a ConfigError that says so."""
@@ -126,165 +160,396 @@ class TomlTable:
         except (QuotaError, ValueError) as error:
             raise self.error(str(error), key, index) from None
 
-    def at(self, key: str) -> str:
-        """The dotted path of a key, always short and on one line."""
-        return dotted(self.path, key)
 
-    # -- values ------------------------------------------------------------------------------------------------------
+# -- what a key may hold -----------------------------------------------------------------------------------------------
 
-    def value(self, key: str) -> Any:
-        """The raw value of a required key."""
-        return self._take(key, _REQUIRED)
 
-    def text(self, key: str, default: Any = _REQUIRED, *, choices: Iterable[str] = ()) -> str:
-        """A non-empty string; one of `choices` if they are given."""
-        value = self._take(key, default)
-        if value is default:
-            return default  # type: ignore[no-any-return]  # the caller's own value
-        if not isinstance(value, str) or not value:
-            raise self._type_error(key, value, "a non-empty string")
-        known = tuple(choices)
-        if known and value not in known:
-            raise self.error(f"{show(value)} is not allowed here; {nearest(value, known)}", key)
-        return value
+@dataclass(frozen=True)
+class Kind:
+    """Any value. `about` is for people, in an editor too. `default` is what holds without the key, as a file would have
+    it; None: nothing."""
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, minimum: int = 1, maximum: int = MAX_UNITS) -> int:
-        """A whole number, from `minimum` to `maximum`."""
-        value = self._take(key, default)
-        if value is default:
-            return default  # type: ignore[no-any-return]  # the caller's own value
-        return self.as_whole(value, key, minimum=minimum, maximum=maximum)
+    about: str = ""
+    _: KW_ONLY
+    default: Any = None
+    required: bool = False
+    of_type: ClassVar[type[Any]] = object
 
-    def as_whole(self, value: object, key: str, *, minimum: int = 1, maximum: int = MAX_UNITS) -> int:
-        """`value`, found at `key`, as a whole number."""
+    def read(self, table: TomlTable, key: str) -> Any:
+        """The value at a key that is there. Raises ConfigError."""
+        return table.value(key)
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        """What holds without the key."""
+        return self.default
+
+    def form(self) -> Schema:
+        """The schema, without what is said about it."""
+        return {}
+
+    def schema(self) -> Schema:
+        """The JSON Schema of the value."""
+        description = {"description": self.about} if self.about else {}
+        return description | self.form() | ({} if self.default is None else {"default": self.default})
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """A text that is not empty. One that does not have the form `pattern` is answered with what it `says`, in which
+    {text} stands for it; without that, the reader does so. A `secret` is shown to nobody. With `blank`, an empty one is
+    the same as none."""
+
+    _: KW_ONLY
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    says: str = ""
+    secret: bool = False
+    blank: bool = False
+    of_type: ClassVar[type[Any]] = str
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        text = table.value(key)
+        if self.blank and text == "":
+            return None
+        if not isinstance(text, str) or not text:
+            raise table.type_error(key, text, "a non-empty string")
+        if self.choices:
+            table.check_choice(key, text, self.choices)
+        return self.parse(table, text, key)
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        """The value of a text that stands at a key or in an array, or is itself the key of a table."""
+        if self.says and not re.fullmatch(self.pattern, text):
+            raise table.error(self.says.replace("{text}", show(text)), key, index)
+        return text
+
+    def form(self) -> Schema:
+        if self.choices:
+            return {"type": "string", "enum": list(self.choices)}
+        return {"type": "string", **({"pattern": f"^({self.pattern})$"} if self.pattern else {"minLength": 1})}
+
+
+@dataclass(frozen=True)
+class Name(Text):
+    """A name that becomes part of a key in the ledger."""
+
+    pattern: str = NAME
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        if not re.fullmatch(NAME, text):
+            shown = f"{show(text)}: " if key else ""
+            raise table.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
+        return text
+
+
+@dataclass(frozen=True)
+class Label(Text):
+    """A name that is stored with charges or shown with them."""
+
+    pattern: str = r"[^\u0000-\u001f\u007f]{1,64}"
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        if not 1 <= len(text) <= 64 or not text.isprintable():
+            raise table.error(f"{show(text)}: a name has 1 to 64 printable characters", key, index)
+        return text
+
+
+@dataclass(frozen=True)
+class Span(Text):
+    """A duration of at most 10 years, read as ms."""
+
+    pattern: str = r"\s*0*[1-9][0-9]*\s*(ms|s|m|h|d)\s*"
+    _: KW_ONLY
+    default_ms: int | None = None
+
+    def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
+        with table.blamed(key):
+            duration_ms = parse_duration(text)
+        if duration_ms > 3650 * DAY_MS:
+            raise table.error(f"{show(text)} is longer than 3650 days", key)
+        return duration_ms
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        return self.default_ms
+
+    def schema(self) -> Schema:
+        if self.default_ms is None:
+            return super().schema()
+        days, rest = divmod(self.default_ms, DAY_MS)
+        return super().schema() | {"default": format_duration(self.default_ms) if rest else f"{days}d"}
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number. If it is out of bounds, the message is what it `says`, if that is given."""
+
+    _: KW_ONLY
+    minimum: int = 1
+    maximum: int = MAX_UNITS
+    says: str = ""
+    of_type: ClassVar[type[Any]] = int
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value = table.value(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._type_error(key, value, "a whole number")
-        if not minimum <= value <= maximum:
-            raise self.error(f"{show(value)} is not a whole number from {minimum} to {maximum}", key)
+            raise table.type_error(key, value, "a whole number")
+        if not self.minimum <= value <= self.maximum:
+            bounds = f"{show(value)} is not a whole number from {self.minimum} to {self.maximum}"
+            raise table.error(self.says or bounds, key)
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
-        value = self._take(key, default)
+    def form(self) -> Schema:
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@dataclass(frozen=True)
+class Flag(Kind):
+    """True or false."""
+
+    default: bool = False
+    of_type: ClassVar[type[Any]] = bool
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value = table.value(key)
         if not isinstance(value, bool):
-            raise self._type_error(key, value, "true or false")
+            raise table.type_error(key, value, "true or false")
         return value
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        """An array of distinct strings; () if the key is missing."""
-        value = self.list_of_texts(key)
-        seen: set[str] = set()
-        for index, item in enumerate(value):
-            if item in seen:
-                raise self.error(f"{show(item)} appears twice", key, index)
-            seen.add(item)
-        return value
+    def form(self) -> Schema:
+        return {"type": "boolean"}
 
-    def list_of_texts(self, key: str) -> tuple[str, ...]:
-        """An array of strings, in which one may stand twice; () if the key is missing."""
-        value = self._take(key, ())
-        if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
-            raise self._type_error(key, value, "an array of strings")
-        if key in self and not value:
-            raise self.error("an empty array selects nothing; remove the key or add a name", key)
-        return tuple(value)
 
-    def day(self, key: str) -> date:
-        """A date without a time."""
-        value = self.value(key)
+@dataclass(frozen=True)
+class Day(Kind):
+    """A date without a time."""
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value = table.value(key)
         if type(value) is not date:
-            raise self._type_error(key, value, "a date such as 2026-06-01")
+            raise table.type_error(key, value, "a date such as 2026-06-01")
         return value
 
-    # -- names -------------------------------------------------------------------------------------------------------
 
-    def check_name(self, name: str, key: str = "") -> str:
-        """`name`, checked: it becomes part of a key in the ledger."""
-        if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", name):
-            shown = f"{show(name)}: " if key else ""
-            raise self.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
-        return name
+@dataclass(frozen=True)
+class Texts(Kind):
+    """An array of texts, `each` of this kind. `several`: the same one may stand in it again."""
 
-    def check_label(self, name: str, key: str = "", index: int | None = None) -> str:
-        """`name`, checked: it is stored with charges or shown with them."""
-        if not 1 <= len(name) <= 64 or not name.isprintable():
-            raise self.error(f"{show(name)}: a name has 1 to 64 printable characters", key, index)
-        return name
+    _: KW_ONLY
+    each: Text = Text()
+    several: bool = False
+    of_type: ClassVar[type[Any]] = list
 
-    # -- tables ------------------------------------------------------------------------------------------------------
+    def read(self, table: TomlTable, key: str) -> Any:
+        texts = table.value(key)
+        if not isinstance(texts, list | tuple) or any(not isinstance(text, str) or not text for text in texts):
+            raise table.type_error(key, texts, "an array of strings")
+        if not texts:
+            raise table.error("an empty array selects nothing; remove the key or add a name", key)
+        seen: set[str] = set()
+        for index, text in enumerate(() if self.several else texts):
+            if text in seen:
+                raise table.error(f"{show(text)} appears twice", key, index)
+            seen.add(text)
+        return tuple([self.each.parse(table, text, key, index) for index, text in enumerate(texts)])
 
-    def table(self, key: str, keys: Iterable[str] | None = None, default: Any = _REQUIRED) -> TomlTable:
-        """A table inside this one; `default` if the key is missing and a default is given."""
-        return self.as_table(self._take(key, default), key, keys)
+    def absent(self, table: TomlTable, key: str) -> Any:
+        return ()
 
-    def as_table(
-        self, value: object, key: str, keys: Iterable[str] | None = None, index: int | None = None
-    ) -> TomlTable:
-        """`value`, found at `key`, as a table."""
-        if not isinstance(value, dict):
-            raise self._type_error(key, value, "a table")
-        path = self.at(key) + ("" if index is None else f"[{index}]")
-        return TomlTable(value, self.source, path, keys, self._places, self.variables)
-
-    def tables(self, keys: Collection[str]) -> dict[str, TomlTable]:
-        """The tables in this table by name; each may have only these keys."""
-        return {name: self.as_table(value, name, keys) for name, value in self._data.items()}
-
-    def array(self, key: str, keys: Collection[str]) -> list[TomlTable]:
-        """An array of tables."""
-        value = self.value(key)
-        if not isinstance(value, list) or not value:
-            raise self._type_error(key, value, "a non-empty array of tables")
-        return [self.as_table(item, key, keys, index) for index, item in enumerate(value)]
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """The raw entries, in file order."""
-        return self._data.items()
-
-    def _take(self, key: str, default: Any) -> Any:
-        value = self._data.get(key, default)
-        if value is _REQUIRED:
-            raise self.error("missing; the key is required", key)
-        return value
-
-    def _type_error(self, key: str, value: object, wanted: str) -> ConfigError:
-        # Never show a string: it could be a secret in the wrong place.
-        if value in ("", []):
-            got = "an empty string" if value == "" else "an empty array"
-        else:
-            got = _KINDS.get(type(value), f"a {type(value).__name__}")
-        return self.error(f"{got} where {wanted} is needed", key)
+    def form(self) -> Schema:
+        texts = {"type": "array", "items": self.each.schema(), "minItems": 1}
+        return texts if self.several else {**texts, "uniqueItems": True}
 
 
-_KINDS = {
-    bool: "a boolean",
-    int: "a number",
-    float: "a number with a fraction",
-    str: "a string",
-    list: "an array",
-    dict: "a table",
-    **dict.fromkeys((date, datetime, time), "a date or time"),
-}
+@dataclass(frozen=True)
+class Table(Kind):
+    """A table with these keys. `empty`: a table without any holds where the key is missing."""
+
+    keys: Keys | None = None
+    _: KW_ONLY
+    empty: bool = False
+    of_type: ClassVar[type[Any]] = dict
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        return table.inner(table.value(key), key, self.keys)
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        return table.inner({}, key, self.keys) if self.empty else None
+
+    def form(self) -> Schema:
+        return {"type": "object"} if self.keys is None else schema_of(self.keys)
 
 
-def parse_span(table: TomlTable, key: str) -> int:
-    """The duration at a key, in ms: at most 10 years."""
-    text = table.text(key)
-    with table.blamed(key):
-        duration_ms = parse_duration(text)
-    if duration_ms > _MAX_MS:
-        raise table.error(f"{show(text)} is longer than 3650 days", key)
-    return duration_ms
+@dataclass(frozen=True)
+class Named(Table):
+    """Tables with these keys, by their names; at `least` so many."""
+
+    _: KW_ONLY
+    names: Text
+    least: int = 0
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        named = table.inner(table.value(key), key)
+        rows = {name: named.inner(value, name, self.keys) for name, value in named.items()}
+        for name, row in rows.items():
+            self.names.parse(row, name)
+        return rows
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        return {}
+
+    def form(self) -> Schema:
+        least = {"minProperties": self.least} if self.least else {}
+        return {"type": "object", **least, "propertyNames": self.names.form(), "additionalProperties": super().form()}
 
 
-_MAX_MS = 3650 * DAY_MS
+@dataclass(frozen=True)
+class Rows(Table):
+    """An array of tables with these keys. If it has more than `most`, the message is what it `says`."""
+
+    _: KW_ONLY
+    most: int = MAX_UNITS
+    says: str = ""
+    of_type: ClassVar[type[Any]] = list
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        values = table.value(key)
+        if not isinstance(values, list) or not values:
+            raise table.type_error(key, values, "a non-empty array of tables")
+        rows = [table.inner(value, key, self.keys, index) for index, value in enumerate(values)]
+        if len(rows) > self.most:
+            raise table.error(self.says.format(count=len(rows)), key)
+        return rows
+
+    def absent(self, table: TomlTable, key: str) -> Any:
+        return []
+
+    def form(self) -> Schema:
+        return {"type": "array", "minItems": 1, "items": super().form()}
 
 
-def in_toml(text: str) -> str:
-    """A text as TOML writes it, with what cannot be printed escaped. JSON would escape half characters."""
-    import json  # late: only what writes TOML needs it
+@dataclass(frozen=True)
+class Values(Table):
+    """Values of one kind, by names that have this form."""
 
-    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in json.dumps(text, ensure_ascii=False))
+    _: KW_ONLY
+    each: Kind = Kind()
+    names: str = ""
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        return table.inner(table.value(key), key, Keys({}, others=self.each))
+
+    def form(self) -> Schema:
+        names = {"propertyNames": {"pattern": f"^({self.names})$"}} if self.names else {}
+        return {"type": "object", **names, "additionalProperties": self.each.schema()}
+
+
+@dataclass(frozen=True)
+class Either(Kind):
+    """One of these kinds, by the type of the value. Of another type it is what the last would say."""
+
+    kinds: tuple[Kind, ...] = ()
+
+    def read(self, table: TomlTable, key: str) -> Any:
+        value = table.value(key)
+        kind = next((kind for kind in self.kinds if type(value) is kind.of_type), self.kinds[-1])
+        return kind.read(table, key)
+
+    def form(self) -> Schema:
+        return {"anyOf": [kind.schema() for kind in self.kinds]}
+
+
+# -- what several keys together may be ---------------------------------------------------------------------------------
+
+
+class Rule(Protocol):
+    """What several keys of a table together must be."""
+
+    def check(self, table: TomlTable) -> None: ...
+    def schema(self) -> Schema: ...
+
+
+class Keys(dict[str, Any]):
+    """The keys of one sort of table, with their kinds, and the rules about several of them. If `others` is given,
+    further keys are of that kind."""
+
+    def __init__(self, kinds: Mapping[str, Kind], *rules: Rule, others: Kind | None = None) -> None:
+        super().__init__(kinds)
+        self.rules = rules
+        self.others = others
+
+    def name_others(self, value: object) -> bool:
+        """Whether a key that is none of these may have this value. Where it names a table, anything else is a key that
+        is misspelt."""
+        return self.others is not None and (isinstance(value, dict) or not isinstance(self.others, Table))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """None of these keys has an effect without another one. The message is about it, or about the key `at`."""
+
+    keys: tuple[str, ...]
+    needed: str
+    says: str
+    at: str = ""
+
+    def check(self, table: TomlTable) -> None:
+        for key in self.keys:
+            if key in table and self.needed not in table:
+                raise table.error(self.says, self.at or key)
+
+    def schema(self) -> Schema:
+        return {"dependencies": {key: [self.needed] for key in self.keys}}
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A key that cannot stand beside some others; `says` has a place for the `{other}` one."""
+
+    key: str
+    others: tuple[str, ...]
+    says: str
+    at_other: bool = False
+
+    def check(self, table: TomlTable) -> None:
+        for other in self.others:
+            if self.key in table and other in table:
+                raise table.error(self.says.format(other=other), other if self.at_other else self.key)
+
+    def schema(self) -> Schema:
+        return {"not": {"required": [self.key], "anyOf": [{"required": [other]} for other in self.others]}}
+
+
+@dataclass(frozen=True)
+class Some:
+    """One of these sets of keys, at least, must be there. The message is about what is missing of the last."""
+
+    sets: tuple[tuple[str, ...], ...]
+    says: str
+
+    def check(self, table: TomlTable) -> None:
+        if not any(all(key in table for key in keys) for keys in self.sets):
+            raise table.error(self.says, next(key for key in self.sets[-1] if key not in table))
+
+    def schema(self) -> Schema:
+        return {"anyOf": [{"required": list(keys)} for keys in self.sets]}
+
+
+def schema_of(keys: Keys) -> Schema:
+    """The JSON Schema of a table with these keys."""
+    required = [key for key, kind in keys.items() if kind.required]
+    together = [rule.schema() for rule in keys.rules]
+    return {
+        "type": "object",
+        "properties": {key: kind.schema() for key, kind in keys.items()},
+        "additionalProperties": keys.others.schema() if keys.others is not None else False,
+        **({"required": required} if required else {}),
+        **({"allOf": together} if together else {}),
+    }
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+MAX_FILE_BYTES = 1 << 20
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -320,3 +585,10 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
     except RecursionError:
         raise ConfigError(f"{source}: nested too deep") from None
+
+
+def in_toml(text: str) -> str:
+    """A text as TOML writes it, with what cannot be printed escaped. JSON would escape half characters."""
+    import json  # late: only what writes TOML needs it
+
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in json.dumps(text, ensure_ascii=False))

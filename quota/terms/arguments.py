@@ -1,12 +1,14 @@
-"""Converts callers' arguments to whole numbers and names. Raises a one-line UsageError for anything else.
+"""What callers pass: whole numbers and names, and who spends. Raises a one-line UsageError for anything else.
 
 Without this check a bad number would be stored in the ledger, and would fail later for everybody who reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from operator import index
 from typing import TypeVar
 
@@ -53,7 +55,7 @@ def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
     return lambda: whole(clock(), "ms: what a clock says", 0, MAX_NUMBER)
 
 
-def one(value: object, kind: type[T], what: str, remedy: str) -> T:
+def instance(value: object, kind: type[T], what: str, remedy: str) -> T:
     """`value`, which is of the class `kind`. Raises UsageError with the `remedy` for anything else."""
     if not isinstance(value, kind):
         raise UsageError(f"{what} {show(value)} is no {kind.__name__}; {remedy}")
@@ -79,3 +81,58 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     if "" in names:
         raise UsageError(f"{what} '' is a name without characters")
     return names
+
+
+# -- who spends --------------------------------------------------------------------------------------------------------
+
+_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels")
+_of_process = ("", "")
+
+
+def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+    """(job, region) as set by the enclosing `labels`, else by the run that is under way, else by `label_process`; empty
+    strings where none did."""
+    return _labels.get(of_run or _of_process)
+
+
+def label_process(job: str) -> None:
+    """Label the charges of this process, in all threads, where no `labels` do."""
+    global _of_process
+    check_name("job", text(job, "job"))
+    _of_process = (job, "")
+
+
+@contextmanager
+def labels(*, job: str = "", region: str = "") -> Iterator[None]:
+    """Label the charges made inside this block: they carry this job and region unless they name their own."""
+    job, region = text(job, "job"), text(region, "region")
+    check_name("job", job)
+    check_name("region", region)
+    reset = _labels.set((job, region))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a generator that holds it may be ended in another context
+            _labels.reset(reset)
+
+
+def attribution(job: str | None, region: str | None, of_run: tuple[str, str] | None = None) -> tuple[str, str]:
+    """Who spends: this job and region, or `current_attribution`. Raises UsageError."""
+    labelled_job, labelled_region = current_attribution(of_run)
+    job = labelled_job if job is None else text(job, "job")
+    if region is None:
+        return job, labelled_region
+    region = text(region, "region")
+    check_name("region", region)
+    return job, region
+
+
+def check_name(what: str, name: str, least: int = 0) -> None:
+    """Raises UsageError for a name that no charge may have."""
+    if not least <= len(name) <= 64 or not name.isprintable():
+        raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")
+
+
+def machine_name() -> str:
+    """This machine's host name."""
+    return os.uname().nodename

@@ -13,10 +13,9 @@ from quota.common.clock import NEVER
 from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
-from quota.terms.api import AnswerRules, KeyPlace, Route
+from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
 from quota.terms.arguments import texts
 from quota.terms.limits import Calendar, Selector, Window
-from quota.terms.reserve import RequestBody, Reserve
 
 
 class Quota(NamedTuple):
@@ -196,8 +195,8 @@ class CostBook(NamedTuple):
     @property
     def version(self) -> str:
         """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
-        found = re.search(r"\bv[0-9]\w*", self.name)
-        return found[0] if found else "v3"
+        version = re.search(r"\bv[0-9]\w*", self.name)
+        return version[0] if version else "v3"
 
     @property
     def described(self) -> bool:

@@ -109,14 +109,14 @@ def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -
     return next((window for window in named if 24 * left_ms <= 25 * window.longest_ms), named[-1])
 
 
-def _as_long(one: Window, other: Window) -> bool:
+def _as_long(window: Window, other: Window) -> bool:
     """Whether two windows are of one length."""
-    return no_longer(one, other) and no_longer(other, one)
+    return no_longer(window, other) and no_longer(other, window)
 
 
-def no_longer(one: Window, other: Window) -> bool:
+def no_longer(window: Window, other: Window) -> bool:
     """Whether a window is no longer than another: 24 hours are a day, which may have 25, and 30 days a month."""
-    return 24 * one.longest_ms <= 25 * other.longest_ms
+    return 24 * window.longest_ms <= 25 * other.longest_ms
 
 
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:

@@ -11,14 +11,13 @@ from calendar import monthrange
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from functools import lru_cache
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from quota.common.clock import LATEST_MS
 from quota.common.text import show
 from quota.errors import UsageError
-from quota.terms.arguments import MAX_NUMBER, one, text, texts, whole
+from quota.terms.arguments import MAX_NUMBER, instance, text, texts, whole
 
 MAX_UNITS = 10**15
 """Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""
@@ -122,7 +121,7 @@ class Calendar:
 
     @property
     def name(self) -> str:
-        """As view names have it: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`. `calendar_of` reads it."""
+        """As view names have it: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`."""
         return f"{self.kind}@{self.zone}"
 
     @property
@@ -145,35 +144,18 @@ class Calendar:
     def edges(self, now_ms: int) -> Edges:
         """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]; of LATEST_MS for later times."""
         now_ms = min(now_ms, LATEST_MS)
-        known = _edges_seen.get(self, _NONE_SEEN)
-        for edges in known:
+        seen = _edges_seen.get(self, _NONE_SEEN)
+        for edges in seen:
             if edges[0] <= now_ms < edges[1]:
                 return edges
         start_ms = _period_start(self, now_ms)
         next_ms = _period_start(self, start_ms, later=1)
         edges = (start_ms, next_ms, _period_start(self, next_ms, later=1))
-        _edges_seen[self] = (edges, known[0])
+        _edges_seen[self] = (edges, seen[0])
         return edges
 
 
 Window = Sliding | Calendar
-
-
-def calendar_of(name: str) -> Calendar:
-    """The calendar window of this name. Raises ValueError for any other text."""
-    kind, _, zone = name.partition("@")
-    if kind not in _KINDS:
-        raise ValueError(f"{name!r} is not the name of a calendar window")
-    period, day, starts = _KINDS[kind]
-    return Calendar(period, zone, day, starts)
-
-
-_KINDS: dict[str, tuple[Period, int, Weekday]] = {
-    **{period: (period, 1, "monday") for period in PERIODS},
-    **{f"week-{weekday}": ("week", 1, weekday) for weekday in WEEKDAYS[1:]},
-    **{f"month-{day}": ("month", day, "monday") for day in range(2, LAST_DAY + 1)},
-}
-"""What each `Calendar.kind` means."""
 
 
 def cutoff(window: Window, at_ms: int) -> int:
@@ -296,7 +278,7 @@ class View:
     name: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        selector = one(self.selector, Selector, "selector", 'write Selector(buckets=("units",))')
+        selector = instance(self.selector, Selector, "selector", 'write Selector(buckets=("units",))')
         if not isinstance(self.window, Sliding | Calendar):
             raise UsageError(f"window {show(self.window)} is not one; write Sliding(DAY_MS), or Calendar(period, zone)")
         fields = [_names(selector.buckets), _names(selector.methods), _names(selector.jobs)]
@@ -307,33 +289,6 @@ class View:
 
     def __hash__(self) -> int:
         return hash(self.name)  # a str caches its hash; ledgers look views up for each decision
-
-
-def longest_ms_of(view: str) -> int:
-    """How long a charge counts at most in the view with this name; a month for a window that no `Window` has."""
-    window = view.split("|")[3] if view.count("|") >= 3 else ""
-    kind, at, _ = window.partition("@")
-    period = _KINDS[kind][0] if at and kind in _KINDS else "month"
-    try:
-        return _longest_ms(period) if at else parse_duration(window)
-    except ValueError:
-        return _longest_ms(period)
-
-
-@lru_cache(maxsize=1_000)
-def selector_of(view: str) -> Selector:
-    """The selector of the view with this name, parsed from the name. Raises ValueError if it is not a view's name."""
-    buckets, methods, jobs, _, *count = view.split("|")
-    try:
-        return Selector(_read_names(buckets), _read_names(methods), _read_names(jobs), "calls" if count else "units")
-    except UsageError as error:
-        raise ValueError(view) from error
-
-
-def _read_names(field: str) -> tuple[str, ...]:
-    if field == "*":
-        return ()
-    return tuple(re.sub("%(..)", lambda m: chr(int(m[1], 16)), name) for name in field.split(","))
 
 
 def _names(names: Collection[str]) -> str:
@@ -364,7 +319,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", text(self.name, "name of a limit:"))
-        one(self.view, View, f"view of limit {self.name!r}:", "write View(Selector(...), Sliding(DAY_MS))")
+        instance(self.view, View, f"view of limit {self.name!r}:", "write View(Selector(...), Sliding(DAY_MS))")
         for numbers, least in (("limit_units", 1), ("quota_units", 1), ("headroom_units", 0)):
             number = whole(getattr(self, numbers), f"{numbers} of limit {self.name!r}: that", least, MAX_NUMBER)
             object.__setattr__(self, numbers, number)

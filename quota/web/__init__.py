@@ -1,4 +1,6 @@
-"""What the applications over HTTP share: problems, the check of the Host, health, and a server that ends when told to.
+"""What the applications over HTTP share. It knows neither quotas nor what is served.
 
-It knows neither quotas nor what is served. Only `lifecycle` needs the extra `web`, and only when it serves.
+documents.py     problems, and the document of /healthz
+protection.py    what stands in front of an application: the check of the Host, header fields, the last resort
+lifecycle.py     a server that ends when told to; it alone needs the extra `web`, and only when it serves
 """

@@ -37,7 +37,7 @@ from quota.errors import QuotaError, UsageError
 if TYPE_CHECKING:
     import uvicorn
 
-    from quota.web.problem import App
+    from quota.web.documents import App
 
     MakeApp = Callable[[], App]
 
@@ -75,10 +75,10 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port}: a port is a number from 0 to 65535")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise QuotaError(f"{show(host)} is no address of this machine: choose another host") from None
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     try:
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
@@ -252,18 +252,18 @@ class _Silent:
         that waits for its next request ends earlier, unless it has begun to send it."""
         now_s = time.monotonic()
         waiting: dict[Any, tuple[object, int, float]] = {}
-        for one in list(connections):
-            last = getattr(one, "cycle", None)  # the last request
-            unsent = one.transport.get_write_buffer_size()
+        for connection in list(connections):
+            last = getattr(connection, "cycle", None)  # the last request
+            unsent = connection.transport.get_write_buffer_size()
             if unsent or last is None or getattr(last, "response_complete", False):
-                before, before_unsent, since_s = self._since.get(one, (last, unsent, now_s))
+                before, before_unsent, since_s = self._since.get(connection, (last, unsent, now_s))
                 if before is not last or before_unsent != unsent:
                     since_s = now_s
-                waiting[one] = (last, unsent, since_s)
+                waiting[connection] = (last, unsent, since_s)
                 if unsent and now_s - since_s > READ_WITHIN_S:
-                    one.transport.abort()  # to close it would wait for the client
+                    connection.transport.abort()  # to close it would wait for the client
                 elif not unsent and now_s - since_s > HEAD_WITHIN_S:
-                    one.transport.close()
+                    connection.transport.close()
         self._since = waiting
 
 
@@ -271,12 +271,12 @@ class _Faults:
     """What the event loop met, each as one line of the log, and again only after a while."""
 
     def __init__(self) -> None:
-        self._said_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def say(self, _loop: object, context: Mapping[str, Any]) -> None:
         error, message = context.get("exception"), str(context.get("message", ""))
         why = message if error is None else describe(error)
         now_s = time.monotonic()
-        if now_s - self._said_s.get(why, -SAID_AGAIN_S) >= SAID_AGAIN_S:
-            self._said_s = {why: now_s}
+        if now_s - self._logged_s.get(why, -SAID_AGAIN_S) >= SAID_AGAIN_S:
+            self._logged_s = {why: now_s}
             logger.warning("%s", line("server_fault", error=why))

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from quota.common.log import line
 from quota.common.text import describe, show
-from quota.web.problem import App, Message, Problem, Receive, Send, send_problem
+from quota.web.documents import App, Message, Problem, Receive, Send, send_problem
 
 OF_A_PAGE = "default-src 'self'; frame-ancestors 'none'"
 """The Content-Security-Policy of an application that serves pages: all comes from it, and nobody frames it."""
@@ -106,8 +106,8 @@ def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:
     named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     if len(named) == 1 and _without_port(named[0]) in hosts:
         return None
-    said = show(named[0]) if named else "missing"
-    return Problem(421, f"This server is not called so: the Host is {said}.")
+    host = show(named[0]) if named else "missing"
+    return Problem(421, f"This server is not called so: the Host is {host}.")
 
 
 _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
@@ -115,5 +115,5 @@ _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
 
 def _without_port(host: str) -> str:
     """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`; "" for what is none."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2] or "").lower() if found else ""
+    match = _HOST.fullmatch(host)
+    return (match[1] or match[2] or "").lower() if match else ""

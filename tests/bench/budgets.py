@@ -11,9 +11,8 @@ from quota.deciding.corrections import add
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder
 from quota.journal.journal import Journal
-from quota.ledger.identity import Identity
-from quota.rules.entry import START, Entry
-from quota.rules.keys import Keys
+from quota.ledger.factory import Identity
+from quota.rules.entry import START, Entry, Keys
 from quota.terms.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 

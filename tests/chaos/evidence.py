@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.scene import MACHINES
 from quota.journal.draws import Draws
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.terms.limits import DAY_MS
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import quota
 from quota.ledger.state import State
-from quota.rules.keys import Keys
+from quota.rules.entry import Keys
 from quota.session import Session
 from quota.settings.folders import state_folder
 

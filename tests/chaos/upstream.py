@@ -11,7 +11,8 @@ import sys
 import time
 from typing import Any
 
-from quota.jobs.emulator import Emulator
+from quota.jobs.emulator.usage import Charge
+from support.emulator import Emulator
 
 
 class WritingEmulator(Emulator):
@@ -19,18 +20,18 @@ class WritingEmulator(Emulator):
         self._wire = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # as long as the process
         super().__init__(quota=quota)
 
-    def _arrive(self, request: Any, headers: Any, kinds: Any) -> Any:
+    def _arrive_with_faults(self, request: Any, kinds: Any) -> Any:
         arrived_ms = time.time_ns() // 1_000_000
-        arrival = super()._arrive(request, headers, kinds)
+        method, charge, fault = super()._arrive_with_faults(request, kinds)
         line = {
             "ms": arrived_ms,
             "call": request.params.get("quotaUser", ""),
-            "method": arrival.method,
-            "units": arrival.charge.units if arrival.charge else 0,
-            "refused": arrival.charge is None or arrival.charge.refused,
+            "method": method,
+            "units": charge.units if isinstance(charge, Charge) else 0,
+            "refused": not isinstance(charge, Charge) or charge.refused,
         }
         self._wire.write(json.dumps(line, separators=(",", ":")) + "\n")
-        return arrival
+        return method, charge, fault
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from quota.deciding.project import Project
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
 from quota.rules.facts import Exhaustion
-from quota.terms.attribution import labels
+from quota.terms.arguments import labels
 from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK

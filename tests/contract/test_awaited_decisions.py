@@ -17,7 +17,7 @@ from quota.deciding.recorder import Recorder
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.factory import open_ledger
 from quota.rules.facts import Grant
-from quota.terms.attribution import labels
+from quota.terms.arguments import labels
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.setup import budget_of, charges_at, ids_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.cli.render import told as render
+from quota.cli.render import render_parts as render
 from quota.clients.metering import Meter
 from quota.common.clock import rfc3339
 from quota.deciding.history import charges
@@ -25,7 +25,7 @@ from quota.rules.refusals import refusal_text
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
-from quota.wording.of_explanations import charge_told, refusal_told
+from quota.wording import charge_parts, refusal_parts
 from support.commands import Quota
 from support.explaining import NOON_MS, World, shown_lines, units_in
 from support.setup import ids_of
@@ -49,15 +49,15 @@ def changed(
     limits = {limit.name: limit for limit in world.budget.limits}
     leave = dict(world.session.settings.jobs[job].leave) if job in world.session.settings.jobs else {}
     price = None
-    for one in change:
-        if one.kind == "limit":
-            limits[one.name] = replace(limits[one.name], limit_units=one.units - by)
-        elif one.kind == "leave":
-            leave[one.name] = one.units + by
-        elif one.kind == "pace":
-            limits[one.name] = replace(limits[one.name], paced=bool(by))
-        elif one.kind == "price":
-            price = one.units + by
+    for setting in change:
+        if setting.kind == "limit":
+            limits[setting.name] = replace(limits[setting.name], limit_units=setting.units - by)
+        elif setting.kind == "leave":
+            leave[setting.name] = setting.units + by
+        elif setting.kind == "pace":
+            limits[setting.name] = replace(limits[setting.name], paced=bool(by))
+        elif setting.kind == "price":
+            price = setting.units + by
     return tuple(limits.values()), leave, price
 
 
@@ -66,15 +66,15 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
     x = world.explain(job)
     seen: Counter[str] = Counter()
     assert (x.kept.reason, x.kept.refused_by) == (decision.reason, decision.refused_by)
-    assert x.kept.limits == tuple(one._replace(noun="unit") for one in decision.limits)
+    assert x.kept.limits == tuple(state._replace(noun="unit") for state in decision.limits)
     assert x.now is not None
-    limit = next(one for one in world.budget.limits if one.name == decision.refused_by)
+    limit = next(limit for limit in world.budget.limits if limit.name == decision.refused_by)
     entries = world.log()
     filled = units_in(limit.view, entries, world.now_ms)
     assert {(f.job, f.method, f.region): f.then_units for f in x.fill.rows} == dict(filled)
     assert {(f.job, f.method, f.region): f.now_units for f in x.fill.rows} == dict(filled)
     assert [f.now_units for f in x.fill.rows] == sorted((f.now_units for f in x.fill.rows), reverse=True)
-    assert sum(filled.values()) == next(one.used_units for one in decision.limits if one.name == limit.name)
+    assert sum(filled.values()) == next(state.used_units for state in decision.limits if state.name == limit.name)
     if not isinstance(limit.view.window, Calendar):
         window_ms = limit.view.window.window_ms
         leaving = [
@@ -84,10 +84,10 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
             and entry.units
             and limit.view.selector.counts(entry.bucket, entry.method, entry.job)
         ]
-        assert [(one.at_ms, one.charge_id) for one in x.expiries[:EXPIRIES]] == leaving[:EXPIRIES]
+        assert [(expiry.at_ms, expiry.charge_id) for expiry in x.expiries[:EXPIRIES]] == leaving[:EXPIRIES]
         assert len(x.expiries) <= EXPIRIES + 1
-    (fits,) = [one for one in x.expiries if one.makes_room]
-    paced = any(one.paced for one in world.budget.limits)
+    (fits,) = [expiry for expiry in x.expiries if expiry.makes_room]
+    paced = any(limit.paced for limit in world.budget.limits)
     assert fits.at_ms == decision.retry_at_ms or (paced and fits.at_ms <= (decision.retry_at_ms or 0))
     seen["far"] += len(x.expiries) > EXPIRIES
     seen[fits.kind] += 1
@@ -100,7 +100,7 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
     assert not x.admitted_today
     assert x.admits, decision
     for change in x.admits:
-        seen["+".join(sorted({one.kind for one in change}))] += 1
+        seen["+".join(sorted({setting.kind for setting in change}))] += 1
         limits, leave, price = changed(world, change, job)
         assert world.other(limits, leave, job).peek(decision.method, units=price, job=job).admitted, change
         limits, leave, price = changed(world, change, job, by=1)
@@ -154,7 +154,7 @@ def test_then_and_now_are_kept_apart(world: World) -> None:
         ("trending", "FR", 600, 0),
         ("other", "", 0, 60),
     ]
-    assert not [one for one in x.expiries if one.makes_room], "it fits already"
+    assert not [expiry for expiry in x.expiries if expiry.makes_room], "it fits already"
 
 
 def test_what_left_the_window_in_that_millisecond_did_not_fill_it(world: World) -> None:
@@ -166,7 +166,7 @@ def test_what_left_the_window_in_that_millisecond_did_not_fill_it(world: World) 
     assert not world.charge("videos.list", units=900, job="trending").admitted
     x = world.explain()
     assert (x.kept.refused_by, [(f.region, f.then_units) for f in x.fill.rows]) == ("day", [("B", 600), ("C", 600)])
-    assert [one.at_ms - world.now_ms for one in x.expiries] == [1, 2]
+    assert [expiry.at_ms - world.now_ms for expiry in x.expiries] == [1, 2]
     world.now_ms += 1
     assert [(f.region, f.then_units, f.now_units) for f in world.explain().fill.rows] == [
         ("C", 600, 600),
@@ -196,14 +196,14 @@ def test_a_closed_bucket_is_explained_with_upstreams_words(world: World) -> None
     assert (x.exhaustion, x.granted_units) == (world.state.facts().exhaustion("units"), 10_000)
     assert words in x.kept.why
     assert [(f.job, f.then_units) for f in x.fill.rows] == [("trending", 11)], "ours alone would not have exhausted it"
-    assert [[(one.kind, one.name) for one in change] for change in x.admits] == [[("reopen", "units")]]
+    assert [[(setting.kind, setting.name) for setting in change] for change in x.admits] == [[("reopen", "units")]]
     world.budget.reopen("units", "asked them")
     assert world.budget.peek("search.list", job="trending").admitted, "as was said"
     assert world.charge("videos.list", units=1_800).admitted
     world.now_ms += 1
     world.close_bucket("units", words, until_ms)
     assert world.charge("search.list", job="backfill").reason == "exhausted"
-    kinds = [[one.kind for one in change] for change in world.explain().admits]
+    kinds = [[setting.kind for setting in change] for change in world.explain().admits]
     assert all(change[0] == "reopen" for change in kinds)
     assert ["reopen", "limit", "limit"] in kinds, "and a limit is full"
 
@@ -218,7 +218,7 @@ def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) 
     assert (seen["price"], seen["limit"]) == (1, 0)
     world.budget.grant([Grant("units", 150, world.now_ms, world.now_ms + HOUR_MS)])
     assert world.charge("search.list", job="trending").retry_at_ms == world.now_ms + HOUR_MS
-    assert [(one.kind, one.at_ms) for one in world.explain().expiries if one.makes_room] == [
+    assert [(expiry.kind, expiry.at_ms) for expiry in world.explain().expiries if expiry.makes_room] == [
         ("grant", world.now_ms + HOUR_MS)
     ]
     world.now_ms += 1
@@ -227,7 +227,7 @@ def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) 
     x = world.explain()
     assert (x.admits, x.admitted_today, x.closed_by_upstream) == ((), False, False)
     assert x.fill.rows[0].now_units == 100
-    assert not [one for one in x.expiries if one.makes_room], "waiting does not help"
+    assert not [expiry for expiry in x.expiries if expiry.makes_room], "waiting does not help"
     assert "upstream grants 60" in head(world)
 
 
@@ -238,11 +238,11 @@ def test_what_only_upstream_counted_is_told_apart(world: World) -> None:
     assert world.charge("search.list", job="trending").retry_at_ms == until_ms
     x = world.explain()
     assert (x.fill.upstream_then_units, x.fill.upstream_units, x.fill.upstream_until_ms) == (1_450, 1_450, until_ms)
-    assert [(one.kind, one.units, one.makes_room) for one in x.expiries] == [
+    assert [(expiry.kind, expiry.units, expiry.makes_room) for expiry in x.expiries] == [
         ("upstream", 1_450, True),
         ("charge", 500, False),
     ]
-    shown = " ".join(" ".join(shown_lines(render(refusal_told(x)))).split())
+    shown = " ".join(" ".join(shown_lines(render(refusal_parts(x)))).split())
     assert "now also 1,450 units used by others, as upstream said" in shown
 
 
@@ -256,7 +256,10 @@ def test_an_allowance_that_would_have_let_it_through(ledger_url: str, tmp_path: 
         assert world.budget.charge("captions.list", units=6).reason == "ledger-unavailable"
     assert world.charge("videos.list").admitted  # it answers again, and is told
     (change,) = world.explain().admits
-    assert [(one.kind, one.units, one.was_units) for one in change] == [("max_cost", 6, 5), ("allowance", 22, 20)]
+    assert [(setting.kind, setting.units, setting.was_units) for setting in change] == [
+        ("max_cost", 6, 5),
+        ("allowance", 22, 20),
+    ]
     world.session.close()
     for most, allowance, admitted in ((6, 22, True), (6, 21, False), (5, 22, False)):
         other = World(
@@ -353,7 +356,7 @@ def test_what_others_wrote_is_shown_escaped(world: World) -> None:
     world.state.add_refusals([], [hostile])
     x = world.explain()
     assert x.kept.region == "\x1b[2J\u202eevil\nquota: done\ud800"
-    shown = "\n".join(shown_lines(render(refusal_told(x))))
+    shown = "\n".join(shown_lines(render(refusal_parts(x))))
     assert "\x1b" not in shown
     assert r"\x1b[2J\u202eevil\nquota: done\ud800" in shown.replace("\n", "")
     for wrong in ("{}", "[]", "nothing", '{"at": 1}', text.replace("1900", "-1"), text.replace("Z", ""), "[" * 3_000):
@@ -368,13 +371,13 @@ def test_what_others_wrote_is_shown_escaped(world: World) -> None:
     ):
         world.state.add_refusals([], [odd])
         assert world.explain().now is None, "no such call can be made"
-        assert shown_lines(render(refusal_told(world.explain())))
+        assert shown_lines(render(refusal_parts(world.explain())))
         world.state.add_refusals([], [text] * 100)
 
 
 def head(world: World) -> str:
     """The first three lines of what is shown."""
-    return " ".join(" ".join(shown_lines(render(refusal_told(world.explain())))[:3]).split())
+    return " ".join(" ".join(shown_lines(render(refusal_parts(world.explain())))[:3]).split())
 
 
 def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
@@ -398,12 +401,12 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
         "REFUSED: upstream said its bucket 'units' is exhausted 1,250 units of the 10,000 that upstream grants were "
         "charged here: somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
     )
-    shown = "\n".join(shown_lines(render(refusal_told(world.explain()))))
+    shown = "\n".join(shown_lines(render(refusal_parts(world.explain()))))
     assert words.strip() in " ".join(shown.split()), "upstream's own words"
     assert "trending videos.list DE 1,250" in " ".join(shown.split()), "what was ours"
     assert "quota reopen units" in shown
     charge = explain_charge(world.session, ids_of(world.log())[0])
-    assert shown_lines(render(charge_told(charge)))[0].startswith("CHARGED 1,250 units for videos.list on")
+    assert shown_lines(render(charge_parts(charge)))[0].startswith("CHARGED 1,250 units for videos.list on")
 
 
 def test_who_filled_a_limit_is_named_with_what_nobody_here_charged(world: World) -> None:
@@ -429,8 +432,12 @@ def test_the_commands(ledger_url: str, tmp_path: Path) -> None:
     explained = quota("explain")
     assert (explained.returncode, explained.stderr) == (0, "")
     assert explained.stdout.startswith("REFUSED: limit ")
-    told = quota.json("explain", "--last", "--job", "backfill")
-    assert (told["region"], told["now"]["admitted"], told["filled"]["by"][0]["then_units"]) == ("FR", False, 1_900)
+    answer = quota.json("explain", "--last", "--job", "backfill")
+    assert (answer["region"], answer["now"]["admitted"], answer["filled"]["by"][0]["then_units"]) == (
+        "FR",
+        False,
+        1_900,
+    )
     with closing(Session(load_settings(tmp_path / "quota.toml"))) as session:
         (name,) = ids_of(charges(session.project()))
     assert quota.json("explain", name)["limits"][0]["after_units"] == 1_900
@@ -451,26 +458,26 @@ WRONG = [
 @pytest.mark.parametrize(("arguments", "status"), WRONG)
 def test_what_cannot_be_explained_is_one_line(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
     World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
-    told = Quota(tmp_path)("explain", *arguments)
-    assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (status, "", 1), told
+    answer = Quota(tmp_path)("explain", *arguments)
+    assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (status, "", 1), answer
 
 
 def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
     World("redis://127.0.0.1:1", tmp_path).session.close()
     for arguments in ((), ("1795233255077-0",), ("--json",)):
-        told = Quota(tmp_path)("explain", *arguments)
-        assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (69, "", 1), told
+        answer = Quota(tmp_path)("explain", *arguments)
+        assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (69, "", 1), answer
 
 
 def test_a_limit_that_counts_calls_is_told_in_calls(world: World) -> None:
     for _ in range(9):
         assert world.charge("search.list", job="trending").admitted
     assert not world.charge("search.list", job="trending").admitted
-    told = " ".join(" ".join(shown_lines(render(refusal_told(world.explain())))).split())
-    assert told.startswith("REFUSED: limit 'searches' had 0 calls left of 9; search.list needs 1 Filled by:")
-    assert "What counts in limit 'searches', in calls:" in told
-    assert "at calls of job" in told
-    assert "Now the same call would be refused until" in told, "not 0 s later"
+    answer = " ".join(" ".join(shown_lines(render(refusal_parts(world.explain())))).split())
+    assert answer.startswith("REFUSED: limit 'searches' had 0 calls left of 9; search.list needs 1 Filled by:")
+    assert "What counts in limit 'searches', in calls:" in answer
+    assert "at calls of job" in answer
+    assert "Now the same call would be refused until" in answer, "not 0 s later"
 
 
 def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum(world: World) -> None:
@@ -482,17 +489,19 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     assert (explained.kept.calls, explained.kept.cost_units, explained.as_json()["calls"]) == (12, 16, 12)
     then = explained.then_limits["pacific"]
     assert (then.used_units, then.cost_units) == (1_890, 16)
-    told = " ".join(" ".join(shown_lines(render(refusal_told(explained)))).split())
+    answer = " ".join(" ".join(shown_lines(render(refusal_parts(explained)))).split())
     ((back, until),) = re.findall(
-        r"told to come back ([^,]*?) Now the same 12 calls together would be refused until (\w{3} [0-9:]{5}):", told
+        r"told to come back ([^,]*?) Now the same 12 calls together would be refused until (\w{3} [0-9:]{5}):", answer
     )
     assert back == until
-    assert told.startswith(
+    assert answer.startswith(
         "REFUSED: limit 'pacific' had 10 units left of 1,900; 12 calls together, videos.list and 11 more, need 16"
     )
-    assert "the same 12 calls together would be refused until" in told
-    assert "the calls fit" in told
-    assert [[(one.kind, one.units) for one in change] for change in explained.admits] == [[("limit", 1_906)]]
+    assert "the same 12 calls together would be refused until" in answer
+    assert "the calls fit" in answer
+    assert [[(setting.kind, setting.units) for setting in change] for change in explained.admits] == [
+        [("limit", 1_906)]
+    ]
 
 
 def refuse_together(world: World, calls: list[str]) -> Decision:
@@ -512,10 +521,12 @@ def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_t
     x = world.explain()
     assert x.now is not None
     assert (x.now.admitted, x.now.refused_by) == (False, "searches")
-    assert [[(one.kind, one.units) for one in change] for change in x.admits] == [[("limit", 10)]]
+    assert [[(setting.kind, setting.units) for setting in change] for change in x.admits] == [[("limit", 10)]]
     assert (x.now_limits["searches"].cost_units, x.now_limits["searches"].used_units) == (3, 7)
     world.now_ms += HOUR_MS
-    assert "the same 4 calls together would be admitted" in " ".join(shown_lines(render(refusal_told(world.explain()))))
+    assert "the same 4 calls together would be admitted" in " ".join(
+        shown_lines(render(refusal_parts(world.explain())))
+    )
     text = world.path.read_text(encoding="utf-8").replace("units = 9", "units = 2")
     world.path.write_text(text, encoding="utf-8")
     with closing(Session(load_settings(world.path), clock=lambda: world.now_ms)) as session:
@@ -528,11 +539,11 @@ def test_calls_refused_together_by_a_bucket_closed_to_one_of_them(world: World) 
     """The first of them may go there still."""
     world.close_bucket("search", "quotaExceeded")
     assert refuse_together(world, ["videos.list", "search.list"]).reason == "exhausted"
-    told = " ".join(" ".join(shown_lines(render(refusal_told(world.explain())))).split())
-    assert "the same 2 calls together would be refused until" in told
+    answer = " ".join(" ".join(shown_lines(render(refusal_parts(world.explain())))).split())
+    assert "the same 2 calls together would be refused until" in answer
     world.budget.reopen("search", "asked them")
-    told = " ".join(" ".join(shown_lines(render(refusal_told(world.explain())))).split())
-    assert "the same 2 calls together would be admitted" in told
+    answer = " ".join(" ".join(shown_lines(render(refusal_parts(world.explain())))).split())
+    assert "the same 2 calls together would be admitted" in answer
 
 
 def test_calls_refused_together_of_which_no_limit_tells_are_asked_as_one(world: World) -> None:
@@ -543,9 +554,9 @@ def test_calls_refused_together_of_which_no_limit_tells_are_asked_as_one(world: 
     assert world.charge("videos.list").admitted  # it answers again
     x = world.explain()
     assert (x.admits, x.kept.calls, x.kept.cost_units) == ((), 2, 101)
-    told = " ".join(" ".join(shown_lines(render(refusal_told(x)))).split())
-    assert "a single videos.list of 101 units would be admitted" in told
-    assert "What allowance would have admitted them is not known" in told
+    answer = " ".join(" ".join(shown_lines(render(refusal_parts(x)))).split())
+    assert "a single videos.list of 101 units would be admitted" in answer
+    assert "What allowance would have admitted them is not known" in answer
 
 
 @pytest.mark.parametrize(("units", "marked"), [(300, 0), (900, 1), (1_500, 2)])
@@ -553,7 +564,7 @@ def test_the_first_expiry_of_an_instant_that_suffices_is_marked(world: World, un
     for region in ("A", "B", "C"):
         assert world.charge("videos.list", units=600, job="trending", region=region).admitted
     assert world.charge("videos.list", units=units, job="trending").refused_by == "day"
-    assert [one.makes_room for one in world.explain().expiries] == [n == marked for n in range(3)]
+    assert [expiry.makes_room for expiry in world.explain().expiries] == [n == marked for n in range(3)]
 
 
 def test_a_long_log_is_explained(world: World) -> None:
@@ -565,7 +576,7 @@ def test_a_long_log_is_explained(world: World) -> None:
     assert world.charge("videos.list", units=240, job="trending").refused_by == "day"
     x = world.explain()
     assert [(row.region, row.then_units, row.now_units) for row in x.fill.rows] == [("US", count, count)]
-    assert [one.makes_room for one in x.expiries] == [False] * EXPIRIES + [True]
+    assert [expiry.makes_room for expiry in x.expiries] == [False] * EXPIRIES + [True]
     assert x.expiries[-1].at_ms == x.kept.retry_at_ms
     world.now_ms += 1
     last = explain_charge(world.session, str(world.charge("videos.list", job="trending").id))

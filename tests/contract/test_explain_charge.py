@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import charge_id
-from quota.cli.render import told as render
+from quota.cli.render import render_parts as render
 from quota.errors import UnknownCharge
 from quota.explain.charge import explain_charge
 from quota.terms.limits import DAY_MS, HOUR_MS
-from quota.wording.of_explanations import charge_told
+from quota.wording import charge_parts
 from support.explaining import NOON_MS, World, shown_lines, units_in
 from support.setup import ids_of
 
@@ -89,7 +89,7 @@ def test_a_drawn_charge_before_and_after_it_was_repaid(ledger_url: str, tmp_path
         drawn = str(world.budget.charge("videos.list", units=4, job="trending", region="DE").id)
     x = explain_charge(world.session, drawn)
     assert (x.in_log, x.charged_units, x.charge.units, x.charge.region) == (False, None, 4, "DE")
-    assert "It is owed" in " ".join(shown_lines(render(charge_told(x))))
+    assert "It is owed" in " ".join(shown_lines(render(charge_parts(x))))
     drawn_ms = world.now_ms
     world.now_ms += HOUR_MS
     until_handed_over(world)
@@ -97,7 +97,7 @@ def test_a_drawn_charge_before_and_after_it_was_repaid(ledger_url: str, tmp_path
     assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
     assert [*x.limits.values()] == [0, 0]
     handed = charge_id(world.now_ms, x.charge.key, 0)
-    assert f"as charge {handed}" in " ".join(shown_lines(render(charge_told(x))))
+    assert f"as charge {handed}" in " ".join(shown_lines(render(charge_parts(x))))
     assert explain_charge(world.session, handed).charge == x.charge
     world.session.close()
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quota
-from quota.common.folders import make_folder
+from quota.common.files import make_folder
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity, open_ledger
 from quota.reports.notify import Notice, notify
 from quota.rules.entry import START, Entry
 from quota.settings.folders import make_state_folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.owners import doubt_of_path
+from quota.common.files import doubt_of_path
 from support.users import NOBODY, as_user, needs_root
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import quota
-from quota.cli.commands import cli
-from quota.common.folders import NotAloneError, first_within, open_alone
+from quota.cli.program import cli
+from quota.common.files import NotAloneError, first_within, open_alone
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
@@ -21,9 +21,8 @@ from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.journal.draws import Draws
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.file_errors import refuse_others
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity, open_ledger
+from quota.ledger.files import refuse_others
 from quota.reports.metrics import write_file
 from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS

@@ -11,13 +11,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from click.testing import CliRunner
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.deciding.allowance import Allowance
 from quota.errors import CostExceedsLimit
 from quota.ledger.factory import open_ledger
-from quota.rules.keys import is_reservation
+from quota.rules.entry import is_reservation
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings

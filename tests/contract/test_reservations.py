@@ -24,8 +24,7 @@ from quota.reports.metrics import of_status
 from quota.reports.status import RESERVED_MS, read_status
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.wording.of_explanations import charge_told
-from quota.wording.parts import Line
+from quota.wording import Line, charge_parts
 from support.setup import charges_at
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ projects = count()
 
 
 def lines(explained: ChargeExplained) -> list[Line]:
-    return [part for part in charge_told(explained) if isinstance(part, Line)]
+    return [part for part in charge_parts(explained) if isinstance(part, Line)]
 
 
 class World:

@@ -200,8 +200,8 @@ def test_a_reopened_bucket_is_open_and_says_why_for_as_long_as_it_would_be_close
     assert scene.session.budget("main").reopen("units", "raised to 50,000")
     assert (scene.result(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
     assert f'bucket units was reopened at 11:00: raised to 50,000 ("{SAID}")' in scene.lines()
-    (known,) = scene.json()["exhausted"]
-    assert (known["bucket"], known["until"], known["reopened_because"]) == (
+    (exhaustion,) = scene.json()["exhausted"]
+    assert (exhaustion["bucket"], exhaustion["until"], exhaustion["reopened_because"]) == (
         "units",
         rfc3339(MIDNIGHT_MS),
         "raised to 50,000",
@@ -267,7 +267,7 @@ def test_what_upstream_grants_is_what_the_limit_is_held_to_and_paced_by(scene: S
     (limit,) = scene.json()["limits"]
     assert [limit[name] for name in ("limit_units", "enforced_units", "paced_units")] == [9_600, 4_800, 1_000]
     assert limit["next_capacity_at"] == rfc3339(TEN_MS + 18_000), "when its pace, of 4,800, releases one more"
-    numbers = {one.family: one.value for one in of_status(read_status(scene.session), "p")}
+    numbers = {sample.family: sample.value for sample in of_status(read_status(scene.session), "p")}
     assert numbers["quota_limit_units"] == 4_800
 
 
@@ -276,7 +276,7 @@ def test_a_limit_whose_grant_admits_no_call_is_full(scene: Scene) -> None:
     scene.configure(DAY + NARROW)
     scene.session.budget("main").grant([Grant("units", 99, TEN_MS, MIDNIGHT_MS)])
     (row,) = read_status(scene.session).credentials
-    assert (row.open, [(one.limit.name, one.level, one.room_ms) for one in row.limits]) == (
+    assert (row.open, [(limit_row.limit.name, limit_row.level, limit_row.room_ms) for limit_row in row.limits]) == (
         True,
         [("day", "open", None), ("few", "full", None)],
     )
@@ -364,7 +364,7 @@ def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_ms", "said"),
+    ("after_ms", "text"),
     [
         (-DAY_MS, "20 Nov 10:00"),
         (-1, "09:59"),
@@ -378,12 +378,12 @@ def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
         (7 * DAY_MS, "28 Nov 10:00"),
     ],
 )
-def test_a_moment_is_as_short_as_it_is_clear(monkeypatch: pytest.MonkeyPatch, after_ms: int, said: str) -> None:
+def test_a_moment_is_as_short_as_it_is_clear(monkeypatch: pytest.MonkeyPatch, after_ms: int, text: str) -> None:
     import time
 
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    assert moment(TEN_MS + after_ms, TEN_MS) == said
+    assert moment(TEN_MS + after_ms, TEN_MS) == text
 
 
 def test_each_built_in_job_is_known_by_the_method_it_calls_first() -> None:
@@ -442,8 +442,8 @@ def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tm
         options: dict[str, Any] = {"cwd": quota.folder, "env": quota.env, "check": True}
         with open(slave, "wb") as terminal:
             shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, **options).stdout
-        told = os.read(master, 100_000).decode().splitlines()
-        assert told == [f"{read} of 3 credentials read" for read in (1, 2, 3)]
+        lines = os.read(master, 100_000).decode().splitlines()
+        assert lines == [f"{read} of 3 credentials read" for read in (1, 2, 3)]
         logged = subprocess.run(command, capture_output=True, **options)
         assert (logged.stderr, logged.stdout.count(b"OPEN")) == (b"", shown.count(b"OPEN"))
     finally:

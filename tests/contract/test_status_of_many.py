@@ -77,10 +77,11 @@ def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_pat
     scene.charge(every=2)
     with scene.session() as session:
         asked, not_asked = (read_status(session, next_capacity=wanted).credentials for wanted in (True, False))
-    times = {row.next_capacity_ms for one in not_asked for row in one.limits}
-    assert times == {None} < {row.next_capacity_ms for one in asked for row in one.limits}
+    times = {row.next_capacity_ms for credential in not_asked for row in credential.limits}
+    assert times == {None} < {row.next_capacity_ms for credential in asked for row in credential.limits}
     assert not_asked == tuple(
-        one._replace(limits=tuple(row._replace(next_capacity_ms=None) for row in one.limits)) for one in asked
+        credential._replace(limits=tuple(row._replace(next_capacity_ms=None) for row in credential.limits))
+        for credential in asked
     )
 
 
@@ -90,7 +91,7 @@ def test_what_python_does_for_each_project_is_bounded(
 ) -> None:
     """Counted in calls of functions, from the files of what was seen to what is shown; rich draws it. Left out is what
     connecting takes, and learning of a cluster's nodes: how often that is done depends on how many threads meet."""
-    once = (Connections._connected.__code__, Cluster._known.__code__)
+    once = (Connections._connected.__code__, Cluster._known_nodes.__code__)
     counted, thread = list[None](), threading.local()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -236,6 +237,6 @@ def test_a_server_that_vanishes_half_way_is_one_line(
     assert scene.read() == expected
     proxied.fail(kind, times=1_000, match=b"{p17}")
     before = proxied.connections
-    said = scene.read()
-    assert said.startswith("LedgerError: ledger redis://127.0.0.1:")
+    answer = scene.read()
+    assert answer.startswith("LedgerError: ledger redis://127.0.0.1:")
     assert proxied.connections - before < 16, "no others are asked any more"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import quota
-from quota.cli.starting import configuration_for
+from quota.cli.configuration import configuration_for
 from quota.common.clock import host_clock
 from quota.session import machine_jitter_ms
 from quota.settings.books import book_names, load_book

@@ -30,8 +30,8 @@ import redis
 from tenacity import wait_none
 
 import quota
-from quota.jobs.emulator import Emulator
 from quota.reports.status import read_status
+from support.emulator import Emulator
 from support.installation import Installation
 from support.killed import KILLED, killed_anywhere
 

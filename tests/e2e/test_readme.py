@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
 from support.pages import differs, try_page

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 import redis
 
-from quota.jobs.emulator import Emulator
 from support.commands import Quota
+from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer
 

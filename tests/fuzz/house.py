@@ -24,11 +24,11 @@ from quota.common.clock import host_clock
 from quota.dashboard.app import make_app as make_page
 from quota.errors import LedgerError, UnknownCharge
 from quota.inbound.configured import load_rules
-from quota.inbound.opening import opened
+from quota.inbound.storage import opened
 from quota.jobs.api.app import make_app as make_api
 from quota.jobs.runner import run_job
+from quota.journal.files import framed, unframed
 from quota.journal.journal import FOLDER
-from quota.journal.record import framed, unframed
 from quota.reports.spending import read_sums
 from quota.rules.entry import Entry
 from quota.rules.facts import Compared, Grant

@@ -17,7 +17,7 @@ import quota
 from fuzz.generate import damaged, mutated, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.common.text import printable
-from quota.jobs.commands import _found_line
+from quota.jobs.data import _video_line
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
@@ -154,7 +154,7 @@ def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
         try:
             with Store("videos.db", retention_ms=DAY_MS, clock=lambda: 1795204800000) as store:
                 for found in store.search("live"):
-                    check_line(_found_line(found), 200_000)
+                    check_line(_video_line(found), 200_000)
                     json.dumps(found.as_json())
                 store.channels_ranked("US")
                 store.delete_expired()

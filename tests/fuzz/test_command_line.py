@@ -13,8 +13,7 @@ import pytest
 import quota
 from fuzz.generate import ODD_TEXT, text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.cli.commands import cli
-from quota.cli.program import run
+from quota.cli.program import cli, run
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS

@@ -14,8 +14,8 @@ import pytest
 from fuzz.house import damage_file, damage_rows, furnish
 from fuzz.inputs import PARTS, Input, every
 from fuzz.readings import check_changes, check_decisions, check_readings
+from quota.journal.files import framed
 from quota.journal.journal import FOLDER
-from quota.journal.record import framed
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS

@@ -15,13 +15,13 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
+from quota.clients.discovery import batched_answers
 from quota.clients.failures import Answer as Failed
-from quota.clients.routes import batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
-from quota.common.log_filter import RedactingFilter
+from quota.common.log_lines import RedactingFilter
 from quota.common.redact import redact, register
 from quota.common.text import printable
-from quota.jobs.failure import _classify_answer
+from quota.jobs.attempts import _classify_answer
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from quota.clients.upstream import upstream_of
 from quota.common.clock import NEVER
-from quota.terms.hosts import Hosts
+from quota.terms.api import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

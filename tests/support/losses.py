@@ -15,9 +15,8 @@ import redis
 from quota.budget import Budget
 from quota.deciding.project import Project
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.identity import Identity
-from quota.rules.keys import Keys
+from quota.ledger.factory import Identity, open_ledger
+from quota.rules.entry import Keys
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.servers import immortal

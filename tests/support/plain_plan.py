@@ -11,7 +11,7 @@ from quota.common.clock import NEVER
 from quota.deciding.corrections import add
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import SLOT_MS, JobTotals, Refusal, Simulated, Spent, State, pass_steps, step_at
-from quota.jobs.rotation import by_rotation
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation
 from quota.session import Session
 from quota.settings.model import LedgerSettings
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from quota.jobs.plan.simulation import Step
     from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.checkpoints import Checkpoint
     from quota.settings.model import JobSettings, Settings
     from quota.terms.costs import Part
 

@@ -10,9 +10,9 @@ import redis
 
 import quota
 from quota.deciding.history import entries
-from quota.jobs.emulator import Emulator
 from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
 from quota.terms.limits import HOUR_MS, Calendar
+from support.emulator import Emulator
 
 if TYPE_CHECKING:
     from pathlib import Path

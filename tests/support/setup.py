@@ -12,11 +12,10 @@ from quota.budget import Budget, charge_id
 from quota.deciding.history import charges
 from quota.deciding.project import Project
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
 from quota.ledger.state import State
-from quota.rules.keys import Keys
+from quota.rules.entry import Keys
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View

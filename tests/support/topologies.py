@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from quota.ledger.redis_rights import COMMANDS, pattern_of, rights
+from quota.ledger.redis_needs import COMMANDS, pattern_of, rights
 from support.certificates import Certificates
 from support.clusters import Nodes
 from support.sentinels import Sentinels

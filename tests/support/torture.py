@@ -38,8 +38,7 @@ from quota.deciding.history import entries
 from quota.deciding.project import Project
 from quota.errors import LedgerError, UnknownCharge
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity, open_ledger
 from quota.terms.limits import DAY_MS
 from support import memory
 from support.losses import RedisStorage, SqliteStorage

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quota.errors import ConfigError, QuotaError
 from quota.web import lifecycle
+from quota.web.documents import Problem, send_problem
 from quota.web.lifecycle import address_of, listen, serve
-from quota.web.problem import Problem, send_problem
 from quota.web.protection import names_of, protected
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from quota.jobs.runner import run_job
 from quota.ledger.sqlite_log import SqliteLog
 from quota.reports.spending import read_spending
 from quota.settings.load import load_settings
+from quota.terms.api import Hosts
 from quota.terms.costs import Pool
-from quota.terms.hosts import Hosts
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.local import LocalSession
@@ -131,7 +131,7 @@ def test_one_id_of_a_channel_is_asked_for_whole() -> None:
         def execute(self) -> dict[str, Any]:
             return {"items": []}
 
-    channels.fetch(Client(), "", None, store=None, ids="UC-one")  # type: ignore[arg-type]
+    channels(Client(), "", None, store=None, ids="UC-one")  # type: ignore[arg-type]
     assert asked == ["UC-one"]
 
 

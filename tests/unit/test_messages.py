@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py"))
@@ -70,7 +70,6 @@ def commands(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
 COMMANDS = commands(cli)
 SAID_BY = {
     "jobs/api/serving.py": ["serve"],
-    "quota/cli/starting.py": ["init"],
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/export.py": ["export"],
     "jobs/store/store.py": ["search"],
@@ -82,12 +81,14 @@ SAID_BY = {
 MANY_COMMANDS = {
     "quota/cli/configuration.py": "quota.cli.configuration",
     "quota/cli/costs.py": "quota.cli.costs",
-    "quota/cli/dashboard.py": "quota.cli.dashboard",
     "quota/cli/deciding.py": "quota.cli.deciding",
+    "quota/cli/exec.py": "quota.cli.exec",
     "quota/cli/inbound.py": "quota.cli.inbound",
     "quota/cli/ledger.py": "quota.cli.ledger",
-    "quota/cli/proxy.py": "quota.cli.proxy",
+    "quota/cli/prove.py": "quota.cli.prove",
+    "quota/cli/reconcile.py": "quota.cli.reconcile",
     "quota/cli/reports.py": "quota.cli.reports",
+    "quota/cli/serving.py": "quota.cli.serving",
     "jobs/commands.py": "quota.jobs.commands",
     "jobs/data.py": "quota.jobs.data",
 }

@@ -10,7 +10,7 @@ import pytest
 
 from quota.errors import ConfigError
 from quota.settings.books import parse_book
-from quota.terms.reserve import NO_BODY, RequestBody, Reserve
+from quota.terms.api import NO_BODY, RequestBody, Reserve
 
 CHAT = Reserve(4_096, ("max_tokens",), 3)
 

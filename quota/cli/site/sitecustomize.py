@@ -31,8 +31,8 @@ def _instrument() -> None:
             import quota.auto
         quota.auto.instrument_by_environment(_GIVEN)
     except Exception as error:
-        said = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)  # noqa: UP031
-        os.write(2, said.encode("utf-8", "replace"))
+        text = "quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, error)  # noqa: UP031
+        os.write(2, text.encode("utf-8", "replace"))
         os._exit(78)
 
 
@@ -49,12 +49,12 @@ def _go_on() -> None:
 
 def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
     """The environment of a Python that is to be instrumented, too."""
-    known = dict(_GIVEN)
-    known.update((os.fsdecode(name), os.fsdecode(text)) for name, text in environment.items())
-    folders = known.get("PYTHONPATH")
-    others = [one for one in folders.split(os.pathsep) if one != _HERE] if folders else []
-    known["PYTHONPATH"] = os.pathsep.join([_HERE, *others])
-    return known
+    instrumented = dict(_GIVEN)
+    instrumented.update((os.fsdecode(name), os.fsdecode(text)) for name, text in environment.items())
+    folders = instrumented.get("PYTHONPATH")
+    others = [folder for folder in folders.split(os.pathsep) if folder != _HERE] if folders else []
+    instrumented["PYTHONPATH"] = os.pathsep.join([_HERE, *others])
+    return instrumented
 
 
 def _keep_our_environment() -> None:
@@ -79,7 +79,7 @@ def _instrument_what_is_started() -> None:
         if env is None:
             _keep_our_environment()
         else:
-            given = _instrumented(dict(one.split(b"=", 1) for one in env))
+            given = _instrumented(dict(pair.split(b"=", 1) for pair in env))
             env = [os.fsencode(name) + b"=" + os.fsencode(text) for name, text in given.items()]
         return fork_exec(args, programs, closes, passed, cwd, env, *more)
 

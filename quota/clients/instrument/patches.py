@@ -80,7 +80,7 @@ class Patches:
             return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]
-        if any(owner is one for one, *_ in self._on for owner in owners):
+        if any(owner is patched for patched, *_ in self._on for owner in owners):
             return
         if not all(map(_fits, seams, owners)):
             library = module.__name__.partition(".")[0]
@@ -97,10 +97,10 @@ def _fits(seam: Seam, owner: Any) -> bool:
     import inspect  # late: few processes import a library
 
     try:
-        known = inspect.signature(getattr(owner, seam.name)).parameters
+        parameters = inspect.signature(getattr(owner, seam.name)).parameters
     except (ValueError, TypeError):
         return False
-    return all(name in known for name in seam.parameters)
+    return all(name in parameters for name in seam.parameters)
 
 
 def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:

@@ -15,9 +15,9 @@ from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
 from quota.common.text import listed
 from quota.errors import Refused, SessionClosedError, UsageError
+from quota.terms.api import Hosts
 from quota.terms.costs import CostBook
-from quota.terms.hosts import Hosts
-from quota.web.problem import Problem, seconds
+from quota.web.documents import Problem, seconds
 
 MAX_KNOWN = 10_000
 """How many hosts are remembered. A crawler meets more."""
@@ -90,10 +90,10 @@ class Payers:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that anybody pays for, as the configuration names them."""
-        return tuple(dict.fromkeys(name for one in self._payers for name in one.names))
+        return tuple(dict.fromkeys(name for payer in self._payers for name in payer.names))
 
     def _knows(self, host: str, port: int | None) -> bool:
-        return any((host, port) in one.hosts for one in self._payers)
+        return any((host, port) in payer.hosts for payer in self._payers)
 
     def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
         """Who pays for a request that is about to leave, with its gate open; None for nobody, also where a layer above
@@ -111,16 +111,16 @@ class Payers:
         return payer
 
     def _chosen(self, verb: str, url: str) -> Payer | None:
-        fitting = [one for one in self._payers if one.hosts.serve(url)]
+        fitting = [payer for payer in self._payers if payer.hosts.serve(url)]
         if not fitting or take_paid():
             return None
         if len(fitting) == 1:
             return fitting[0]
-        fitting = [one for one in fitting if one.name == self._named] or fitting
-        known = [one.fit(verb, url) for one in fitting]
-        best = [one for one, fit in zip(fitting, known, strict=True) if fit == max(known)]
-        if len({one.project for one in best}) > 1:
-            names = {one.name: one for one in best}
+        fitting = [payer for payer in fitting if payer.name == self._named] or fitting
+        fits = [payer.fit(verb, url) for payer in fitting]
+        best = [payer for payer, fit in zip(fitting, fits, strict=True) if fit == max(fits)]
+        if len({payer.project for payer in best}) > 1:
+            names = {payer.name: payer for payer in best}
             raise UsageError(
                 f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; say which credential does"
             )

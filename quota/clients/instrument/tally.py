@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
-from quota.common.folders import is_ours, mark_ours
+from quota.common.files import is_ours, mark_ours
 from quota.common.fork import start_over_in_child
 
 _WIDTH = 20
@@ -48,7 +48,7 @@ class FileTally:
                     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                     mark_ours(self._file)
                 if is_ours(self._file):
-                    os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, one) for one in self._spent), 0)
+                    os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, number) for number in self._spent), 0)
             except OSError:
                 return  # the run that wanted to know is over
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.journal.journal import FOLDER, Journal
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.rules.entry import Entry, Id
 from quota.terms.limits import DAY_MS
 

@@ -13,7 +13,7 @@ from contract.journal.journals import IDENTITY, NOW_MS, entry, forked, journal
 from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
 from quota.journal.journal import Journal
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import Entry
 from quota.terms.limits import DAY_MS

@@ -14,9 +14,9 @@ import pytest
 
 from contract.journal.journals import IDENTITY, NOW_MS, day_files, entry, forked, ids, journal, keys, until
 from quota.journal import journal as journal_module
+from quota.journal.files import read_record, record_line
 from quota.journal.journal import Journal
-from quota.journal.record import read_record, record_line
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity
 from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, packed
 from quota.terms.limits import DAY_MS, HOUR_MS

@@ -126,6 +126,11 @@ FAULTS = [
         {"ca": "ca", "pair": "foreign"},
         "it refused our client certificate: it does not know the CA; correct ssl_certfile",
     ),
+    (
+        "mutual",
+        {"ca": "ca", "pair": "expired"},
+        "it refused our client certificate: certificate expired; correct ssl_certfile",
+    ),
 ]
 
 

@@ -21,7 +21,7 @@ from quota.inbound import redis_storage
 from quota.ledger.factory import open_ledger
 from quota.ledger.memory_log import MemoryLog
 from quota.ledger.redis_log import keys_of, script, script_names
-from quota.ledger.redis_rights import COMMANDS, PASSWORD, acl_line, pattern_of
+from quota.ledger.redis_needs import COMMANDS, PASSWORD, acl_line, pattern_of
 from quota.rules.entry import END, START, Entry
 from quota.rules.facts import Grant
 from quota.rules.refusals import RefusalCount

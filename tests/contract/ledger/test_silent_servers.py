@@ -17,7 +17,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.errors import StorageAway
 from quota.inbound.storage import open_storage
-from quota.ledger import redis_rights
+from quota.ledger import redis_needs
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Cluster
 from quota.ledger.redis_url import target_of
@@ -176,9 +176,9 @@ def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> N
     """All keys have moved, and the nodes have not agreed yet whose the slot is."""
     owner, slot = nodes.owner(KEY), key_slot(KEY.encode())
     other = next(node for node in nodes.servers[:3] if node is not owner)
-    commands = (*redis_rights.COMMANDS, *redis_rights.OF_A_CLUSTER)
-    line = redis_rights.acl_line("some", [redis_rights.pattern_of("*")], commands)
-    url = url_of("redis+cluster", owner.port).replace("//", f"//some:{redis_rights.PASSWORD}@")
+    commands = (*redis_needs.COMMANDS, *redis_needs.OF_A_CLUSTER)
+    line = redis_needs.acl_line("some", [redis_needs.pattern_of("*")], commands)
+    url = url_of("redis+cluster", owner.port).replace("//", f"//some:{redis_needs.PASSWORD}@")
     with nodes.client(owner) as here, nodes.client(other) as there:
         for client in (here, there):
             client.execute_command(*line.split())

@@ -43,7 +43,7 @@ from quota.rules.claims import Claim
 from quota.rules.entry import END, START, Entry
 from quota.rules.facts import FACTS, Exhaustion, Facts
 from quota.rules.refusals import RefusalCount
-from quota.rules.sums import SUMS, ChargedSum, Sums
+from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.patience import PATIENCE_S
 

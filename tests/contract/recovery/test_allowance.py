@@ -11,8 +11,7 @@ from quota.budget import Budget
 from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
 from quota.journal.journal import Journal
-from quota.ledger.factory import open_ledger
-from quota.ledger.identity import Identity
+from quota.ledger.factory import Identity, open_ledger
 from quota.terms.limits import DAY_MS
 from support.books import BOOK
 from support.losses import Machine, Site

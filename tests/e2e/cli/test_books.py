@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.settings.books import book_names
 from support.commands import Quota
 

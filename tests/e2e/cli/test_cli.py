@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 import pytest
 
-from quota.cli.commands import _usage as usage
-from quota.cli.commands import cli
+from quota.cli.program import _usage as usage
+from quota.cli.program import cli
 from quota.errors import LedgerError
 from quota.ledger.sqlite_log import SCHEMA_VERSION, SqliteLog
 from quota.rules.facts import Exhaustion
@@ -839,7 +839,7 @@ def test_a_command_of_another_package_is_found_and_ours_without_a_search(quota: 
     assert "hello" in quota("hello").stderr
     code = """
 import sys
-from quota.cli.commands import cli
+from quota.cli.program import cli
 cli.get_command(None, "run")
 print("importlib.metadata" in sys.modules)
 """

@@ -17,13 +17,13 @@ import redis
 import quota
 from quota.cli.doctor import PEEKS, examine
 from quota.common.clock import host_clock
-from quota.common.storage import examine_folder, file_system
+from quota.common.findings import examine_folder, file_system
 from quota.inbound.redis_storage import COMMANDS as INBOUND_COMMANDS
-from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_rights import COMMANDS, OF_A_SENTINEL, acl_line
+from quota.ledger.redis_needs import COMMANDS, OF_A_SENTINEL, acl_line
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
+from support.emulator import Emulator
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer
 from support.users import not_root

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.json_log import parse_line
 from quota.common.log import line
-from quota.jobs.emulator import Emulator
+from quota.common.log_lines import parse_line
 from support.commands import Quota, one_line
+from support.emulator import Emulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

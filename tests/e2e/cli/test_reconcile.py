@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.jobs.emulator import Emulator
 from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.facts import Exhaustion
 from support.commands import Quota, one_line
+from support.emulator import Emulator
 from support.servers import free_port
 from support.setup import budget_of, state_at
 
@@ -282,7 +282,7 @@ def test_a_bad_lag_of_the_emulator(quota: Quota) -> None:
 def test_only_reading_upstreams_figures_imports_googles_client() -> None:
     """The command line, the comparison and what follows from it load without it."""
     code = (
-        "import sys; import quota.cli.commands, quota.cli.reconciled, quota.reconcile.reconcile\n"
+        "import sys; import quota.cli.program, quota.cli.reconcile, quota.reconcile.reconcile\n"
         "assert not [name for name in sys.modules if name.startswith(('google', 'httplib2'))]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ import click
 import pytest
 
 import quota
-from quota.cli.commands import cli
-from quota.cli.prove_http import _proved
+from quota.cli.program import cli
 from quota.inbound.configured import load_rules
 from quota.jobs.dashboard import forecast
+from quota.web.lifecycle import served
 from support.commands import Quota, one_line
 from support.users import NOBODY, needs_root
 
@@ -205,6 +206,10 @@ def test_a_configuration_from_a_pipe_runs_no_code_when_it_is_looked_at(
 
 
 def test_a_server_of_ours_imports_nothing_of_the_current_folder(folder: Path) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        raise NotImplementedError(scope["type"])
+
     (folder / "uvicorn.py").write_text(THEIR_CODE)
-    _proved(1000)
+    with served(application) as address:
+        socket.create_connection(address, 10).close()
     assert not (folder / "ran").exists()

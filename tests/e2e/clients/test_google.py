@@ -30,16 +30,16 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
+from quota.clients.discovery import methods_of
 from quota.clients.google import MeteredHttp, service
 from quota.clients.metering import Meter
-from quota.clients.routes import methods_of
 from quota.errors import ConfigError, Refused, UsageError
-from quota.jobs.emulator import Emulator
 from quota.ledger.log import Log
 from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.spent import Spent
 from quota.settings.books import load_book
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
+from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer
 from support.setup import budget_of, charges_at, state_at
 
@@ -953,7 +953,7 @@ def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, le
 def test_nothing_imports_the_client_before_a_service_is_made() -> None:
     code = (
         "import sys, quota, quota.clients.metering, quota.clients.upstream_errors, quota.common.redact\n"
-        "import quota.clients.instrument.urllib3, quota.clients.instrument.httpx, quota.session\n"
+        "import quota.clients.instrument.seams, quota.session\n"
         "print(sys.modules.keys() & {'googleapiclient', 'httplib2', 'google.auth', 'requests', 'urllib3', 'httpx'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

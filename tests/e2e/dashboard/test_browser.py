@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 from quota.terms.limits import DAY_MS
 from support.page import LONG, RIGHT_TO_LEFT, SCRIPT
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 from quota.reports.metrics import FAMILIES
 from support.commands import Quota, one_line
 from support.installation import until

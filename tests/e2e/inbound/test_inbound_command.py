@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from quota.inbound import asgi, load_rules, metrics_app
-from support.commands import QUOTA, Quota
+from support.commands import Quota
 from support.inbound_http import Client, answer, running
-from support.installation import until
 
 RULES = """
 [inbound]
@@ -159,32 +158,6 @@ def test_without_rules_the_command_says_what_to_add(quota: Quota) -> None:
         done.stderr
         == 'quota: quota.toml: inbound: missing; add [inbound.default] with limit = 600 and window = "60s"\n'
     )
-
-
-def start_proof(quota: Quota, temporary: Path) -> subprocess.Popen[bytes]:
-    """`quota prove --http` with its files in this folder, once its server is there."""
-    temporary.mkdir()
-    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=quota.folder)
-    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
-    return proof
-
-
-def test_a_proof_that_is_ended_leaves_no_folder_behind(quota: Quota, tmp_path: Path) -> None:
-    """As by `timeout` or a supervisor. Its server is one of its threads, and ends with it."""
-    temporary = tmp_path / "temporary"
-    proof = start_proof(quota, temporary)
-    proof.terminate()
-    assert proof.wait(60) == 143
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_proof_over_http(quota: Quota) -> None:
-    proof = quota.json("prove", "--http")
-    rows = {row["kind"]: row for row in proof["rows"]}
-    assert rows["fixed window"]["most_in_any_window"] == 2 * proof["limit"]
-    assert rows["log"]["most_in_any_window"] == proof["limit"]
-    assert proof["limit"] <= rows["counter"]["most_in_any_window"] < 2 * proof["limit"]
-    assert rows["gcra"]["first"] < proof["limit"]
 
 
 def test_a_gate_never_imports_this_package(quota: Quota) -> None:

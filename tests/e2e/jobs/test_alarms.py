@@ -14,9 +14,7 @@ import pytest
 
 import quota
 from quota.common.clock import host_clock
-from quota.jobs.afterwards import follow_up
-from quota.jobs.alarms import _of_run
-from quota.jobs.emulator import Emulator
+from quota.jobs.afterwards import _notices_of_run, follow_up
 from quota.jobs.job import RunReport
 from quota.jobs.lock import only_one
 from quota.reports.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
@@ -24,6 +22,7 @@ from quota.rules.facts import Grant
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.certificates import Certificates
 from support.commands import Quota, one_line
+from support.emulator import Emulator
 from support.plain_http import Answer, PlainServer
 from support.raw_http import RawServer, head
 from support.servers import RedisServer, free_port
@@ -157,7 +156,7 @@ def test_a_run_that_fails_is_told_and_so_is_one_that_raises(tmp_path: Path, upst
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_a_signal_ended_has_not_failed(number: int) -> None:
     report = RunReport("a-run", "trending", "stopped", exit_status=128 + number)
-    assert list(_of_run("research", "trending", report.exit_status, report, None)) == []
+    assert list(_notices_of_run("research", "trending", report.exit_status, report, None)) == []
 
 
 def test_a_bucket_that_upstream_closes_and_somebody_opens_again(tmp_path: Path, upstream: Emulator) -> None:

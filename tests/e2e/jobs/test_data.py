@@ -23,7 +23,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from quota.jobs.store.export import Export, to_export
 from quota.jobs.store.tables import MAX_COLUMNS, MAX_FIELDS
-from quota.reports.spending import Bought, stands_out
+from quota.reports.runs import Bought, stands_out
 from support.commands import QUOTA, ROOT, Quota, one_line
 
 if TYPE_CHECKING:

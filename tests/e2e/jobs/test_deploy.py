@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from quota.cli.commands import cli
+from quota.cli.program import cli
 from quota.jobs.emulator import Emulator
 from quota.settings.schedules import parse_schedule
 from support.commands import Quota

@@ -23,9 +23,9 @@ from googleapiclient.discovery import build_from_document
 from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload, build_http
 
-from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.api import decode_token, encode_token
 from quota.jobs.emulator.replies import Rejected
+from support.emulator import Emulator
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHARED_DATA = Path(os.environ.get("QUOTA_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))

@@ -14,7 +14,7 @@ from tenacity import wait_none
 import quota
 from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
-from quota.jobs.emulator.data import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
+from quota.jobs.emulator.catalogue import CHANNELS, INLINE_REPLIES, GeneratedCatalogue, _channel_id, replies_to, threads
 from quota.jobs.plan.plan import make_plan
 from support.installation import Installation
 from support.killed import killed_anywhere

@@ -20,13 +20,13 @@ import quota
 from quota.dashboard.pages import Site
 from quota.decision import Decision, LimitState
 from quota.jobs.dashboard import jobs
-from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport
 from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, run_json
 from quota.jobs.store.store import Store
 from quota.reports.runs import RegionOfRun, Run
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
+from support.emulator import Emulator
 from support.processes import Children
 
 if TYPE_CHECKING:

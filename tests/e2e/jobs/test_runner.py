@@ -20,13 +20,13 @@ from tenacity import wait_fixed, wait_none
 
 import quota
 from quota.jobs.attempts import ATTEMPTS
-from quota.jobs.emulator import Emulator
 from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport, load_fetch
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.reports.runs import RegionOfRun
 from support.commands import QUOTA, Quota
+from support.emulator import Emulator
 from support.installation import Installation, until
 from support.servers import RedisServer
 

@@ -35,7 +35,7 @@ KEY = "a-secret-key-for-the-scheduler"
 FETCH = """
 import os, time
 from quota.jobs.job import Page, first_attempt
-from quota.jobs.fetches.trending import fetch as trending
+from quota.jobs.fetches import trending
 
 def note(text):
     with open(os.environ["QUOTA_STATE_DIR"] + "-trace", "a") as file:

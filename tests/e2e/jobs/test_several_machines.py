@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from quota.jobs.emulator import Emulator
-from quota.jobs.hold import hold_ms
+from quota.jobs.places import hold_ms
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.installation import Installation, until
@@ -29,7 +29,7 @@ START_MS = 1_795_204_800_000
 HOLDS = """
 import os, time
 from quota.jobs.job import Page, first_attempt
-from quota.jobs.fetches.trending import fetch as trending
+from quota.jobs.fetches import trending
 
 @first_attempt("videos.list")
 def fetch(client, region, cursor):
@@ -43,7 +43,7 @@ def fetch(client, region, cursor):
 
 TOO_MUCH = """
 import quota
-from quota.jobs.fetches.trending import fetch as trending
+from quota.jobs.fetches import trending
 
 def fetch(client, region, cursor):
     if region == "DE":

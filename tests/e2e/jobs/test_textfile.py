@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.jobs.emulator import Emulator
 from quota.reports.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, file_name, write_file
 from quota.terms.limits import DAY_MS
 from support.commands import Quota
+from support.emulator import Emulator
 from support.servers import RedisServer, free_port
 
 if TYPE_CHECKING:

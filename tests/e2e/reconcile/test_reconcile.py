@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from quota.cli.reconciled import notices_of, render_reconciled
-from quota.common.resources import read_text
+from quota.cli.reconcile import notices_of, render_reconciled
+from quota.common.files import read_text
 from quota.jobs.emulator import Emulator
 from quota.reports.status import read_status
 from quota.rules.facts import Compared, Exhaustion, Grant
@@ -61,7 +61,7 @@ def test_what_somebody_else_spends_counts_in_each_limit_until_upstreams_period_e
     site.now_ms += HOUR_MS
     result = site.reconcile()
     midnight_ms = PACIFIC.edges(site.now_ms)[1]
-    assert [(row.limit, row.units, row.until_ms) for row in result.counted] == [
+    assert [(row.limit, row.units, row.until_ms) for row in result.others] == [
         ("day", 1_200, midnight_ms),
         ("pacific-day", 1_200, midnight_ms),
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.settings.books import book_names, load_book
 from quota.terms.api import Used
 from support.book_evidence import FOLDER, ORIGINS, TELLS, differences, evidence_of
@@ -82,19 +82,19 @@ def mutants(book: CostBook) -> Iterator[tuple[str, CostBook]]:
             wrong_bucket = replace(bucket, quotas=quotas)
             yield f"{name} has more in {quota.window.name}", book._replace(buckets={**book.buckets, name: wrong_bucket})
         methods = {method: tuple(renamed(price, name) for price in prices) for method, prices in book.methods.items()}
-        buckets = {"renamed" if key == name else key: one for key, one in book.buckets.items()}
+        buckets = {"renamed" if key == name else key: value for key, value in book.buckets.items()}
         yield f"{name} is renamed", book._replace(buckets=buckets, methods=methods)
-    for number, (one, other) in enumerate(pairwise(book.routes)):
-        if one.method != other.method:
-            swapped = (replace(one, method=other.method), replace(other, method=one.method))
+    for number, (first, other) in enumerate(pairwise(book.routes)):
+        if first.method != other.method:
+            swapped = (replace(first, method=other.method), replace(other, method=first.method))
             routes = (*book.routes[:number], *swapped, *book.routes[number + 2 :])
-            yield f"{one.path} and {other.path} are swapped", book._replace(routes=routes)
+            yield f"{first.path} and {other.path} are swapped", book._replace(routes=routes)
     for number, route in enumerate(book.routes):
         yield f"{route.path} is gone", book._replace(routes=(*book.routes[:number], *book.routes[number + 1 :]))
     if book.scopes:
         yield "the scopes are gone", book._replace(scopes=())
-    for said, answers in wrong_answers(book.answers):
-        yield said, book._replace(answers=answers)
+    for mutation, answers in wrong_answers(book.answers):
+        yield mutation, book._replace(answers=answers)
 
 
 def wrong_answers(rules: AnswerRules) -> Iterator[tuple[str, Any]]:
@@ -109,11 +109,11 @@ def wrong_answers(rules: AnswerRules) -> Iterator[tuple[str, Any]]:
             yield f"units without {figure.places[0].pointer}", rules._replace(units=Used(fewer))
 
 
-MUTANTS = [(name, said, book) for name in NAMES for said, book in mutants(load_book(name))]
+MUTANTS = [(name, mutation, book) for name in NAMES for mutation, book in mutants(load_book(name))]
 
 
 def test_the_evidence_notices_each_mutated_book() -> None:
     evidence = {name: evidence_of(name) for name in NAMES}
-    unnoticed = [f"{name}: {said}" for name, said, book in MUTANTS if not differences(book, *evidence[name])]
+    unnoticed = [f"{name}: {mutation}" for name, mutation, book in MUTANTS if not differences(book, *evidence[name])]
     assert unnoticed == []
     assert len(MUTANTS) >= 40

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.settings.books import book_names, book_tables
 
 SCHEMA = json.loads(read_text("quota.config", "costs/schema.json"))

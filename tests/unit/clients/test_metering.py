@@ -22,8 +22,8 @@ from quota.errors import CostExceedsLimit, Refused, UsageError
 from quota.ledger.log import Log
 from quota.ledger.sqlite_log import SqliteLog
 from quota.settings.books import load_book, parse_book
-from quota.terms.attribution import labels
-from quota.terms.hosts import Hosts
+from quota.terms.api import Hosts
+from quota.terms.arguments import labels
 from quota.terms.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.setup import budget_of, charges_at, state_at
 

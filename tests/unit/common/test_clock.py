@@ -9,7 +9,7 @@ import pytest
 
 from quota.common.clock import moment, second, weekday
 from quota.dashboard import words
-from quota.wording.of_status import clock
+from quota.wording import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from quota.common import redact as redact_module
-from quota.common.log_filter import LineFormatter, RedactingFilter, install
+from quota.common.log_lines import LineFormatter, RedactingFilter, install
 from quota.common.redact import MIN_PIECE_LENGTH, REDACTED, redact, register
 from quota.common.text import describe, one_line, shorten, show
 

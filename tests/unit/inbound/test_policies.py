@@ -18,7 +18,7 @@ MINUTE_MS = 60_000
         ("", (Limit(1, MINUTE_MS),), "counter", "rule '': a name is 1 to 64"),
         ("a" * 65, (Limit(1, MINUTE_MS),), "counter", "a name is 1 to 64"),
         ("a:b", (Limit(1, MINUTE_MS),), "counter", "a name is 1 to 64"),
-        ("a", (Limit(1, MINUTE_MS),), "sliding", "none of counter, gcra, log"),
+        ("a", (Limit(1, MINUTE_MS),), "sliding", "algorithm: 'sliding': known: counter, gcra, log"),
         ("a", (), "counter", "give it 1 to 8 limits, not 0"),
         ("a", tuple(Limit(1, MINUTE_MS + n) for n in range(9)), "counter", "give it 1 to 8 limits, not 9"),
         ("a", (Limit(1, MINUTE_MS), Limit(2, MINUTE_MS)), "counter", "two limits have the same window"),

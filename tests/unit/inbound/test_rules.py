@@ -11,7 +11,7 @@ import pytest
 from quota.errors import ConfigError, UsageError
 from quota.inbound import Limit, Rule, Rules, asgi, load_rules, wsgi
 from quota.inbound.contract import Policy
-from quota.inbound.opening import is_there, opened
+from quota.inbound.storage import is_there, opened
 from quota.settings.load import load_settings
 
 MINUTE = Limit(100, 60_000)
@@ -97,7 +97,7 @@ def test_a_flood_of_methods_and_paths_is_not_remembered() -> None:
         assert names(rules, "X" * 60_000 + str(number), "/a") == ["default"]
         assert names(rules, "GET", "/a" * 1_000 + str(number)) == ["default"]
     assert names(rules, "get", "/a") == ["get"]
-    assert rules._known.cache_info().currsize == 2
+    assert rules._remembered.cache_info().currsize == 2
 
 
 def test_without_a_default_rule_the_rest_is_not_limited() -> None:

@@ -44,9 +44,9 @@ def test_a_limit_that_runs_dry_tomorrow_is_said_today(tmp_path: Path, monkeypatc
     path = tmp_path / "quota.toml"
     path.write_text(CONFIG, encoding="utf-8")
     with Session(load_settings(path), clock=lambda: MIDNIGHT_MS - HOUR_MS) as session:
-        found = forecast(session).forecast
-    assert found is not None
-    search, berlin = found.limits["main", "search"], found.limits["main", "berlin"]
+        outlook = forecast(session).forecast
+    assert outlook is not None
+    search, berlin = outlook.limits["main", "search"], outlook.limits["main", "berlin"]
     assert (search.day_units, search.zone, berlin.zone) == (3, "America/Los_Angeles", "Europe/Berlin")
     assert search.refused_ticks > 10
     assert search.dry_ms == MIDNIGHT_MS + 5 * HOUR_MS + HOUR_MS // 2, "after 20 searches"

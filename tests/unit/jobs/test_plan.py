@@ -14,9 +14,8 @@ from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
-from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
-from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation
 from quota.rules.entry import Entry
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
@@ -121,14 +120,16 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
     assert "no change of one job alone makes it fit" in plan.notes
 
 
-@pytest.mark.parametrize(("quota", "said"), [(6_000, "4 ticks instead of 5"), (1_000, "1 tick instead of 12")])
-def test_jobs_of_different_schedules_are_told_how_many_of_their_ticks_fit(folder: Path, quota: int, said: str) -> None:
+@pytest.mark.parametrize(("quota", "sentence_part"), [(6_000, "4 ticks instead of 5"), (1_000, "1 tick instead of 12")])
+def test_jobs_of_different_schedules_are_told_how_many_of_their_ticks_fit(
+    folder: Path, quota: int, sentence_part: str
+) -> None:
     jobs = "".join(
         f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every {minutes}m"\n'
         for minutes, word in enumerate(("cats", "dogs", "birds", "fish", "frogs", "bats", "owls"), 140)
     )
     plan = make_plan(settings(folder, LIMITS.replace("10_000", f"{quota:_}") + jobs), 0, first_day=MONDAY)
-    assert [change.sentence() for change in plan.changes] == [f"every job of main: {said}"]
+    assert [change.sentence() for change in plan.changes] == [f"every job of main: {sentence_part}"]
 
 
 def test_a_job_of_each_machine_is_counted_for_all_of_them(folder: Path) -> None:
@@ -165,17 +166,17 @@ def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "verdict"),
     [
         ("", 'nothing is scheduled: no job has a schedule, such as "*/30 * * * *"'),
         ('schedule = "0 0 1 1 *"', "nothing is due in this time, so nothing would be refused"),
     ],
 )
-def test_a_plan_of_nothing_does_not_say_that_it_fits(folder: Path, schedule: str, said: str) -> None:
+def test_a_plan_of_nothing_does_not_say_that_it_fits(folder: Path, schedule: str, verdict: str) -> None:
     text = LIMITS + KEYWORDS.replace('schedule = "every 45m"', schedule)
     plan = make_plan(settings(folder, text), 0, first_day=MONDAY)
     assert (plan.fits, plan.as_json()["ticks"]) == (True, 0), "nothing is refused"
-    assert shown(plan)[1] == said
+    assert shown(plan)[1] == verdict
 
 
 # -- prices that change ------------------------------------------------------------------------------------------------
@@ -202,10 +203,10 @@ def test_a_plan_goes_by_the_price_of_each_day(folder: Path) -> None:
 
 
 def test_what_a_plan_says_is_wanted_is_what_is_charged_where_nothing_is_refused(folder: Path) -> None:
-    found = uploads(folder, 100_000)
+    configured = uploads(folder, 100_000)
     start_ms = int(datetime(2025, 12, 2, 8, tzinfo=UTC).timestamp() * 1000)
     outcome = simulate(
-        found, ticks(found.jobs.values(), start_ms, start_ms + 4 * DAY_MS), start_ms, start_ms + 4 * DAY_MS
+        configured, ticks(configured.jobs.values(), start_ms, start_ms + 4 * DAY_MS), start_ms, start_ms + 4 * DAY_MS
     )
     (wanted,), (spent,) = outcome.wanted, outcome.spent
     assert sum(spent.units.values()) == 2 * 48 * 1_600 + 2 * 48 * 100
@@ -213,8 +214,8 @@ def test_what_a_plan_says_is_wanted_is_what_is_charged_where_nothing_is_refused(
 
 
 def test_a_call_that_was_refused_fits_as_soon_as_it_is_cheaper(folder: Path) -> None:
-    found = uploads(folder, 5_000, "48h")
-    plan = make_plan(found, 0, first_day=date(2025, 12, 3), days=2, find_changes=False)
+    configured = uploads(folder, 5_000, "48h")
+    plan = make_plan(configured, 0, first_day=date(2025, 12, 3), days=2, find_changes=False)
     midnight_ms = int(datetime(2025, 12, 4, 8, tzinfo=UTC).timestamp() * 1000)
     refused = [refusal.at_ms for refusal in plan.refusals]
     assert len([at_ms for at_ms in refused if at_ms < midnight_ms]) == 48 - 3
@@ -415,7 +416,7 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
 
 
 @pytest.mark.parametrize(
-    ("one", "methods"),
+    ("job_settings", "methods"),
     [
         (job("trending", 3), ["videos.list"] * 3),
         (job("search", 2, words="x"), ["search.list", "videos.list"] * 2),
@@ -428,8 +429,10 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
         (job("comments", 3), ["commentThreads.list"] * 3),
     ],
 )
-def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:
-    assert [step.method for step in pass_steps(one, load_fetch(one.fetch, one.options))] == methods
+def test_a_pass_makes_these_calls(job_settings: JobSettings, methods: list[str]) -> None:
+    assert [
+        step.method for step in pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options))
+    ] == methods
 
 
 @pytest.mark.parametrize(
@@ -437,10 +440,16 @@ def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:
     [({"token": "a"}, 1, 2), ({"ids": ["a"], "next": None}, 0, 1), ({"ids": ["a"], "next": "b"}, 1, 3)],
 )
 def test_a_place_in_the_middle_of_a_search_is_a_step_of_its_pass(cursor: dict[str, Any], pages: int, step: int) -> None:
-    one = job("search", 2, words="x")
+    job_settings = job("search", 2, words="x")
     checkpoint = Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)
-    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), checkpoint) == step
-    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), Checkpoint("job", "US", True)) == 0
+    assert step_at(pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options)), checkpoint) == step
+    assert (
+        step_at(
+            pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options)),
+            Checkpoint("job", "US", True),
+        )
+        == 0
+    )
 
 
 def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longest_ago() -> None:
@@ -472,9 +481,9 @@ def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None
     ]
     start_ms = int(datetime(2026, 11, 23, tzinfo=UTC).timestamp() * 1000)
     for stagger in ("", 'stagger = "1m"'):
-        one = settings(folder, LIMITS.replace("10_000", "3") + text + stagger)
-        coming = ticks(one.jobs.values(), start_ms, start_ms + DAY_MS)
-        seen = simulate(one, coming, start_ms, start_ms + DAY_MS, state=State(checkpoints={"main": checkpoints}))
+        configured = settings(folder, LIMITS.replace("10_000", "3") + text + stagger)
+        coming = ticks(configured.jobs.values(), start_ms, start_ms + DAY_MS)
+        seen = simulate(configured, coming, start_ms, start_ms + DAY_MS, state=State(checkpoints={"main": checkpoints}))
         assert seen.jobs["main"].passes == {"US": 0, "GB": 0, "DE": 1, "FR": 1}
 
 

@@ -61,9 +61,9 @@ def test_verbose_says_each_decision_and_a_refusal_spends_nothing(capsys: pytest.
     lines = _Lines("trending", verbose=True)
     lines.decided(decision(1, 7))
     lines.decided(decision(100, 7, admitted=False))
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "admitted videos.list (1 unit) on main; 7 units left"
-    assert said[1].startswith("refused videos.list (100 units) on main: full")
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "admitted videos.list (1 unit) on main; 7 units left"
+    assert printed[1].startswith("refused videos.list (100 units) on main: full")
     assert lines.units() == "1 unit, 7 left"
 
 

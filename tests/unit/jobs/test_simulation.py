@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.common.clock import NEVER
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.errors import UsageError
 from quota.jobs.plan.simulation import State, simulate
 from quota.jobs.schedule.ticks import ticks
@@ -195,7 +195,7 @@ def test_a_simulation_finds_what_the_budget_says_call_by_call(seed: int, tmp_pat
     except UsageError as error:
         expected = str(error)
     try:
-        found = seen(simulate(settings, coming(), start_ms, until_ms, state=state))  # type: ignore[arg-type]
+        outcome = seen(simulate(settings, coming(), start_ms, until_ms, state=state))  # type: ignore[arg-type]
     except UsageError as error:
-        found = str(error)
-    assert found == expected
+        outcome = str(error)
+    assert outcome == expected

@@ -230,7 +230,7 @@ def test_a_channel_that_hides_its_subscribers_has_none(store: Store) -> None:
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
-def found(store: Store, words: str, **options: Any) -> list[str]:
+def matches(store: Store, words: str, **options: Any) -> list[str]:
     return [video.video_id for video in store.search(words, **options)]
 
 
@@ -253,18 +253,18 @@ def test_search_looks_into_titles_descriptions_channels_and_tags_without_accents
             ]
         ),
     )
-    assert sorted(found(store, "cafe")) == ["a", "b", "c", "d"]
-    assert found(store, "cafe")[0] == "a"  # the title counts most
-    assert found(store, "café crème") == ["a"]
+    assert sorted(matches(store, "cafe")) == ["a", "b", "c", "d"]
+    assert matches(store, "cafe")[0] == "a"  # the title counts most
+    assert matches(store, "café crème") == ["a"]
 
 
 def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> None:
     save(store, Page(videos=[video("a", title="before")]))
     save(store, Page(videos=[video("a", title="after")]))
-    assert (found(store, "before"), found(store, "after")) == ([], ["a"])
+    assert (matches(store, "before"), matches(store, "after")) == ([], ["a"])
     clock.now_ms += 31 * DAY_MS
     store.delete_expired()
-    assert found(store, "after") == []
+    assert matches(store, "after") == []
     check_index(store)
 
 
@@ -291,7 +291,7 @@ def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> 
 )
 def test_no_input_is_query_syntax(store: Store, words: str) -> None:
     save(store, Page(videos=[video("a")]))
-    assert isinstance(found(store, words), list)
+    assert isinstance(matches(store, words), list)
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_a_word_is_found_inside_a_script_without_spaces(
     store: Store, title: str, inside: list[str], missing: list[str]
 ) -> None:
     save(store, Page(videos=[video("a", title=title), video("b", description=title), video("c", tags=["x", title])]))
-    assert [word for word in inside if sorted(found(store, word)) != ["a", "b", "c"]] == []
-    assert [word for word in missing if found(store, word)] == []
+    assert [word for word in inside if sorted(matches(store, word)) != ["a", "b", "c"]] == []
+    assert [word for word in missing if matches(store, word)] == []
     check_index(store)
 
 
@@ -337,32 +337,34 @@ def test_a_word_is_found_inside_a_script_without_spaces(
 )
 def test_one_word_in_two_forms_of_unicode_is_one_word(store: Store, written: str, asked: str) -> None:
     save(store, Page(videos=[video("a", title=written), video("b", title=f"{asked} {asked}")]))
-    assert sorted(found(store, asked)) == ["a", "b"]
-    assert found(store, written)
+    assert sorted(matches(store, asked)) == ["a", "b"]
+    assert matches(store, written)
     check_index(store)
 
 
 def test_a_star_at_the_end_of_a_word_is_whatever_begins_with_it(store: Store) -> None:
     save(store, Page(videos=[video("a", title="Tokyo Drift"), video("b", title="東京都"), video("c", title="to")]))
-    assert sorted(found(store, "tok*")) == ["a"]
-    assert sorted(found(store, "t* drift")) == ["a"]
-    assert sorted(found(store, "\uff54\uff4f\uff0a")) == ["a", "c"]
-    assert (found(store, "東京*"), found(store, "東京")) == (["b"], ["b"])
-    assert found(store, "t*o") == found(store, "*kyo") == found(store, "*") == []
+    assert sorted(matches(store, "tok*")) == ["a"]
+    assert sorted(matches(store, "t* drift")) == ["a"]
+    assert sorted(matches(store, "\uff54\uff4f\uff0a")) == ["a", "c"]
+    assert (matches(store, "東京*"), matches(store, "東京")) == (["b"], ["b"])
+    assert matches(store, "t*o") == matches(store, "*kyo") == matches(store, "*") == []
 
 
 def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
     save(store, Page(videos=[video("a", title="Don't rock-n-roll! 🔥"), video("b", title="rock", tags=["n roll"])]))
-    assert found(store, "don\u2019t") == found(store, "rock-n-roll") == found(store, "🔥 rock.n!!! -- roll") == ["a"]
-    assert sorted(found(store, "rock n roll")) == ["a", "b"]
-    assert found(store, "🔥") == []
+    assert (
+        matches(store, "don\u2019t") == matches(store, "rock-n-roll") == matches(store, "🔥 rock.n!!! -- roll") == ["a"]
+    )
+    assert sorted(matches(store, "rock n roll")) == ["a", "b"]
+    assert matches(store, "🔥") == []
 
 
 def test_a_title_of_a_million_marks_is_stored_at_once(store: Store) -> None:
     """To sort the marks of one letter would take minutes."""
     marks = "\u0e48\u0e38" * 500_000
     save(store, Page(videos=[video("a", title=f"abc {marks}"), video("b", description=f"กรุง{marks}")]))
-    assert (found(store, "abc"), found(store, "กรุง")) == (["a"], ["b"])
+    assert (matches(store, "abc"), matches(store, "กรุง")) == (["a"], ["b"])
     assert rows(store, "SELECT title FROM videos WHERE video_id = 'a'") == [(f"abc {marks}",)]
     check_index(store)
 
@@ -372,10 +374,10 @@ def test_any_program_may_write_what_the_index_is_made_of(store: Store) -> None:
     save(store, Page(videos=[video("a", title="東京")]))
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("UPDATE videos SET title = 'Oslo', title_words = NULL")
-        assert (found(store, "oslo"), found(store, "東京")) == (["a"], [])
+        assert (matches(store, "oslo"), matches(store, "東京")) == (["a"], [])
         check_index(store)
         other.execute("DELETE FROM videos")
-    assert found(store, "oslo") == []
+    assert matches(store, "oslo") == []
     check_index(store)
 
 
@@ -383,17 +385,23 @@ def test_every_symbol_parts_words_also_one_that_sqlite_does_not_know(store: Stor
     """SQLite's tables of letters are of 2012, and it takes what it does not know for letters: no search for a word
     found it beside a newer emoji."""
     symbols = ["❤️", "😀", "🙂", "🤣", "🥰", "🫠", "👍🏽", "₿", "\ufd40", "\u0c77"]
-    save(store, Page(videos=[video(f"v{n}", title=f"win{one}goal") for n, one in enumerate(symbols)]))
+    save(store, Page(videos=[video(f"v{n}", title=f"win{symbol}goal") for n, symbol in enumerate(symbols)]))
     everything = sorted(f"v{n}" for n in range(len(symbols)))
-    for words in ("win", "goal", "wi*", *(f"win{one}goal" for one in symbols), *(f"goal {one}" for one in symbols)):
-        assert sorted(found(store, words)) == everything, words
+    for words in (
+        "win",
+        "goal",
+        "wi*",
+        *(f"win{symbol}goal" for symbol in symbols),
+        *(f"goal {symbol}" for symbol in symbols),
+    ):
+        assert sorted(matches(store, words)) == everything, words
     check_index(store)
 
 
 def test_words_are_and_ed_and_operators_are_words(store: Store) -> None:
     save(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
-    assert found(store, "cats OR dogs") == ["a"]
-    assert found(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
+    assert matches(store, "cats OR dogs") == ["a"]
+    assert matches(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
 
 
 EVERY_MATCH = """
@@ -440,7 +448,7 @@ def test_a_search_finds_what_ranking_all_matches_finds(
         ids = [at for at, video_id in newest if video_id in everywhere][:most]
         asked |= {"limit": limit, "oldest": ids[-1] if ids else 0}
         expected = [row[0] for row in rows(store, EVERY_MATCH, asked)]
-        assert found(store, words, region=region, limit=limit) == expected
+        assert matches(store, words, region=region, limit=limit) == expected
 
 
 @pytest.mark.parametrize("words", ["", "  ", "a " * 33, "東" * 501])
@@ -456,9 +464,9 @@ def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
     (result,) = store.search("video a", limit=1)
     assert [(r.region, r.rank, r.taken_at_ms) for r in result.rankings] == [("DE", 1, 2), ("FR", 3, 3)]
     assert [r["region"] for r in result.as_json()["rankings"]] == ["DE", "FR"]  # type: ignore[attr-defined]
-    assert found(store, "video", region="FR", limit=5)
-    assert "x" not in found(store, "video", region="FR")
-    assert found(store, "video", region="BR") == []
+    assert matches(store, "video", region="FR", limit=5)
+    assert "x" not in matches(store, "video", region="FR")
+    assert matches(store, "video", region="BR") == []
 
 
 def test_the_channels_of_a_region_come_from_its_newest_ranking(store: Store) -> None:
@@ -522,8 +530,8 @@ def test_a_pass_that_other_options_left_half_way_is_no_whole_ranking(store: Stor
         videos = [video(name, channelId=f"UC-{name}") for name in names]
         (checkpoint,) = store.start_round("t", ["DE"], work)
         cursor = None if ends else {"token": names}
-        found = Page(videos=videos, ranked=True, cursor=cursor)
-        store.save_page(checkpoint, found, started_at_ms=clock.now_ms, finished=ends)
+        page = Page(videos=videos, ranked=True, cursor=cursor)
+        store.save_page(checkpoint, page, started_at_ms=clock.now_ms, finished=ends)
 
     page("music", "a", ends=False)
     page("news", "b", ends=False)
@@ -634,9 +642,9 @@ def test_a_ranking_that_a_wrong_clock_dated_ahead_hides_none_of_today(store: Sto
     save(store, Page(videos=[video("a"), video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
     clock.now_ms = right_ms
     save(store, Page(videos=[video("b")], ranked=True), at_ms=right_ms, finished=True)
-    [one] = [one for one in store.search("b") if one.video_id == "b"]
-    assert [(ranking.rank, ranking.taken_at_ms) for ranking in one.rankings] == [(1, right_ms)]
-    [other] = [one for one in store.search("a") if one.video_id == "a"]
+    [result] = [result for result in store.search("b") if result.video_id == "b"]
+    assert [(ranking.rank, ranking.taken_at_ms) for ranking in result.rankings] == [(1, right_ms)]
+    [other] = [result for result in store.search("a") if result.video_id == "a"]
     assert [ranking.rank for ranking in other.rankings] == [1], "it is all there is"
 
 
@@ -828,7 +836,7 @@ def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stan
     assert len(pairs) > 500
     for pair in sorted(pairs):
         standing = sorted(video_id for video_id, fields in texts.items() if any(pair in field for field in fields))
-        assert (pair, sorted(found(store, pair, limit=1_000))) == (pair, standing)
+        assert (pair, sorted(matches(store, pair, limit=1_000))) == (pair, standing)
 
 
 # -- damaged rows ------------------------------------------------------------------------------------------------------
@@ -866,8 +874,8 @@ def test_a_search_leaves_out_what_is_damaged(store: Store) -> None:
         db.execute("UPDATE videos SET view_count = 'x', published_at = CAST(x'ff' AS TEXT), channel_title = 5")
         db.execute("UPDATE rankings SET taken_at_ms = 9000000000000000")
         db.execute("INSERT INTO rankings VALUES ('t', 'FR', 1, 'first', 'a', NULL)")
-    (found,) = store.search("video")
-    assert found.as_json() == {
+    (result,) = store.search("video")
+    assert result.as_json() == {
         "video_id": "a",
         "title": "Video a",
         "channel_title": "5",

@@ -168,7 +168,7 @@ def test_apscheduler_agrees_away_from_clock_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("61 * * * *", "minute '61' is not a number from 0 to 59"),
         ("* 24 * * *", "hour '24' is not"),
@@ -200,8 +200,8 @@ def test_apscheduler_agrees_away_from_clock_changes() -> None:
         ("every 400d", 'from "every 1s" to "every 366d"'),
     ],
 )
-def test_what_is_no_schedule_is_one_line_that_says_why(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+def test_what_is_no_schedule_is_one_line_that_says_why(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_schedule(text)
     assert "\n" not in str(caught.value)
 
@@ -231,8 +231,8 @@ def test_an_interval_counts_from_the_epoch_so_that_every_machine_and_restart_agr
 
 
 def test_an_interval_is_elapsed_time_over_a_clock_change() -> None:
-    found = list(parse_schedule("every 6h").fires(ms("2026-11-01T00:00"), ms("2026-11-02T00:00")))
-    assert {b - a for a, b in pairwise(found)} == {6 * HOUR_MS}
+    fires = list(parse_schedule("every 6h").fires(ms("2026-11-01T00:00"), ms("2026-11-02T00:00")))
+    assert {b - a for a, b in pairwise(fires)} == {6 * HOUR_MS}
 
 
 @pytest.mark.parametrize(
@@ -255,19 +255,19 @@ def test_the_shortest_time_between_two_fires(text: str, shortest_ms: int) -> Non
 
 
 def test_without_stagger_one_tick_is_for_all_regions() -> None:
-    found = list(ticks([job()], ms("2026-11-21T00:00"), ms("2026-11-21T01:00")))
-    assert found == [Tick(ms("2026-11-21T00:00"), "t", ()), Tick(ms("2026-11-21T00:30"), "t", ())]
+    due = list(ticks([job()], ms("2026-11-21T00:00"), ms("2026-11-21T01:00")))
+    assert due == [Tick(ms("2026-11-21T00:00"), "t", ()), Tick(ms("2026-11-21T00:30"), "t", ())]
 
 
 def test_with_stagger_each_region_is_a_tick_of_its_own_at_its_own_offset() -> None:
-    found = list(ticks([job(stagger_ms=2 * MINUTE_MS)], ms("2026-11-21T00:02"), ms("2026-11-21T00:33")))
-    assert [(utc(tick.at_ms), tick.regions) for tick in found] == [
+    due = list(ticks([job(stagger_ms=2 * MINUTE_MS)], ms("2026-11-21T00:02"), ms("2026-11-21T00:33")))
+    assert [(utc(tick.at_ms), tick.regions) for tick in due] == [
         ("21 00:02", ("DE",)),
         ("21 00:04", ("FR",)),
         ("21 00:30", ("US",)),
         ("21 00:32", ("DE",)),
     ]
-    assert len({tick.name for tick in found}) == 4
+    assert len({tick.name for tick in due}) == 4
 
 
 def test_stagger_of_a_job_without_regions_changes_nothing() -> None:
@@ -277,10 +277,10 @@ def test_stagger_of_a_job_without_regions_changes_nothing() -> None:
 def test_jitter_is_the_same_for_everybody_within_its_bounds_and_spread() -> None:
     jobs = [job(jitter_ms=60_000, stagger_ms=MINUTE_MS)]
     start = ms("2026-11-21T00:00")
-    found = list(ticks(jobs, start, start + 7 * DAY_MS))
-    assert found == list(ticks(jobs, start, start + 7 * DAY_MS))
+    due = list(ticks(jobs, start, start + 7 * DAY_MS))
+    assert due == list(ticks(jobs, start, start + 7 * DAY_MS))
     for region, offset in (("US", 0), ("DE", MINUTE_MS), ("FR", 2 * MINUTE_MS)):
-        late = [(tick.at_ms - offset) % (30 * MINUTE_MS) for tick in found if tick.regions == (region,)]
+        late = [(tick.at_ms - offset) % (30 * MINUTE_MS) for tick in due if tick.regions == (region,)]
         assert len(late) == 336
         assert 0 <= min(late) < 3_000 < 57_000 < max(late) <= 60_000
         assert 25_000 < sum(late) / len(late) < 35_000
@@ -322,9 +322,9 @@ def test_no_tick_overtakes_another_where_the_clock_goes_forward(line: str, zone:
     start, until = ms(f"{day}T00:00") - DAY_MS, ms(f"{day}T00:00") + DAY_MS
     for number in range(40):
         stream = Stream(f"j{number}", (), schedule, MINUTE_MS, schedule.shortest_ms - 1)
-        found = [tick.at_ms for tick in stream.ticks(start, until)]
-        assert all(a < b for a, b in pairwise(found))
-        for before, at in pairwise([start - 1, *found]):
+        due = [tick.at_ms for tick in stream.ticks(start, until)]
+        assert all(a < b for a, b in pairwise(due))
+        for before, at in pairwise([start - 1, *due]):
             assert stream.after(before).at_ms == at
 
 
@@ -333,8 +333,8 @@ def test_jobs_without_a_schedule_have_no_ticks() -> None:
 
 
 def test_ticks_at_one_time_stand_in_the_order_of_the_configuration() -> None:
-    found = list(ticks([job("z"), job("a")], ms("2026-11-21T00:00"), ms("2026-11-21T00:01")))
-    assert [tick.job for tick in found] == ["z", "a"]
+    due = list(ticks([job("z"), job("a")], ms("2026-11-21T00:00"), ms("2026-11-21T00:01")))
+    assert [tick.job for tick in due] == ["z", "a"]
 
 
 def test_a_thousand_jobs_over_a_week_are_seconds() -> None:

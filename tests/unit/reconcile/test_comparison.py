@@ -59,8 +59,10 @@ def test_what_only_one_side_knows(
     count = compare("units", TODAY, newest_ms, upstream, ours, BOOK, newest_ms)
     assert [(units, (by_ms - START) // MINUTE_MS) for units, by_ms in count.unknown] == unknown
     assert count.drift_units == drift
-    assert count.upstream_units == sum(one.units for one in upstream if one.at_ms > START)
-    assert count.our_units == sum(one.units for one in ours if START <= one.at_ms <= START + newest * MINUTE_MS)
+    assert count.upstream_units == sum(counted.units for counted in upstream if counted.at_ms > START)
+    assert count.our_units == sum(
+        counted.units for counted in ours if START <= counted.at_ms <= START + newest * MINUTE_MS
+    )
 
 
 def test_a_charge_after_the_newest_point_is_not_compared() -> None:

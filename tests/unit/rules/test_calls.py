@@ -29,9 +29,9 @@ from quota.rules.calls import (
 )
 from quota.rules.entry import START, Entry
 from quota.rules.facts import Facts, Grant
+from quota.terms.api import Reserve
 from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
-from quota.terms.reserve import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,8 +26,6 @@ from quota.rules.refusals import (
     RefusalCount,
     RefusedSum,
     add,
-    count_of,
-    merged,
     names_to_add,
     names_to_read,
     read,
@@ -246,16 +244,6 @@ def test_a_refusal_by_very_many_limits_names_the_one_that_refused() -> None:
     data = json.loads(text)
     assert len(text.encode()) <= MAX_REFUSAL_BYTES
     assert ([limit["name"] for limit in data["limits"]], data["limits_left_out"]) == (["limit 0"], 199)
-
-
-def test_what_a_refusal_counts_as() -> None:
-    assert count_of(decision(), "job", 3) == RefusalCount(HOUR, "limit 0", "job", "limit", 3)
-    assert count_of(decision(refused_by=None, reason="clock"), "") == RefusalCount(HOUR, "", "", "clock", 1)
-
-
-def test_counts_of_one_kind_are_merged_and_those_of_too_many_kinds_left_out() -> None:
-    several = [count(1), count(2, job="k"), count(3), count(4, job="l"), count(5, job="k")]
-    assert merged(several, 2) == [count(4), count(7, job="k")]
 
 
 # -- weeks -------------------------------------------------------------------------------------------------------------

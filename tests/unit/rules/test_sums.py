@@ -6,7 +6,7 @@ import pytest
 
 from quota.rules.entry import START, Entry
 from quota.rules.refusals import MAX_ROWS, OTHER
-from quota.rules.sums import ChargedSum, Sums
+from quota.rules.spent import ChargedSum, Sums
 
 
 def charge(ms: int, units: int, job: str = "", key: str = "") -> Entry:

@@ -38,7 +38,7 @@ def read(more: str = "", hosts: str = "") -> CostBook:
     return parse_book(f"{hosts}{BOOK}{more}", "github")
 
 
-def said(more: str = "", hosts: str = "") -> str:
+def message(more: str = "", hosts: str = "") -> str:
     with pytest.raises(ConfigError) as refused:
         read(more, hosts)
     line = str(refused.value).removeprefix("cost book github: ")
@@ -54,8 +54,10 @@ def test_a_book_without_these_tables_says_nothing_of_its_api() -> None:
 
 def test_hosts_are_names() -> None:
     assert read(hosts='hosts = ["api.github.com", "127.0.0.1:8765"]\n').hosts == ("api.github.com", "127.0.0.1:8765")
-    assert said(hosts='hosts = ["https://api.github.com"]\n').startswith("hosts[0]: 'https://api.github.com' is not a")
-    assert said(hosts="hosts = []\n") == "hosts: an empty array selects nothing; remove the key or add a name"
+    assert message(hosts='hosts = ["https://api.github.com"]\n').startswith(
+        "hosts[0]: 'https://api.github.com' is not a"
+    )
+    assert message(hosts="hosts = []\n") == "hosts: an empty array selects nothing; remove the key or add a name"
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
@@ -123,7 +125,9 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
         then += "/"
     both = f'{rows}"{then}" = "write"\n'
     if covered:
-        assert said(both) == f"routes.{then!r}: never reached: {first!r} above it takes all of it; put this one first"
+        assert (
+            message(both) == f"routes.{then!r}: never reached: {first!r} above it takes all of it; put this one first"
+        )
     else:
         assert [route.method for route in read(both).routes] == ["read", "write"]
 
@@ -146,15 +150,16 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
     ],
 )
 def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:
-    assert said(f'[routes]\n"{key}" = "read"\n').startswith(f"routes.{key!r}: {why}")
+    assert message(f'[routes]\n"{key}" = "read"\n').startswith(f"routes.{key!r}: {why}")
 
 
 def test_the_method_of_a_route_has_a_price() -> None:
     assert (
-        said('[routes]\n"GET /a" = "raed"\n') == "routes.'GET /a': no method 'raed' in this book; did you mean 'read'?"
+        message('[routes]\n"GET /a" = "raed"\n')
+        == "routes.'GET /a': no method 'raed' in this book; did you mean 'read'?"
     )
-    assert "no method 1 in this book" in said('[routes]\n"GET /a" = 1\n')
-    assert "more than 1,000 routes" in said("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(1_001)))
+    assert "no method 1 in this book" in message('[routes]\n"GET /a" = 1\n')
+    assert "more than 1,000 routes" in message("[routes]\n" + "".join(f'"GET /{n}" = "read"\n' for n in range(1_001)))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -259,7 +264,7 @@ def test_what_an_answer_tells() -> None:
     ],
 )
 def test_each_mistake_is_one_line(line: str, why: str) -> None:
-    assert said(f"[answers]\n{line}\n").startswith(f"answers.{why}")
+    assert message(f"[answers]\n{line}\n").startswith(f"answers.{why}")
 
 
 @pytest.mark.parametrize(
@@ -279,6 +284,11 @@ def test_a_rule_takes_all_of_another_one_only_if_every_answer_of_that_is_its_own
     first: Match, then: Match, *, covered: bool
 ) -> None:
     assert first.covers(then) is covered
+
+
+def test_an_empty_text_in_a_rule_is_the_same_as_none() -> None:
+    rule = '[answers]\nremaining = { header = "", json = "/left" }\n[[answers.closed]]\nstatus = 429\n'
+    assert read(f'{rule}body = ""\nbucket = ""\n').answers == read(rule.replace('header = "", ', "")).answers
 
 
 def test_what_a_call_used_may_be_a_sum() -> None:
@@ -305,8 +315,8 @@ def test_a_pattern_takes_no_time_whatever_the_text() -> None:
 def test_a_pattern_finds_what_it_names() -> None:
     pattern = "api-usage=(?P<used>[0-9]+)/(?P<limit>[0-9]{1,9}),? ?(?:[a-z]+)?"
     rules = read(f"[answers]\nremaining = {{ header = 'Sforce-Limit-Info', pattern = '{pattern}' }}").answers
-    found = rules.levels[0].remaining.pattern
-    assert found is not None
-    match = found.search("api-usage=18/5000")
+    pattern = rules.levels[0].remaining.pattern
+    assert pattern is not None
+    match = pattern.search("api-usage=18/5000")
     assert match is not None
     assert match.groupdict() == {"used": "18", "limit": "5000"}

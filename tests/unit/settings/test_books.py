@@ -71,7 +71,7 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             'service = "a b"',
@@ -98,7 +98,7 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
         ),
     ],
 )
-def test_a_mistake_in_upstreams_names(text: str, said: str) -> None:
+def test_a_mistake_in_upstreams_names(text: str, message: str) -> None:
     book = """
     api = "x"
     source = "https://x.example"
@@ -116,7 +116,7 @@ def test_a_mistake_in_upstreams_names(text: str, said: str) -> None:
     buckets = "" if "buckets" in text else "buckets = {}\n"
     with pytest.raises(ConfigError) as error:
         parse_book(f"{book}\n{buckets}{text}\n", "mine")
-    assert str(error.value) == f"cost book mine: {said}"
+    assert str(error.value) == f"cost book mine: {message}"
 
 
 def test_prices_of_the_shared_pool() -> None:
@@ -188,8 +188,8 @@ def test_every_method_of_the_google_client_has_a_price(name: str) -> None:
 @pytest.mark.parametrize("pool", ["search", "uploads"])
 def test_pools_are_known_by_what_upstream_calls_them(name: str, pool: str) -> None:
     """Any one of limit name, metric and message is enough: upstream does not always send all three."""
-    for said in ERRORS[pool]:
-        assert [p.name for p in load_book(name).pools if any(mark in said for mark in p.marks)] == [pool]
+    for message in ERRORS[pool]:
+        assert [p.name for p in load_book(name).pools if any(mark in message for mark in p.marks)] == [pool]
 
 
 def test_a_pool_that_runs_dry_stops_its_method_also_where_the_book_has_no_such_bucket() -> None:
@@ -206,8 +206,8 @@ def test_gmail_is_counted_by_the_minute() -> None:
     assert book.price("users.messages.get", date(2026, 4, 30)).units == 5
     assert book.price("users.messages.get", date(2026, 5, 1)).units == 20
     assert book.retention_ms is None
-    known = {book.canonical(method) for method, _ in discovered("gmail.v1")}
-    assert book.methods.keys() <= known, "a method that the API does not have"
+    methods = {book.canonical(method) for method, _ in discovered("gmail.v1")}
+    assert book.methods.keys() <= methods, "a method that the API does not have"
 
 
 # -- asking a book -----------------------------------------------------------------------------------------------------

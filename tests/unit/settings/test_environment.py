@@ -72,7 +72,7 @@ def test_each_key_may_be_said_by_a_variable(path: Path, monkeypatch: pytest.Monk
     assert settings.ledger.url == "redis://ledger:6379/0"
     assert settings.ledger.unavailable == (1, 50, 3)
     assert main.key_ref == "file:/run/key"
-    assert [(one.name, one.limit_units, one.view.window) for one in main.limits] == [
+    assert [(limit.name, limit.limit_units, limit.view.window) for limit in main.limits] == [
         ("day", 950_000, Sliding(DAY_MS)),
         ("minute", 60, Sliding(MINUTE_MS)),
     ]
@@ -103,7 +103,7 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("LEDGER__ULR", "x", "QUOTA__LEDGER__ULR: no such key; did you mean 'QUOTA__LEDGER__URL'?"),
         ("LEGDER__URL", "x", "QUOTA__LEGDER__URL: no such key; did you mean 'QUOTA__LEDGER'?"),
@@ -141,12 +141,12 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_variable(
-    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     named(monkeypatch, **{variable: value})
     with pytest.raises(ConfigError) as error:
         load_settings(path)
-    assert str(error.value) == f"environment variable {said}"
+    assert str(error.value) == f"environment variable {message}"
 
 
 def test_any_variables_are_read_or_refused_in_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +195,11 @@ def test_a_secret_in_a_variable_is_shown_by_nothing(
     monkeypatch.setattr(os, "environ", {**os.environ, f"QUOTA__{variable}": value, "QUOTA__INBOUND__A__LIMIT": "1",
                                         "QUOTA__INBOUND__A__WINDOW": "1s"})  # fmt: skip
     for option in ((), ("--show",), ("--show", "--json")):
-        said = CliRunner().invoke(check_, [*option, "--config", str(path)])
-        text = f"{said.output}{said.exception!r}"
+        result = CliRunner().invoke(check_, [*option, "--config", str(path)])
+        text = f"{result.output}{result.exception!r}"
         assert "hunter2" not in text
         assert "stands here" not in text
-        assert said.exception is None or isinstance(said.exception, ConfigError | SystemExit), text
+        assert result.exception is None or isinstance(result.exception, ConfigError | SystemExit), text
 
 
 # -- what is in force --------------------------------------------------------------------------------------------------
@@ -243,11 +243,11 @@ def test_the_command_prints_them_for_people_and_for_programs(path: Path) -> None
 
 
 def test_the_lines_of_keys() -> None:
-    found = lines_of(
+    lines = lines_of(
         'a = 1\n\n[b]\nc = """\n[x]\n"""\nd.e = 2\n[[f.g]]\n[[f.g]]\nh = { i = 1 }\n[f.g.j]\nk = [\n1,\n]\n'
     )
     wanted = {"a": 1, "b": 3, "b.c": 4, "b.d.e": 7, "f.g[1].h.i": 10, "f.g[1].j.k": 12}
-    assert {path: found[path] for path in wanted} == wanted
+    assert {path: lines[path] for path in wanted} == wanted
 
 
 # -- without a file ----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({}, 'settings: credentials: missing; add [credentials.main] with api = "youtube-v3"'),
         ([], 'settings: give a dict, as {"credentials": {"main": {"api": "youtube-v3"}}}'),
@@ -276,10 +276,10 @@ def test_a_program_may_give_the_settings_itself(state_dir: Path, monkeypatch: py
          "textfile, notify, inbound"),
     ],
 )  # fmt: skip
-def test_they_are_checked_as_a_file_is(state_dir: Path, settings: Any, said: str) -> None:
+def test_they_are_checked_as_a_file_is(state_dir: Path, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         quota.open(settings=settings)
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_settings_and_a_path_are_one_too_many(state_dir: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 import quota
-from quota.cli.check import ask_ledger
-from quota.common.storage import file_system
+from quota.cli.doctor import ask_ledger
+from quota.common.findings import file_system
 from quota.jobs.store.store import Store
 from quota.ledger.sqlite_log import APPLICATION_ID
 from quota.settings.books import book_names
@@ -94,20 +94,20 @@ def test_a_store_that_ends_with_its_pod_needs_a_name(
 
 
 @pytest.mark.parametrize(
-    ("ledger", "said"),
+    ("ledger", "message"),
     [
         ('url = "redis://127.0.0.1:6379/0"', "is said to have one machine"),
         ('url = "sqlite:///ledger.db"', "has no effect"),
         (None, None),
     ],
 )
-def test_a_job_of_each_machine_needs_their_number(tmp_path: Path, ledger: str | None, said: str | None) -> None:
+def test_a_job_of_each_machine_needs_their_number(tmp_path: Path, ledger: str | None, message: str | None) -> None:
     text = GOOD.replace("leave = 500", 'machines = "each"')
     if ledger is not None:
         text = text[text.index("[credentials.main]") :] + f"[ledger]\n{ledger}\n"
-    found = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.machines"]
-    assert [said in finding.message for finding in found if said] == [True] * (said is not None)
-    assert len(found) == (said is not None)
+    reported = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.machines"]
+    assert [message in finding.message for finding in reported if message] == [True] * (message is not None)
+    assert len(reported) == (message is not None)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_job_of_each_machine_needs_their_number(tmp_path: Path, ledger: str | 
 def test_a_job_that_goes_by_its_store_needs_one_that_lasts(tmp_path: Path, fetch: str, places: str, warns: int) -> None:
     text = GOOD.replace("[jobs.trending]", f'[store]\nplaces = "{places}"\n[jobs.trending]')
     text = text.replace('fetch = "trending"', f'fetch = "{fetch}"')
-    found = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.fetch"]
-    assert [finding.level for finding in found] == ["warning"] * warns
+    reported = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.fetch"]
+    assert [finding.level for finding in reported] == ["warning"] * warns
 
 
 def findings(tmp_path: Path, text: str) -> list[Finding]:
@@ -144,9 +144,9 @@ def test_a_folder_that_cannot_even_be_looked_for_is_not_there(tmp_path: Path) ->
         path = _written(tmp_path, GOOD + f'[store]\nurl = "sqlite:///{folder}/videos.db"\n')
         settings = load_settings(path)
         with not_root():
-            (found,) = lint(settings)
-        assert (found.location, found.remedy) == ("store.url", "make it, or correct the path")
-        assert len(str(found)) < 500
+            (reported,) = lint(settings)
+        assert (reported.location, reported.remedy) == ("store.url", "make it, or correct the path")
+        assert len(str(reported)) < 500
     (tmp_path / "closed").chmod(0o700)
 
 
@@ -321,31 +321,33 @@ FINDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "instead", "said"), FINDINGS, ids=[said[:70] for _, _, said in FINDINGS])
-def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, instead: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "instead", "message"), FINDINGS, ids=[message[:70] for _, _, message in FINDINGS])
+def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, instead: str, message: str) -> None:
     assert text in GOOD
-    found = [str(finding) for finding in findings(tmp_path, GOOD.replace(text, instead, 1))]
-    found = [line.replace("required keyword-only argument", "required argument") for line in found]  # as of Python 3.12
-    assert said in found
+    reported = [str(finding) for finding in findings(tmp_path, GOOD.replace(text, instead, 1))]
+    reported = [
+        line.replace("required keyword-only argument", "required argument") for line in reported
+    ]  # as of Python 3.12
+    assert message in reported
     # A number for `leave` stands for several limits, and each of them says so.
-    assert len({line.partition(" that limit")[0] for line in found}) == 1
+    assert len({line.partition(" that limit")[0] for line in reported}) == 1
 
 
 def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
     """Upstream counts each API by itself, and credentials of one project have one cost book."""
 
-    def said(login: str, *apis: str) -> list[str]:
+    def message(login: str, *apis: str) -> list[str]:
         each = (f'[credentials.c{n}]\napi = "{api}"\n{login}\n' for n, api in enumerate(apis))
-        return [str(one) for one in findings(tmp_path, "".join(each)) if one.location.endswith(".project")]
+        return [str(finding) for finding in findings(tmp_path, "".join(each)) if finding.location.endswith(".project")]
 
-    assert said('key = "env:LINT_KEY"', "youtube-v3", "calendar-v3") == []
-    assert said('auth = "bearer:env:LINT_KEY"', "github", "github-graphql") == []
-    assert said('auth = "service-account:account.json"', "gmail-v1", "gmail-v1") == [], (
+    assert message('key = "env:LINT_KEY"', "youtube-v3", "calendar-v3") == []
+    assert message('auth = "bearer:env:LINT_KEY"', "github", "github-graphql") == []
+    assert message('auth = "service-account:account.json"', "gmail-v1", "gmail-v1") == [], (
         "it may call for several projects"
     )
     for login, what, api in (("key = ", "key", "youtube-v3"), ("auth = ", "token", "github")):
         ref = '"env:LINT_KEY"' if what == "key" else '"bearer:env:LINT_KEY"'
-        assert said(login + ref, api, api) == [
+        assert message(login + ref, api, api) == [
             f"error: credentials.c1.project: the same {what} as credential 'c0', whose project is 'c0': upstream "
             "counts them as one; give both the same project, for example 'c0'"
         ]
@@ -354,15 +356,17 @@ def test_a_key_or_token_is_one_budget_in_each_api(tmp_path: Path) -> None:
 def test_a_function_of_ones_own_names_its_regions_as_it_likes(tmp_path: Path) -> None:
     """And a built-in job over what it stored names them so too."""
     own = '[jobs.own]\nfetch = "os:getcwd"\nregions = ["usa"]\n[jobs.videos]\nfetch = "videos"\n'
-    found = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
-    assert [one.location for one in found if "regions" in one.location] == ["jobs.videos.regions[1]"]
+    reported = findings(tmp_path, GOOD + own + 'regions = ["usa", "USA"]\n')
+    assert [finding.location for finding in reported if "regions" in finding.location] == ["jobs.videos.regions[1]"]
 
 
 def test_a_limit_may_name_the_jobs_of_any_credential_of_its_project(tmp_path: Path) -> None:
     second = '[credentials.second]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\nproject = "main"\n'
     limited = GOOD.replace("units = 4_000", 'units = 4_000\njobs = ["trending"]', 1)
-    found = findings(tmp_path, limited.replace("[jobs.trending]", f'{second}[jobs.trending]\ncredential = "main"', 1))
-    assert not [str(one) for one in found if one.location.endswith(".jobs")]
+    reported = findings(
+        tmp_path, limited.replace("[jobs.trending]", f'{second}[jobs.trending]\ncredential = "main"', 1)
+    )
+    assert not [str(finding) for finding in reported if finding.location.endswith(".jobs")]
 
 
 def test_what_is_wrong_with_the_limits_of_a_project_is_said_where_they_stand(tmp_path: Path) -> None:
@@ -370,8 +374,8 @@ def test_what_is_wrong_with_the_limits_of_a_project_is_said_where_they_stand(tmp
     text = GOOD.replace("units = 4_000", "units = 99", 1).replace(
         "[jobs.trending]", '[jobs.trending]\ncredential = "main"'
     )
-    found = findings(tmp_path, second + text)
-    assert [one.location for one in found if ".limits" in one.location] == ["credentials.main.limits[2]"]
+    reported = findings(tmp_path, second + text)
+    assert [finding.location for finding in reported if ".limits" in finding.location] == ["credentials.main.limits[2]"]
 
 
 def limits(text: str) -> str:
@@ -382,8 +386,8 @@ UNITS = '{ name = "u", quota = 10_000, window = { calendar = "day", zone = "Amer
 
 
 def test_given_limits_replace_the_default_ones_so_every_bucket_needs_one(tmp_path: Path) -> None:
-    found = findings(tmp_path, limits(UNITS))
-    assert [(f.level, f.location, f.message) for f in found] == [
+    reported = findings(tmp_path, limits(UNITS))
+    assert [(f.level, f.location, f.message) for f in reported] == [
         (
             "error",
             "credentials.main.limits",
@@ -391,13 +395,13 @@ def test_given_limits_replace_the_default_ones_so_every_bucket_needs_one(tmp_pat
         )
         for name in ("search", "uploads", "batch-stats")
     ]
-    assert found[0].remedy == 'add a limit with bucket = "search" and quota = 100'
+    assert reported[0].remedy == 'add a limit with bucket = "search" and quota = 100'
 
 
 def test_a_limit_for_some_jobs_does_not_hold_a_bucket(tmp_path: Path) -> None:
     text = limits('{ name = "x", units = 5, window = "24h", jobs = ["a"], bucket = ["units", "search"] }')
-    found = [f.message for f in findings(tmp_path, text) if f.level == "warning" and "bucket" in f.message]
-    assert found == [
+    reported = [f.message for f in findings(tmp_path, text) if f.level == "warning" and "bucket" in f.message]
+    assert reported == [
         f"no limit counts all calls of bucket '{name}': some would never be refused" for name in ("units", "search")
     ]
 
@@ -432,9 +436,9 @@ def test_a_limit_on_all_methods_of_a_bucket_holds_it(tmp_path: Path) -> None:
 def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_path: Path) -> None:
     """In the bucket allocation a search costs 1: fifty of them unseen are more than the 5 left of its 100."""
     text = '[ledger]\nunavailable = { max_cost = 1, allowance = 50 }\n[credentials.main]\napi = "youtube-v3-buckets"\n'
-    (found, _) = findings(tmp_path, text)
-    assert "limit 'search-day' of credential 'main' leaves 5 of the quota unspent" in found.message
-    assert found.remedy == "lower allowance to 5, or raise that limit's headroom to 50"
+    (reported, _) = findings(tmp_path, text)
+    assert "limit 'search-day' of credential 'main' leaves 5 of the quota unspent" in reported.message
+    assert reported.remedy == "lower allowance to 5, or raise that limit's headroom to 50"
 
 
 def test_a_narrow_limit_that_only_dear_calls_count_against_does_not_bound_the_allowance(tmp_path: Path) -> None:
@@ -445,9 +449,9 @@ def test_a_relative_path_that_was_meant_to_be_absolute(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     slashless = str(tmp_path / "real" / "ledger.db").lstrip("/")
     text = GOOD.replace("redis://127.0.0.1:6379/0", f"sqlite:///{slashless}").replace("machines = 2", "machines = 1")
-    (found,) = findings(tmp_path, text)
-    assert (found.level, found.location) == ("warning", "ledger.url")
-    assert found.remedy == f"write sqlite:////{slashless} for the absolute path"
+    (reported,) = findings(tmp_path, text)
+    assert (reported.level, reported.location) == ("warning", "ledger.url")
+    assert reported.remedy == f"write sqlite:////{slashless} for the absolute path"
 
 
 RECONCILED = """cloud_project = "cloud-project-1"
@@ -456,67 +460,67 @@ auth = "adc"
 
 
 def test_what_reconcile_needs(tmp_path: Path) -> None:
-    def said(text: str) -> list[str]:
+    def message(text: str) -> list[str]:
         return list(map(str, findings(tmp_path, GOOD.replace("[[cred", f"{text}\n[[cred", 1))))
 
-    assert said(RECONCILED) == []
-    assert said('auth = "adc"') == [
+    assert message(RECONCILED) == []
+    assert message('auth = "adc"') == [
         "warning: credentials.main.auth: has no effect beside a key without cloud_project; add the id or number of the "
         "project in Google Cloud"
     ]
-    assert said('cloud_project = "cloud-project-1"') == [
+    assert message('cloud_project = "cloud-project-1"') == [
         "warning: credentials.main.auth: missing: `quota reconcile` may not read the project's figures; "
         'add "adc", "service-account:PATH" or "authorized-user:PATH"'
     ]
-    assert said('cloud_project = 1\nendpoint = "http://127.0.0.1:1"') == []
+    assert message('cloud_project = 1\nendpoint = "http://127.0.0.1:1"') == []
     file = tmp_path / "account.json"
     text = RECONCILED.replace("adc", "service-account:account.json")
     unread = f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
-    assert said(text) == [unread]
+    assert message(text) == [unread]
     keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
     as_account = keyless.replace("[[cred", f"{text.splitlines()[1]}\n[[cred", 1)
     assert list(map(str, findings(tmp_path, as_account))) == [unread], "who calls without a key needs no cloud_project"
     file.write_text("{}")
     file.chmod(0o644)
-    assert said(text) == [
+    assert message(text) == [
         "warning: credentials.main.auth: every user of this machine can read this file; chmod 600 the file"
     ]
     file.chmod(0o600)
-    assert said(text) == []
+    assert message(text) == []
 
 
 def test_scopes_are_for_an_account(tmp_path: Path) -> None:
     keyless = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith("key ="))
 
-    def said(text: str) -> list[str]:
+    def message(text: str) -> list[str]:
         text = keyless.replace("[[cred", f'{text}\nscopes = ["openid"]\n[[cred', 1)
-        return [str(one) for one in findings(tmp_path, text) if one.location.endswith(".scopes")]
+        return [str(finding) for finding in findings(tmp_path, text) if finding.location.endswith(".scopes")]
 
-    assert said('auth = "adc"') == said('auth = "service-account:account.json"') == []
+    assert message('auth = "adc"') == message('auth = "service-account:account.json"') == []
     for text in (
         "",
         'auth = "authorized-user:user.json"',
         'auth = "bearer:env:TOKEN"',
         'key = "env:KEY"\nauth = "adc"',
     ):
-        assert said(text) == [
+        assert message(text) == [
             "warning: credentials.main.scopes: have no effect: only an account asks for them, and a key or a token has "
             'its rights already; remove the key, or add auth = "adc" or "service-account:PATH"'
         ]
 
 
 def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path: Path) -> None:
-    def said(project: str, cloud: str) -> list[str]:
+    def message(project: str, cloud: str) -> list[str]:
         other = f'[credentials.b]\napi = "youtube-v3"\nkey = "env:LINT_KEY2"\nproject = "{project}"\n{cloud}'
         first = GOOD.replace("[[cred", f"{RECONCILED}[[cred", 1).replace("fetch =", 'credential = "main"\nfetch =')
         return [str(f) for f in findings(tmp_path, first + other) if f.level == "error"]
 
-    assert said("main", RECONCILED) == said("other", "") == said("other", RECONCILED.replace("-1", "-2")) == []
-    assert said("main", RECONCILED.replace("-1", "-2")) == [
+    assert message("main", RECONCILED) == message("other", "") == message("other", RECONCILED.replace("-1", "-2")) == []
+    assert message("main", RECONCILED.replace("-1", "-2")) == [
         "error: credentials.b.cloud_project: credential 'main' of the same project 'main' has another one; give both "
         "the same, or different projects"
     ]
-    assert said("other", RECONCILED) == [
+    assert message("other", RECONCILED) == [
         "error: credentials.b.cloud_project: credential 'main' of project 'main' has the same: upstream counts them as "
         "one; give both the same project, for example 'main'"
     ]
@@ -536,28 +540,28 @@ resets = "1h"
 
 
 def test_a_bound_that_no_answer_settles_is_told_once(tmp_path: Path) -> None:
-    def said(price: str, answers: str = "") -> list[str]:
+    def message(price: str, answers: str = "") -> list[str]:
         (tmp_path / "chat.toml").write_text(BOUND.format(price=price, answers=answers))
         text = "".join(f'[credentials.{name}]\napi = "chat.toml"\nkey = "env:LINT_KEY"\n' for name in ("a", "b"))
-        return [str(one) for one in findings(tmp_path, text) if "reserve" in one.message]
+        return [str(finding) for finding in findings(tmp_path, text) if "reserve" in finding.message]
 
-    assert said("{ reserve = { default = 9 } }") == [
+    assert message("{ reserve = { default = 9 } }") == [
         "warning: cost book chat: chat: `reserve` is the most that a call may cost, and `answers` has no `units` that "
         'say what it did cost; add for example units = { json = "/usage/total" }, or settle each call in your program'
     ]
-    assert said("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
-    assert said("9") == []
+    assert message("{ reserve = { default = 9 } }", 'answers = { units = "X-Cost" }') == []
+    assert message("9") == []
 
 
 def test_a_book_without_upstreams_names_cannot_be_reconciled(tmp_path: Path) -> None:
     text = f'[credentials.main]\napi = "gmail-v1"\nkey = "env:LINT_KEY"\n{RECONCILED}'
-    (found,) = findings(tmp_path, text)
-    assert (found.level, found.location) == ("warning", "credentials.main.cloud_project")
+    (reported,) = findings(tmp_path, text)
+    assert (reported.level, reported.location) == ("warning", "credentials.main.cloud_project")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, GOOD + '[store]\nurl = "sqlite:///no/where.db"\n')
-    assert str(found) == f"warning: store.url: folder {tmp_path}/no is not there; make it, or correct the path"
+    (reported,) = findings(tmp_path, GOOD + '[store]\nurl = "sqlite:///no/where.db"\n')
+    assert str(reported) == f"warning: store.url: folder {tmp_path}/no is not there; make it, or correct the path"
 
 
 def test_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
@@ -575,10 +579,10 @@ def test_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
 def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
     """As `quota run` does; a configuration somewhere else finds it there."""
     text = GOOD.replace('fetch = "trending"', 'fetch = "fetched_by_lint:fetch"')
-    (found,) = findings(tmp_path, text)
-    assert (found.level, found.location) == ("error", "jobs.trending.fetch")
-    assert found.message.startswith("'fetched_by_lint:fetch' cannot be imported: ModuleNotFoundError")
-    assert found.remedy == f"install it, or put it in {tmp_path}"
+    (reported,) = findings(tmp_path, text)
+    assert (reported.level, reported.location) == ("error", "jobs.trending.fetch")
+    assert reported.message.startswith("'fetched_by_lint:fetch' cannot be imported: ModuleNotFoundError")
+    assert reported.remedy == f"install it, or put it in {tmp_path}"
     (tmp_path / "fetched_by_lint.py").write_text("def fetch(client, region, cursor): ...\n")
     assert findings(tmp_path, text) == []
 
@@ -592,13 +596,13 @@ def test_an_installed_module_that_hides_the_users_own_is_named(
 ) -> None:
     (tmp_path / own).parent.mkdir(exist_ok=True)
     (tmp_path / own).write_text("def fetch(client, region, cursor): ...\n")
-    (found,) = findings(tmp_path, GOOD.replace('fetch = "trending"', f'fetch = "{fetch}"'))
-    assert found.remedy == f"{hides.__name__} is {hides.__file__} here: give yours another name"
+    (reported,) = findings(tmp_path, GOOD.replace('fetch = "trending"', f'fetch = "{fetch}"'))
+    assert reported.remedy == f"{hides.__name__} is {hides.__file__} here: give yours another name"
 
 
 def test_errors_come_first(tmp_path: Path) -> None:
-    found = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
-    assert [finding.level for finding in found] == ["error", "error", "warning"]
+    reported = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
+    assert [finding.level for finding in reported] == ["error", "error", "warning"]
 
 
 # -- the ledger itself -------------------------------------------------------------------------------------------------
@@ -647,10 +651,13 @@ def test_a_file_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
         assert (line[:5], "is another program's database; move it away" in line) == ("error", True)
         db.execute("DROP TABLE theirs")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        for version, said in ((1, "was written by an older quota-ledger"), (99, "was written by a newer quota-ledger")):
+        for version, message in (
+            (1, "was written by an older quota-ledger"),
+            (99, "was written by a newer quota-ledger"),
+        ):
             db.execute(f"PRAGMA user_version = {version}")
             (line,) = asked(tmp_path, "sqlite:///ledger.db")
-            assert (line[:5], said in line) == ("error", True)
+            assert (line[:5], message in line) == ("error", True)
 
 
 def test_a_path_through_a_file_is_one_warning(tmp_path: Path) -> None:
@@ -681,10 +688,10 @@ def test_a_server_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
         lines = [asked(tmp_path, own.url.replace("://", f"://{who}")) for who in ("", ":wrong@", ":right@")]
     finally:
         own.close()
-    for line, said in zip(lines, ("wants a password", "refused the password", "an older quota-ledger"), strict=True):
+    for line, message in zip(lines, ("wants a password", "refused the password", "an older quota-ledger"), strict=True):
         assert len(line) == 1
         assert line[0].startswith("error: ledger.url: ")
-        assert said in line[0]
+        assert message in line[0]
 
 
 @pytest.mark.usefixtures("real_walls")
@@ -706,13 +713,13 @@ def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
         assert findings(tmp_path, text) == []
     with closing(sqlite3.connect(tmp_path / "videos.db")) as db:
         db.execute("PRAGMA user_version = 1")
-    (found,) = findings(tmp_path, text)
-    assert (found.level, found.location) == ("error", "store.url")
-    assert "was written by an older quota-ledger (its version 1" in found.message
-    assert "move it away" in found.remedy
+    (reported,) = findings(tmp_path, text)
+    assert (reported.level, reported.location) == ("error", "store.url")
+    assert "was written by an older quota-ledger (its version 1" in reported.message
+    assert "move it away" in reported.remedy
     (tmp_path / "videos.db").write_text("nothing of the kind")
-    (found,) = findings(tmp_path, text)
-    assert found.remedy == "move it away, or give [store] url another file"
+    (reported,) = findings(tmp_path, text)
+    assert reported.remedy == "move it away, or give [store] url another file"
     (tmp_path / "videos.db").write_text("")
     assert findings(tmp_path, text) == []
     assert (tmp_path / "videos.db").stat().st_size == 0, "a check makes nothing"
@@ -726,12 +733,12 @@ def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
 def test_what_no_run_could_make_or_use_is_told_for_every_file_alike(tmp_path: Path, key: str) -> None:
     """`quota run` failed each night in the store's place, and nobody was limited in that of the inbound limits."""
 
-    def told(url: str) -> list[tuple[str, bool]]:
+    def levels(url: str) -> list[tuple[str, bool]]:
         rule = '[inbound.all]\nlimit = 5\nwindow = "1s"\n' if key == "inbound" else ""
         settings = load_settings(_written(tmp_path, f'[{key}]\nurl = "sqlite:///{url}"\n{rule}{ALONE}'))
         with not_root():
-            found = [*lint(settings), *ask_ledger(settings)]
-        return [(one.level, bool(one.remedy)) for one in found if one.location == f"{key}.url"]
+            reported = [*lint(settings), *ask_ledger(settings)]
+        return [(finding.level, bool(finding.remedy)) for finding in reported if finding.location == f"{key}.url"]
 
     os.mkfifo(tmp_path / "pipe", 0o600)
     shut = tmp_path / "shut"
@@ -739,9 +746,9 @@ def test_what_no_run_could_make_or_use_is_told_for_every_file_alike(tmp_path: Pa
     shut.chmod(0o555)
     (tmp_path / "text").write_text("nothing of the kind")
     (tmp_path / "loop").symlink_to("loop")
-    assert set(told("pipe")) == {("error", True)}
-    assert told("shut/x.db") == [("warning", True)]
-    assert told("loop") == [("warning", True)]
-    assert told("text") == [("error", True)]
-    assert told("new.db") == []
+    assert set(levels("pipe")) == {("error", True)}
+    assert levels("shut/x.db") == [("warning", True)]
+    assert levels("loop") == [("warning", True)]
+    assert levels("text") == [("error", True)]
+    assert levels("new.db") == []
     assert not (tmp_path / "new.db").exists()

@@ -16,7 +16,7 @@ from jsonschema import Draft7Validator
 
 from fuzz.generate import to_toml
 from quota.cli.configuration import check_, init
-from quota.common.resources import read_text
+from quota.common.files import read_text
 from quota.errors import ConfigError
 from quota.inbound.configured import rules_of
 from quota.settings.load import load_settings
@@ -141,7 +141,7 @@ and of the rules of `[inbound]` one stays."""
 def changed(r: Random, value: Any, key: str = "") -> Any:
     """A copy with one thing in it changed, removed, renamed or put in."""
     if not isinstance(value, (dict, list)) or not value or (key and r.random() < 0.15):
-        return r.choice([one for one in (*ODD, *TEXTS.get(key, ())) if one not in REFERENCES.get(key, ())])
+        return r.choice([value for value in (*ODD, *TEXTS.get(key, ())) if value not in REFERENCES.get(key, ())])
     copy = value.copy()
     at: Any = r.choice(list(copy)) if isinstance(copy, dict) else r.randrange(len(copy))
     kind = r.random()
@@ -175,9 +175,11 @@ def test_the_reader_and_the_schema_agree_on_random_files(part: int, tmp_path: Pa
         for _ in range(r.choice((1, 1, 2))):
             data = changed(r, data)
         path.write_text(to_toml(data), encoding="utf-8")
-        said, errors = taken(path), [error.message[:300] for error in VALIDATOR.iter_errors(data)]
-        assert bool(said) == bool(errors), f"file {number}: {said or 'taken'}; the schema: {errors}\n{to_toml(data)}"
-        outcomes[not said] += 1
+        answer, errors = taken(path), [error.message[:300] for error in VALIDATOR.iter_errors(data)]
+        assert bool(answer) == bool(errors), (
+            f"file {number}: {answer or 'taken'}; the schema: {errors}\n{to_toml(data)}"
+        )
+        outcomes[not answer] += 1
     assert min(outcomes.values()) >= FILES // 20, "of both sorts there are some"
 
 
@@ -210,12 +212,12 @@ def test_the_shipped_configurations_keep_it(name: str) -> None:
 
 def test_every_key_says_what_it_is_for() -> None:
     def keys(schema: dict[str, Any], path: str) -> list[str]:
-        found = []
+        undescribed = []
         for key, inner in schema.get("properties", {}).items():
-            found += [] if "description" in inner else [f"{path}{key}"]
-            found += keys(inner, f"{path}{key}.")
+            undescribed += [] if "description" in inner else [f"{path}{key}"]
+            undescribed += keys(inner, f"{path}{key}.")
         for inner in (schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())):
-            found += keys(inner, f"{path}*.") if isinstance(inner, dict) else []
-        return found
+            undescribed += keys(inner, f"{path}*.") if isinstance(inner, dict) else []
+        return undescribed
 
     assert keys(SCHEMA, "") == []

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import quota
 from quota.errors import ConfigError, UsageError
 from quota.settings.folders import state_folder
-from quota.settings.keys import read_key
 from quota.settings.load import Config, find_config, load_settings, settings_of
 from quota.settings.model import Unavailable
+from quota.settings.references import read_key
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT
 from quota.settings.toml import parse_toml
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
@@ -248,7 +248,7 @@ def test_which_ledger_is_meant_is_told_by_its_name_or_by_the_path_as_named(
     (tmp_path / "deep").mkdir()
     (tmp_path / "elsewhere").symlink_to("deep")
     spellings = ("quota.toml", "./quota.toml", "../conf.d/quota.toml", path, f"{path.parent}//quota.toml")
-    assert {load_settings(one).ledger.identity for one in spellings} == {str(path)}
+    assert {load_settings(path_text).ledger.identity for path_text in spellings} == {str(path)}
     assert load_settings("../link/quota.toml").ledger.identity == f"{tmp_path}/link/quota.toml", "links stay"
     through = f"{tmp_path}/deep/../conf.d/quota.toml"
     assert load_settings(through).ledger.identity == str(path)
@@ -302,7 +302,7 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
         (b"a = 1\nb = = 2\n", "not TOML: Invalid value (at line 2, column 5)"),
@@ -320,9 +320,9 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
-def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes, said: str | None) -> None:
+def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes, expected: str | None) -> None:
     text = message(write(content))
-    assert said is None or text == said
+    assert expected is None or text == expected
 
 
 def test_what_is_very_long_is_shortened_in_messages(write: Any, state_dir: Path) -> None:
@@ -706,10 +706,10 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "instead", "said"), MISTAKES, ids=[said[:60] for _, _, said in MISTAKES])
-def test_a_mistake_is_one_line_that_names_the_place(write: Any, text: str, instead: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "instead", "expected"), MISTAKES, ids=[expected[:60] for _, _, expected in MISTAKES])
+def test_a_mistake_is_one_line_that_names_the_place(write: Any, text: str, instead: str, expected: str) -> None:
     assert FULL.count(text) >= 1
-    assert message(write(FULL.replace(text, instead, 1))) == said
+    assert message(write(FULL.replace(text, instead, 1))) == expected
 
 
 @pytest.mark.parametrize(
@@ -756,7 +756,7 @@ def test_a_refusal_is_an_error_or_an_answer(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "expected"),
     [
         (
             'api = "youtube-v3-buckets"\nproject = "my-project"',
@@ -770,8 +770,8 @@ def test_a_refusal_is_an_error_or_an_answer(write: Any) -> None:
         ),
     ],
 )
-def test_credentials_of_one_project_cannot_have_two_budgets(write: Any, second: str, said: str) -> None:
-    assert message(write(f"{FULL}\n[credentials.second]\n{second}\n")) == said
+def test_credentials_of_one_project_cannot_have_two_budgets(write: Any, second: str, expected: str) -> None:
+    assert message(write(f"{FULL}\n[credentials.second]\n{second}\n")) == expected
 
 
 def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any) -> None:
@@ -858,7 +858,7 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "is empty; put the key into it"),
         (b"\n\n", "is empty; put the key into it"),
@@ -875,12 +875,12 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch:
         (b"secret" * 9_000, "holds more than 8192 characters, so this is not a key"),
     ],
 )
-def test_what_no_header_can_carry_is_no_key_and_is_not_shown(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_no_header_can_carry_is_no_key_and_is_not_shown(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as error:
         read_key(f"file:{path}")
-    assert str(error.value) == f"key file {path} {said}"
+    assert str(error.value) == f"key file {path} {expected}"
     assert error.value.__cause__ is None
 
 

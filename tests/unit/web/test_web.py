@@ -14,9 +14,8 @@ from quota.clients.instrument.payers import answer_to
 from quota.decision import Decision
 from quota.errors import Refused, UsageError
 from quota.proxy.passage import refusal
-from quota.web.health import Check, health
+from quota.web.documents import Check, Problem, health, seconds, send_problem
 from quota.web.lifecycle import listen, require_web
-from quota.web.problem import Problem, seconds, send_problem
 from quota.web.protection import names_of, protected
 
 

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 
 from quota.common.clock import host_clock
-from quota.jobs.api.openapi import resolved
+from quota.jobs.api.app import resolved
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import Page
 from quota.jobs.store.reader import MAX_HITS

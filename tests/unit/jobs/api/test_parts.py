@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from quota.jobs.api.cursor import ForeignCursorError, decode, encode, is_of
-from quota.jobs.api.openapi import document
+from quota.jobs.api.app import document
 from quota.jobs.api.parameters import (
     DEFAULT_LIMIT,
     MAX_BEGINNINGS,
     MAX_CHARACTERS,
     MAX_LIMIT,
     MIN_BEGINNING,
+    ForeignCursorError,
     ParameterError,
+    decode,
+    encode,
+    is_of,
     limit_of,
     read_parameters,
 )
@@ -27,8 +30,8 @@ from quota.jobs.store.reader import MAX_HITS, ChannelRow, VideoRow
 
 @pytest.mark.parametrize("position", [0, 1, 50, 2**32 - 1])
 def test_a_cursor_leads_back_to_its_place(position: int) -> None:
-    version, found = decode("trending DE", encode("trending DE", "v1", position))
-    assert (is_of(version, "v1"), is_of(version, "v2"), found) == (True, False, position)
+    version, place = decode("trending DE", encode("trending DE", "v1", position))
+    assert (is_of(version, "v1"), is_of(version, "v2"), place) == (True, False, position)
 
 
 def test_a_cursor_belongs_to_its_question() -> None:
@@ -43,7 +46,7 @@ def test_anything_else_is_no_cursor(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "parameters"),
     [
         (b"", {}),
         (b"a=1", {"a": "1"}),
@@ -56,8 +59,8 @@ def test_anything_else_is_no_cursor(written: str) -> None:
         (b"a=%zz", {"a": "%zz"}),
     ],
 )
-def test_parameters_are_read(query: bytes, found: dict[str, str]) -> None:
-    assert read_parameters(query, ("a", "b")) == found
+def test_parameters_are_read(query: bytes, parameters: dict[str, str]) -> None:
+    assert read_parameters(query, ("a", "b")) == parameters
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,9 @@ def test_parameters_are_read(query: bytes, found: dict[str, str]) -> None:
     ],
 )
 def test_parameters_that_no_answer_heeds_are_turned_away(query: bytes) -> None:
-    with pytest.raises(ParameterError) as said:
+    with pytest.raises(ParameterError) as caught:
         read_parameters(query, ("a", "b"))
-    assert said.value.problem.detail.isprintable()
+    assert caught.value.problem.detail.isprintable()
 
 
 @pytest.mark.parametrize("written", ["1", "50", "100", "007"])
@@ -122,7 +125,7 @@ def test_the_document_has_the_numbers_of_the_code() -> None:
     limit = listed["components"]["parameters"]["limit"]["schema"]
     assert (limit["minimum"], limit["maximum"], limit["default"]) == (1, MAX_LIMIT, DEFAULT_LIMIT)
     search = listed["paths"]["/api/v1/search"]["get"]
-    (words,) = [one for one in search["parameters"] if one.get("name") == "q"]
+    (words,) = [parameter for parameter in search["parameters"] if parameter.get("name") == "q"]
     assert words["schema"]["maxLength"] == MAX_CHARACTERS
     assert words["description"].startswith(f"1 to {MAX_WORDS} words; {MAX_BEGINNINGS} may end with *")
     assert f"after {MIN_BEGINNING} or more letters" in words["description"]

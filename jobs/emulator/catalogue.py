@@ -1,0 +1,429 @@
+"""The catalogue: videos, channels and comments that the emulator serves, generated ones or recorded ones.
+
+Each generated item is a pure function of its own name (a region and rank, a search and rank, an
+id). Two emulators therefore answer alike on any machine. Nothing uses global randomness.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+import tomllib
+import zlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from quota.common.files import read_text
+from quota.jobs.emulator.replies import Json
+
+T = TypeVar("T")
+
+# Names and texts for generated videos, and upstream's own lists of regions and categories.
+_WORDS = tomllib.loads(read_text("quota.jobs.emulator", "words.toml"))
+
+REGIONS: dict[str, str] = _WORDS["regions"]
+CATEGORIES: dict[str, str] = _WORDS["categories"]
+LANGUAGES: dict[str, str] = {
+    region: language for language, regions in _WORDS["languages"].items() for region in regions
+}
+NAMES: list[str] = _WORDS["names"]
+TAGS: list[str] = _WORDS["tags"]
+DESCRIPTIONS: list[str] = _WORDS["descriptions"]
+
+# Ordinary titles are repeated until they make up most of a chart.
+TITLES: dict[str, list[str]] = {
+    language: ordinary * (24 // len(ordinary)) + _WORDS["titles_everywhere"]
+    for language, ordinary in _WORDS["titles"].items()
+}
+
+CHART_VIDEOS = 200  # upstream lists exactly this many per region
+SEARCH_VIDEOS_MIN, SEARCH_VIDEOS_MAX = 60, 250
+CHANNELS = 5_000
+_REMEMBERED_SEARCHES = 10_000
+_NEWEST = datetime(2026, 6, 1, 12, tzinfo=UTC)  # fixed: answers do not depend on today
+_CATEGORY_IDS = ("1", "2", "10", "15", "17", "19", "20", "22", "23", "24", "25", "26", "27", "28")
+
+
+def etag(*names: str) -> str:
+    digest = hashlib.blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=20).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def resource(kind: str, item_id: str) -> Json:
+    """What each item of the API begins with."""
+    return {"kind": f"youtube#{kind}", "etag": etag(kind, item_id), "id": item_id}
+
+
+# --- ids ---------------------------------------------------------------------------------------------
+# An id encodes the item it names, with two check bytes. The catalogue therefore recognises a made-up id as
+# unknown without a table of the known ones.
+
+
+def _encode_id(payload: bytes) -> str:
+    check = hashlib.blake2b(payload, digest_size=2).digest()
+    return base64.urlsafe_b64encode(check + payload).decode().rstrip("=")
+
+
+def _decode_id(text: str, length: int) -> bytes | None:
+    try:
+        payload = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[2:]
+    except ValueError:
+        return None
+    return payload if len(payload) == length and _encode_id(payload) == text else None
+
+
+_IN_CHART, _IN_SEARCH, _IN_CHANNEL = range(3)
+
+
+def _video_id(place: int, group: int, rank: int) -> str:
+    return _encode_id(bytes([place]) + group.to_bytes(4) + bytes([rank]))
+
+
+def _channel_id(number: int) -> str:
+    return "UC" + _encode_id(number.to_bytes(14))
+
+
+def _channel_number(channel_id: str) -> int | None:
+    payload = _decode_id(channel_id[2:], 14) if channel_id.startswith("UC") else None
+    number = int.from_bytes(payload) if payload is not None else CHANNELS
+    return number if number < CHANNELS else None
+
+
+# --- generated ---------------------------------------------------------------------------------------
+
+
+class _Draw:
+    """A number generator seeded by a name alone."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = int.from_bytes(hashlib.blake2b(name.encode()).digest())
+
+    def below(self, bound: int) -> int:
+        self._pool, number = divmod(self._pool, bound)
+        return number
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return choices[self.below(len(choices))]
+
+
+class GeneratedCatalogue:
+    """Charts for every region, results for every search, and five thousand channels."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._searches: dict[int, str] = {}  # maps an id found by a search back to its words
+        self._regions = list(REGIONS)
+
+    def chart(self, region: str | None) -> Sequence[Json] | None:
+        """The most popular videos of a region (None: the default region)."""
+        region = region or "US"
+        return _chart(self._regions.index(region)) if region in REGIONS else None
+
+    def video(self, video_id: str) -> Json | None:
+        payload = _decode_id(video_id, 6)
+        if payload is None:
+            return None
+        place, group, rank = payload[0], int.from_bytes(payload[1:5]), payload[5]
+        if place == _IN_CHART and group < len(REGIONS) and rank < CHART_VIDEOS:
+            return _video(video_id, language=LANGUAGES.get(self._regions[group], "en"))
+        if place == _IN_CHANNEL and group < CHANNELS and rank < _upload_count(group):
+            return _video(video_id, channel=group)
+        with self._lock:
+            words = self._searches.get(group) if place == _IN_SEARCH else None
+        return None if words is None else _video(video_id, words=words)
+
+    def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
+        """The matching videos, best match first."""
+        words = " ".join(words.split())[:60]
+        if channel_id is not None:
+            uploads = self.uploads(channel_id) or ()
+            return [video for video in uploads if _mentions(video, words)]
+        group = zlib.crc32(words.casefold().encode("utf-8", "replace"))
+        with self._lock:
+            words = self._searches.setdefault(group, words)
+            if len(self._searches) > _REMEMBERED_SEARCHES:
+                del self._searches[next(iter(self._searches))]
+        return _results(group, words)
+
+    def channel(self, channel_id: str) -> Json | None:
+        number = _channel_number(channel_id)
+        return None if number is None else _channel(number)
+
+    def channel_id(self, handle: str) -> str | None:
+        match = re.fullmatch(r"@?channel-([0-9]{1,4})", handle, re.ASCII | re.IGNORECASE)
+        return _channel_id(int(match[1])) if match and int(match[1]) < CHANNELS else None
+
+    def uploads(self, channel_id: str) -> Sequence[Json] | None:
+        number = _channel_number(channel_id)
+        if number is None:
+            return None
+        ids = (_video_id(_IN_CHANNEL, number, rank) for rank in range(_upload_count(number)))
+        return [_video(video_id, channel=number) for video_id in ids]
+
+
+@lru_cache(maxsize=32)
+def _chart(region_index: int) -> Sequence[Json]:
+    """The chart of one region. Every tenth video is a worldwide hit: every region's chart has it."""
+    region = list(REGIONS)[region_index]
+    language = LANGUAGES.get(region, "en")
+    home = LANGUAGES.get(next(iter(REGIONS)), "en")
+    return [
+        _video(_video_id(_IN_CHART, 0, rank), language=home)
+        if rank % 10 == 9
+        else _video(_video_id(_IN_CHART, region_index, rank), language=language)
+        for rank in range(CHART_VIDEOS)
+    ]
+
+
+@lru_cache(maxsize=32)
+def _results(group: int, words: str) -> Sequence[Json]:
+    count = SEARCH_VIDEOS_MIN + group % (SEARCH_VIDEOS_MAX - SEARCH_VIDEOS_MIN + 1)
+    return [_video(_video_id(_IN_SEARCH, group, rank), words=words) for rank in range(count)]
+
+
+def _upload_count(channel: int) -> int:
+    return 3 + channel * 37 % 120
+
+
+def _channel_title(number: int) -> str:
+    return f"{NAMES[number % len(NAMES)]} {number}"
+
+
+def _timestamp(draw: _Draw, days: int) -> str:
+    published = _NEWEST - timedelta(seconds=draw.below(days * 86_400))
+    return published.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _images(url: str, sizes: Sequence[tuple[str, str, int, int]]) -> Json:
+    return {name: {"url": f"{url}/{file}.jpg", "width": width, "height": height} for name, file, width, height in sizes}
+
+
+def _video(video_id: str, *, language: str = "en", channel: int | None = None, words: str = "") -> Json:
+    draw = _Draw(video_id)
+    if channel is None:
+        channel = draw.below(CHANNELS)
+    title = draw.pick(TITLES[language]).format(name=draw.pick(NAMES), number=2 + draw.below(98))
+    if words:
+        title = f"{words} | {title}"[:100]
+    description = draw.pick(DESCRIPTIONS).format(title=title)
+    seconds = 15 + draw.below(5_400)
+    minutes, rest = divmod(seconds, 60)
+    # Some counts pass 2^31, as the largest real ones do.
+    views = draw.below(9_000_000_000) if draw.below(50) == 0 else draw.below(20_000_000)
+    statistics = {"viewCount": str(views), "favoriteCount": "0"}
+    if draw.below(12):  # an owner may hide likes and turn comments off
+        statistics["likeCount"] = str(views // (10 + draw.below(90)))
+    if draw.below(15):
+        statistics["commentCount"] = str(views // (200 + draw.below(3_000)))
+    return {
+        **resource("video", video_id),
+        "snippet": {
+            "publishedAt": _timestamp(draw, 14),
+            "channelId": _channel_id(channel),
+            "title": title,
+            "description": description,
+            "thumbnails": _images(
+                f"https://i.ytimg.com/vi/{video_id}",
+                (
+                    ("default", "default", 120, 90),
+                    ("medium", "mqdefault", 320, 180),
+                    ("high", "hqdefault", 480, 360),
+                ),
+            ),
+            "channelTitle": _channel_title(channel),
+            "tags": [draw.pick(TAGS) for _ in range(draw.below(5))],
+            "categoryId": draw.pick(_CATEGORY_IDS),
+            "liveBroadcastContent": "none",
+            "defaultAudioLanguage": language,
+            "localized": {"title": title, "description": description},
+        },
+        "contentDetails": {
+            "duration": f"PT{minutes}M{rest}S" if minutes else f"PT{rest}S",
+            "dimension": "2d",
+            "definition": "hd" if draw.below(10) else "sd",
+            "caption": "true" if draw.below(4) == 0 else "false",
+            "licensedContent": draw.below(3) > 0,
+            "contentRating": {},
+            "projection": "rectangular",
+        },
+        "status": {
+            "uploadStatus": "processed",
+            "privacyStatus": "public",
+            "license": "youtube",
+            "embeddable": True,
+            "publicStatsViewable": True,
+            "madeForKids": False,
+        },
+        "statistics": statistics,
+    }
+
+
+def _channel(number: int) -> Json:
+    channel_id = _channel_id(number)
+    title = _channel_title(number)
+    draw = _Draw(channel_id)
+    subscribers = draw.below(30_000_000)
+    description = f"Everything about {title}.\n\nNew videos every week ✨"
+    return {
+        **resource("channel", channel_id),
+        "snippet": {
+            "title": title,
+            "description": description,
+            "customUrl": f"@channel-{number}",
+            "publishedAt": _timestamp(draw, 5_000),
+            "thumbnails": _images(f"https://yt3.ggpht.com/{channel_id}", (("default", "s88", 88, 88),)),
+            "localized": {"title": title, "description": description},
+            "country": draw.pick(list(REGIONS)),
+        },
+        "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
+        "statistics": {
+            "viewCount": str(subscribers * (20 + draw.below(400))),
+            "subscriberCount": str(subscribers),
+            "hiddenSubscriberCount": False,
+            "videoCount": str(_upload_count(number)),
+        },
+    }
+
+
+def uploads_playlist(channel_id: str) -> str:
+    """The id of a channel's uploads playlist, which upstream derives from the channel's id."""
+    return "UU" + channel_id[2:]
+
+
+# --- comments ----------------------------------------------------------------------------------------
+
+INLINE_REPLIES = 5
+"""A thread has at most this many of its replies with it."""
+
+
+def threads(video: Json) -> list[Json] | None:
+    """The threads of a video's comments, the newest first; None where they are disabled."""
+    count = video.get("statistics", {}).get("commentCount")
+    if count is None:
+        return None
+    number = min(int(count), _Draw(f"threads {video['id']}").below(250))
+    return [_comment(f"{video['id']}.{place}") for place in range(number)]
+
+
+def replies_to(thread_id: str) -> list[Json] | None:
+    """The replies to a thread. Most threads have few; one of ten has up to 150."""
+    if re.fullmatch(r"[\w-]+\.[0-9]{1,3}", thread_id, re.ASCII) is None:
+        return None
+    draw = _Draw(f"replies {thread_id}")
+    number = draw.below(4) if draw.below(10) else draw.below(151)
+    return [_comment(f"{thread_id}.{place}") for place in range(number)]
+
+
+def _comment(comment_id: str) -> Json:
+    draw = _Draw(comment_id)
+    author, published = draw.below(CHANNELS), _timestamp(draw, 14)
+    snippet = {
+        "authorDisplayName": f"@channel-{author}",
+        "authorChannelId": {"value": _channel_id(author)},
+        "textDisplay": f"{draw.pick(NAMES)}? {draw.pick(DESCRIPTIONS).format(title='This')}"[:200],
+        "likeCount": draw.below(500),
+        "publishedAt": published,
+        "updatedAt": published,
+    }
+    video_id, _, place = comment_id.partition(".")
+    parent = {"parentId": comment_id.rpartition(".")[0]} if "." in place else {"videoId": video_id}
+    return {**resource("comment", comment_id), "snippet": {**snippet, **parent}}
+
+
+def _mentions(video: Json, words: str) -> bool:
+    snippet = video.get("snippet", {})
+    text = f"{snippet.get('title', '')}\n{snippet.get('description', '')}"
+    return words.casefold() in text.casefold()
+
+
+# --- recorded ----------------------------------------------------------------------------------------
+
+_PAGE_FILE = re.compile(r"videos_list_mostPopular_([A-Z]{2})_p([1-9][0-9]{0,3})\.json")
+
+
+class RecordedCatalogue:
+    """Charts read from saved pages of videos.list, named `videos_list_mostPopular_US_p1.json`.
+
+    The catalogue joins a region's pages, so it can serve any page size. At the recorded page size it
+    serves the recorded pages. It never changes an item.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ValueError, with a one-line message, when `folder` holds nothing usable."""
+        self._charts = _read_charts(folder)
+        self._videos: dict[str, Json] = {}
+        self._uploads: dict[str, list[Json]] = {}
+        for chart in self._charts.values():
+            for video in chart:
+                if video["id"] not in self._videos:
+                    self._videos[video["id"]] = video
+                    channel_id = str(video.get("snippet", {}).get("channelId"))
+                    self._uploads.setdefault(channel_id, []).append(video)
+
+    def chart(self, region: str | None) -> Sequence[Json] | None:
+        if region is None:
+            region = "US" if "US" in self._charts else next(iter(self._charts))
+        return self._charts.get(region)
+
+    def video(self, video_id: str) -> Json | None:
+        return self._videos.get(video_id)
+
+    def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
+        videos = self._videos.values() if channel_id is None else self._uploads.get(channel_id, [])
+        return [video for video in videos if _mentions(video, words.strip())]
+
+    def channel(self, channel_id: str) -> Json | None:
+        """A channel with only the fields that the recorded videos give for it."""
+        videos = self._uploads.get(channel_id)
+        if not videos:
+            return None
+        title = videos[0].get("snippet", {}).get("channelTitle", "")
+        return {
+            **resource("channel", channel_id),
+            "snippet": {"title": title, "description": ""},
+            "contentDetails": {"relatedPlaylists": {"likes": "", "uploads": uploads_playlist(channel_id)}},
+            "statistics": {"videoCount": str(len(videos))},
+        }
+
+    def channel_id(self, handle: str) -> str | None:
+        return None
+
+    def uploads(self, channel_id: str) -> Sequence[Json] | None:
+        return self._uploads.get(channel_id)
+
+
+def _read_charts(folder: Path) -> dict[str, list[Json]]:
+    if not folder.is_dir():
+        raise ValueError(f"no recording: {folder} is not a folder")
+    pages: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if match := _PAGE_FILE.fullmatch(path.name):
+            pages.setdefault(match[1], {})[int(match[2])] = path
+    if not pages:
+        raise ValueError(f"no recording in {folder}: it needs files like videos_list_mostPopular_US_p1.json")
+    charts: dict[str, list[Json]] = {}
+    for region, numbered in pages.items():
+        for expected, number in enumerate(sorted(numbered), start=1):
+            if number != expected:
+                raise ValueError(f"the recording in {folder} lacks page {expected} of {region}")
+        charts[region] = [item for number in sorted(numbered) for item in _items(numbered[number])]
+    return charts
+
+
+def _items(path: Path) -> list[Json]:
+    try:
+        items = json.loads(path.read_bytes())["items"]
+        usable = all(isinstance(item["id"], str) for item in items)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path.name} is no page of videos.list: {error}") from error
+    if not usable:
+        raise ValueError(f"{path.name} is no page of videos.list: an item has no id")
+    return list(items)
+
+
+Catalogue = GeneratedCatalogue | RecordedCatalogue
+"""What the emulator can list, in a fixed order. An unknown name gives None, never an error."""

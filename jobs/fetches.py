@@ -1,0 +1,384 @@
+"""The built-in fetch functions, each under the name of its job: each call makes one request to upstream for one region.
+
+    trending    a region's chart of most popular videos
+    channels    details of channels
+    videos      what the store has, described anew
+    search      the videos that upstream finds for some words
+    uploads     what channels publish
+    comments    what people say under videos
+
+Where upstream's lists are long, `quota.jobs.walks` says which of them comes next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import index
+from typing import Any
+
+from quota.errors import BadAnswer
+from quota.jobs.job import Cursor, Page, checked_id, first_attempt, leave_out, resources
+from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
+from quota.jobs.store.store import Store
+from quota.jobs.walks import PAGE_ITEMS, Place, Walks, with_next
+from quota.terms.arguments import texts
+from quota.terms.limits import HOUR_MS
+
+PARTS = "snippet,statistics,contentDetails"
+"""What is asked of a video or a channel."""
+
+PAGE_COMMENTS = 100
+"""Upstream returns at most this many in one page."""
+
+
+@first_attempt("videos.list")
+def trending(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
+    """The next page of a region's chart: 50 videos for 1 unit. `category` narrows it to one category id ("10" is
+    music)."""
+    call = client.videos().list(
+        part=PARTS,
+        chart="mostPopular",
+        regionCode=region or None,
+        videoCategoryId=category,
+        maxResults=PAGE_ITEMS,
+        pageToken=cursor["token"] if cursor else None,
+    )
+    answer = call.execute()
+    token = answer.get("nextPageToken")
+    return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)
+
+
+@first_attempt("channels.list")
+def channels(
+    client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
+) -> Page:
+    """The next 50 channels for 1 unit, from `ids` or else from the store's newest complete rankings of the region.
+
+    Without channels it sends no call and charges nothing. The cursor is the last id done, not a position, because the
+    rankings may change between two runs.
+    """
+    after = str(cursor["after"]) if cursor else ""
+    if ids is None:
+        wanted = store.channels_ranked(region, after, PAGE_ITEMS)
+    else:
+        wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
+    if not wanted:
+        return Page(complete=False)
+    answer = client.channels().list(part=PARTS, id=",".join(wanted), maxResults=PAGE_ITEMS).execute()
+    more = len(wanted) == PAGE_ITEMS
+    return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)
+
+
+_ASKED_LONGEST_AGO = f"""
+    SELECT video_id FROM videos WHERE (asked_ms IS NULL OR asked_ms < :began_ms OR asked_ms > :ahead_ms)
+        AND (:region = '' OR video_id IN (SELECT video_id FROM rankings WHERE region = :region))
+    ORDER BY asked_ms, id LIMIT {PAGE_ITEMS}
+"""  # noqa: S608  # a constant
+
+
+@first_attempt("videos.list")
+def videos(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> Page:
+    """The next 50 videos of the store (in the region), described anew for 1 unit: first those that were asked for
+    longest ago. Without videos it sends no call and charges nothing.
+
+    A video that upstream no longer has counts as asked for, like the others, and expires in its time.
+    """
+    now_ms = store.now_ms()
+    step = cursor or {"began_ms": now_ms, "step": 0}
+    step = {**step, "began_ms": min(index(step["began_ms"]), now_ms)}  # the clock may have gone back since
+    when = {"began_ms": step["began_ms"], "ahead_ms": now_ms + HOUR_MS}
+    ids = [video_id for (video_id,) in store.select(_ASKED_LONGEST_AGO, region=region, **when)]
+    if not ids:
+        return Page(complete=False)
+    answered = _videos_of(client, ids)
+    described = [answered.get(video_id, {"id": video_id}) for video_id in ids]
+    return Page(videos=described, again=True, cursor={**step, "step": step["step"] + 1})
+
+
+def _videos_of(client: Any, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """What upstream says of these videos, by id: nothing of those that were deleted."""
+    answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
+    return {video["id"]: video for video in resources(answer)}
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def _search_attempt(cursor: Cursor | None) -> str:
+    return "videos.list" if cursor and "ids" in cursor else "search.list"
+
+
+@first_attempt(_search_attempt)
+def search(
+    client: Any,
+    region: str,
+    cursor: Cursor | None,
+    *,
+    words: str | Sequence[str],
+    order: str = "relevance",
+    published_after: str | None = None,
+    pages: int = 1_000_000,
+) -> Page:
+    """The videos that upstream finds for some words in a region, with full details. `words` is the query, or a list of
+    queries; `order` and `published_after` are upstream's own parameters. A search has at most so many `pages`.
+
+    Each page takes two steps: the search (expensive, and it returns little more than ids), then the videos by their
+    ids (1 unit). The cursor keeps the ids that the first step got, so a refusal between the two does not cost another
+    search.
+
+    Several searches take turns: a page of each, then the next page of each. The cursor has those that wait, and with
+    them the one whose turn it is, so a refusal costs none of them its turn. One that fails is left out of its pass: it
+    would keep the others out, in the next pass too.
+    """
+    queries = (words,) if isinstance(words, str) else texts(words, "words:")
+    turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
+    if not turns:
+        return Page(complete=False)
+    try:
+        if cursor and "ids" in cursor:
+            described = _videos_of(client, cursor["ids"])
+            # Keep the order of the search. Upstream omits videos deleted since then, and promises no order here.
+            ranked = [described[video_id] for video_id in cursor["ids"] if video_id in described]
+            return Page(videos=ranked, ranked=True, cursor=_next_turn(turns, cursor["next"], pages))
+        return _search(client, turns, pages, regionCode=region or None, order=order, publishedAfter=published_after)
+    except Exception as error:
+        if len(queries) > 1:
+            left = Page(cursor={"turns": turns[1:]} if turns[1:] else None, complete=False)
+            leave_out(error, f"search {turns[0]['words']!r:.100}", left)
+        raise
+
+
+def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str | None) -> Page:
+    call = client.search().list(
+        part="id",
+        type="video",
+        q=turns[0]["words"],
+        maxResults=PAGE_ITEMS,
+        pageToken=turns[0].get("token"),
+        **parameters,
+    )
+    answer = call.execute()
+    token = answer.get("nextPageToken")
+    names = [item.get("id") for item in answer.get("items", [])]
+    # Each id gives its kind. Skip the ids of channels and playlists.
+    ids = [checked_id(name["videoId"]) for name in names if isinstance(name, dict) and "videoId" in name]
+    if ids:
+        return Page(cursor={"ids": ids, "next": token, "turns": turns}, complete=False)
+    return Page(cursor=_next_turn(turns, token, pages))
+
+
+def _next_turn(turns: Sequence[Place], token: str | None, pages: int) -> Cursor | None:
+    """The cursor after a page of the first search, which waits behind the others if it may have another page."""
+    first, *waiting = turns
+    had = first.get("pages", 0) + 1
+    if token and had < pages and (following := with_next(first, "token", token)) is not None:
+        waiting.append({**following, "pages": had})
+    return {"turns": waiting} if waiting else None
+
+
+# -- uploads -----------------------------------------------------------------------------------------------------------
+
+_STORED_CHANNELS = """
+    SELECT channel_id AS id FROM videos WHERE channel_id IS NOT NULL AND (:region = '' OR video_id IN
+        (SELECT video_id FROM rankings WHERE region = :region))
+    UNION SELECT channel_id FROM channels WHERE :region = ''
+"""
+_NAMED_CHANNELS = "SELECT DISTINCT value AS id FROM json_each(:ids)"
+_UPLOADS = """
+    SELECT wanted.id, video_count, published_at FROM ({wanted}) wanted
+    LEFT JOIN channels ON channels.channel_id = wanted.id
+"""
+_PLAYLISTS = """
+    SELECT channel_id, uploads_id FROM channels
+    WHERE channel_id IN (SELECT value FROM json_each(:ids)) AND uploads_id <> ''
+"""
+_WITH_DETAILS = """
+    SELECT video_id, duration IS NOT NULL FROM videos WHERE video_id IN (SELECT value FROM json_each(:ids))
+"""
+
+
+@first_attempt("playlistItems.list")
+def uploads(
+    client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: str | Sequence[str] | None = None
+) -> Page:
+    """The next page of what one channel publishes, of `channels` or else of all in the store (in the region): 50 videos
+    for 1 unit.
+
+    Upstream has a playlist of each channel's videos, and says its id with the channel's details. That costs 1 unit for
+    50 channels, and the store remembers it. A playlist names videos and tells little of them: the job `videos` fetches
+    the rest.
+    """
+    names = None if channels is None else json.dumps(texts(channels, "channels:"))
+    wanted = _STORED_CHANNELS if channels is None else _NAMED_CHANNELS
+    walks = Walks(store, "places_of_uploads", _UPLOADS.format(wanted=wanted), cursor, ids=names, region=region)
+    if not walks.places:
+        return Page(complete=False)
+    ids = [place["id"] for place in walks.places]
+    playlists = dict(store.select(_PLAYLISTS, ids=json.dumps(ids)))
+    if ids[0] not in playlists:
+        return _playlists(client, walks, [channel for channel in ids if channel not in playlists])
+    try:
+        return _uploaded(client, store, walks, playlists[ids[0]])
+    except Exception as error:
+        return walks.failed(error, "channel", {"id": ids[0]})
+
+
+def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
+    """Find the playlists of channels. One that has none is not asked for again in this pass."""
+    answered = resources(client.channels().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute())
+    have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
+    return walks.page(*({"id": name} for name in names if name not in have), channels=answered)
+
+
+def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
+    place = walks.places[0]
+    call = client.playlistItems().list(
+        part="snippet,contentDetails",
+        playlistId=playlist,
+        maxResults=PAGE_ITEMS,
+        pageToken=place.get("token"),
+    )
+    answer = call.execute()
+    items = [_uploaded_video(item) for item in _usable(answer)]
+    listed = {video["id"]: video for video in items if video is not None}
+    stored = dict(store.select(_WITH_DETAILS, ids=json.dumps([*listed])))
+    # A video of which the store has more than the playlist is only noted as listed.
+    page_videos = [{"id": name} if stored.get(name) else video for name, video in listed.items()]
+    return walks.page(walks.moved(place, [*listed], answer.get("nextPageToken"), stored), videos=page_videos)
+
+
+def _uploaded_video(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The video of a playlist's item, as far as the item tells. None for one that is private or was deleted."""
+    details, source = item.get("contentDetails"), item.get("snippet")
+    if not isinstance(details, dict) or not isinstance(source, dict) or "videoPublishedAt" not in details:
+        return None
+    snippet = {name: source.get(name) for name in ("title", "description", "channelId", "channelTitle", "thumbnails")}
+    return {
+        "id": checked_id(details.get("videoId")),
+        "snippet": {**snippet, "publishedAt": details["videoPublishedAt"]},
+    }
+
+
+def _with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Those items that have an id. One without holds up no list."""
+    named: list[Mapping[str, Any]] = []
+    for item in items:
+        with suppress(BadAnswer):
+            named += resources({"items": [item]})
+    return named
+
+
+def _usable(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The items of an answer that have an id. Raises BadAnswer where there are items and none has one."""
+    return _with_ids(answer.get("items", [])) or resources(answer)
+
+
+# -- comments ----------------------------------------------------------------------------------------------------------
+
+# Upstream counts no comments where they are disabled.
+_STORED_VIDEOS = """
+    SELECT video_id, comment_count, published_at FROM videos WHERE (comment_count > 0 OR duration IS NULL)
+        AND (:region = '' OR video_id IN (SELECT video_id FROM rankings WHERE region = :region))
+"""
+_NAMED_VIDEOS = """
+    SELECT value, comment_count, published_at FROM (SELECT DISTINCT value FROM json_each(:ids))
+    LEFT JOIN videos ON video_id = value
+"""
+_REPLY_COUNTS = """
+    SELECT key, json_extract(data, '$.reply_count') FROM rows
+    WHERE name = 'comments' AND key IN (SELECT value FROM json_each(:ids))
+"""
+
+
+@first_attempt("commentThreads.list")
+def comments(
+    client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: str | Sequence[str] | None = None
+) -> Page:
+    """The next page of what people say under one video, of `videos` or else of all in the store (in the region): 100
+    threads for 1 unit, into the table `comments`.
+
+    A thread comes with some of its replies. Where it has more, they are asked for before the next page of threads: 100
+    for 1 unit.
+    """
+    names = None if videos is None else json.dumps(texts(videos, "videos:"))
+    lists = _STORED_VIDEOS if videos is None else _NAMED_VIDEOS
+    walks = Walks(store, "places_of_comments", lists, cursor, ids=names, region=region)
+    if not walks.places:
+        return Page(complete=False)
+    place = walks.places[0]
+    threads = place.get("threads")
+    try:
+        return _replies(client, walks, place) if threads else _threads(client, store, walks, place)
+    except Exception as error:
+        return walks.failed(error, "video", _after_replies(place, None) if threads else {"id": place["id"]})
+
+
+def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
+    call = client.commentThreads().list(
+        part="snippet,replies",
+        videoId=place["id"],
+        order="time",
+        textFormat="plainText",
+        maxResults=PAGE_COMMENTS,
+        pageToken=place.get("token"),
+    )
+    answer = call.execute()
+    threads = {thread["id"]: thread for thread in _usable(answer)}
+    stored_counts = dict(store.select(_REPLY_COUNTS, ids=json.dumps([*threads])))
+    rows: dict[str, dict[str, Any]] = {}
+    waiting = []
+    for name, thread in threads.items():
+        snippet = part(thread, "snippet")
+        count = count_or_none(snippet.get("totalReplyCount"))
+        inline = _with_ids(part(thread, "replies").get("comments", []))
+        rows[name] = {**_comment_row(part(snippet, "topLevelComment"), place["id"]), "id": name, "reply_count": count}
+        rows |= {reply["id"]: _comment_row(reply, place["id"], name) for reply in inline}
+        if count is not None and count > len(inline) and (walks.is_full(place) or stored_counts.get(name) != count):
+            waiting.append(name)
+    here = walks.moved(place, [*threads], answer.get("nextPageToken"), stored_counts)
+    if waiting:
+        here = {**here, "opened": here.get("opened") or store.now_ms(), "threads": waiting}
+    return walks.page(here, rows={"comments": [*rows.values()]})
+
+
+def _replies(client: Any, walks: Walks, place: Place) -> Page:
+    """The next replies of the first thread that waits for its own."""
+    thread = place["threads"][0]
+    call = client.comments().list(
+        part="snippet",
+        parentId=thread,
+        textFormat="plainText",
+        maxResults=PAGE_COMMENTS,
+        pageToken=place.get("replies"),
+    )
+    answer = call.execute()
+    rows = {reply["id"]: _comment_row(reply, place["id"], thread) for reply in _usable(answer)}
+    return walks.page(_after_replies(place, answer.get("nextPageToken")), rows={"comments": [*rows.values()]})
+
+
+def _after_replies(place: Place, token: str | None) -> Place:
+    """The place after a page of replies. When no thread waits any longer, the next page of threads comes."""
+    if token and (following := with_next(place, "replies", token)) is not None:
+        return following
+    here = {name: value for name, value in place.items() if name not in ("threads", "replies", "seen_replies")}
+    if waiting := place["threads"][1:]:
+        return {**here, "threads": waiting}
+    return here if "token" in here else {**here, "opened": None}
+
+
+def _comment_row(comment: Mapping[str, Any], video: str, thread: str | None = None) -> dict[str, Any]:
+    snippet = part(comment, "snippet")
+    return {
+        "id": comment.get("id"),
+        "video_id": video,
+        "parent_id": thread,
+        "text": text_or_none(snippet.get("textDisplay")),
+        "author": text_or_none(snippet.get("authorDisplayName")),
+        "author_channel_id": text_or_none(part(snippet, "authorChannelId").get("value")),
+        "like_count": count_or_none(snippet.get("likeCount")),
+        "reply_count": None,
+        "published_at": text_or_none(snippet.get("publishedAt")),
+        "updated_at": text_or_none(snippet.get("updatedAt")),
+    }

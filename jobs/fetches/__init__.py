@@ -1,1 +1,0 @@
-"""The built-in fetch functions: each makes one call for one region."""

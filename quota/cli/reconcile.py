@@ -1,0 +1,213 @@
+"""`quota reconcile`: the provider's own count beside ours, and what it gives reason to tell somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import click
+
+import quota
+from quota.cli.options import config_option, json_option, only_credential_option
+from quota.cli.output import fail, print_json, print_rich
+from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
+from quota.common.clock import rfc3339, utc, weekday
+from quota.common.text import many, members, spell
+from quota.errors import BadAnswer, ConfigError
+from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from quota.reconcile.reconcile import Reconciled
+    from quota.reports.notify import Notice
+
+MAX_METHODS = 5
+"""The most methods that are named for a difference."""
+
+DRIFT_PERCENT = 5
+"""Two counts that differ by no more need nobody's attention: calls that never arrived, or that were tried again."""
+
+
+@click.command("reconcile")
+@click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
+@click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
+@only_credential_option
+@json_option
+@config_option
+def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
+    """Compare our count with the provider's own, and tighten ours.
+
+    It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
+    cloud_project. Units that only upstream knows of count here from now on; a smaller quota lowers the limits. Nothing
+    is ever freed. The account that `auth` names needs the permission monitoring.timeSeries.list. If upstream's figures
+    cannot be had, the exit status is 1 and nothing is changed.
+
+    \b
+    Example:
+      quota reconcile
+      quota reconcile --check || echo "somebody else spends this project"
+      quota reconcile > /dev/null     # from cron, every hour
+    """
+    from quota.reconcile.reconcile import chosen_credentials, reconcile
+
+    results, failed = [], 0
+    with quota.open(config) as session:
+        for chosen in chosen_credentials(session, credential):
+            try:
+                results.append(reconcile(session, chosen, commit=not dry_run))
+            except (BadAnswer, ConfigError) as error:  # another project may do better
+                failed = max(failed, error.exit_status)
+                fail(f"{chosen.name}: {error}")
+        if failed and not results:
+            return failed
+        if as_json:
+            print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
+        else:
+            for result in results:
+                print_rich(render_reconciled(result, dry_run=dry_run))
+        if session.settings.notify is not None and not dry_run:
+            from quota.reports.notify import notify
+
+            notify(session, [notice for result in results for notice in notices_of(result)])
+    return failed or int(checks and any(result.differs for result in results))
+
+
+def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
+    """One project: a line for each difference, both counts as a table, and what follows."""
+    return stacked(_parts(result, dry_run=dry_run))
+
+
+def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
+    yield line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")
+    yield from (line(text, "yellow") for count in result.buckets for text in _differences(count, result))
+    if result.newest_ms is None:
+        yield line("upstream has counted nothing; is cloud_project right?", "yellow")
+    else:
+        lag = spell(result.at_ms - result.newest_ms)
+        yield line(f"upstream's newest point: {weekday(result.newest_ms)}, {lag} ago")
+    if result.log_after_ms:
+        lacks = f"our log lacks charges of this period, up to {weekday(result.log_after_ms)}"
+        yield line(f"not compared: {lacks}. The next period will be compared", "yellow")
+    if result.buckets or result.apart:
+        yield _table(result)
+    yield from (line(text, "yellow") for count in result.buckets for text in _prices(count, result))
+    for count in result.apart:
+        calls = f"upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}"
+        nothing = f"cost book {result.book} has no such bucket, so nothing follows from it"
+        yield line(f"{count.bucket}: {calls}; {nothing}", "yellow")
+    near_units = sum(count.near_units for count in result.buckets if count.unknown or count.drift_units)
+    if near_units:
+        within = spell(TOLERANCE_MS).removesuffix(" 00s")
+        yield line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
+    for counts in result.others:
+        until = weekday(counts.until_ms)
+        yield line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
+    would_be = "would be" if dry_run else "is"
+    for low in result.lowered:
+        held = f"{would_be} held to {low.enforced_units:,} instead of {low.configured_units:,}"
+        believed = f"Believed until {weekday(low.until_ms)}, or until upstream says otherwise"
+        yield line(f"{low.limit}: {held}: upstream grants {low.granted_units:,}. {believed}", "yellow")
+    for name in result.lifted:
+        yield line(f"{name}: {would_be} lifted: upstream grants more than it did")
+    if result.differs or result.lifted or result.log_after_ms:
+        done = ["tightened"] * result.tightened + ["lifted"] * bool(result.lifted)
+        yield line("a dry run: nothing was changed" if dry_run else " and ".join(done) or "nothing to change")
+    else:
+        yield line("both counts agree", "green")
+
+
+def _table(result: Reconciled) -> RenderableType:
+    columns = [Column("bucket"), Column("since")]
+    columns += [Column(name, number=True) for name in ("upstream", "ours", "unknown", "drift", "may differ", "granted")]
+    rows = []
+    for count in (*result.buckets, *result.apart):
+        present = count.period.until_ms > result.at_ms
+        granted = result.grants.get(count.bucket) if present else None
+        rows.append(
+            (
+                count.bucket,
+                _since(count, result),
+                f"{count.upstream_units:,}",
+                f"{count.our_units:,}",
+                f"{count.unknown_units:,}",
+                f"{count.drift_units:,}",
+                f"{count.near_units:,}",
+                "" if granted is None else f"{granted:,}",
+            )
+        )
+    return FirstThatFits(tables(columns, rows, without=(6, 7)))
+
+
+def _since(count: BucketCount, result: Reconciled) -> str:
+    return utc(count.period.since_ms).astimezone(ZoneInfo(result.zone)).strftime("%a %d %b %H:%M")
+
+
+def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
+    since = f"since {_since(count, result)}"
+    if count.unknown:
+        more = _named(_more(count))
+        yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
+    if count.drift_units:
+        less = _named(_less(count))
+        yield f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed"
+
+
+def _more(count: BucketCount) -> list[MethodCount]:
+    return [row for row in count.methods if row.upstream_units > row.our_units]
+
+
+def _less(count: BucketCount) -> list[MethodCount]:
+    return [row for row in count.methods if row.our_units > row.upstream_units]
+
+
+def _named(rows: list[MethodCount]) -> str:
+    """The methods, each with its difference."""
+    differences = [(row.method or "no method", abs(row.upstream_units - row.our_units)) for row in rows[:MAX_METHODS]]
+    named = ", ".join(f"{method} {units:,}" for method, units in differences)
+    rest = len(rows) - MAX_METHODS
+    others = f" and {many(rest, 'other method')}" if rest > 0 else ""
+    return f": {named}{others}" if named else ""
+
+
+def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
+    """The prices that would explain a difference."""
+    for row in _more(count)[:MAX_METHODS] if count.unknown else ():
+        if row.upstream_price is not None and row.our_calls > 1 and row.price is not None:
+            yield (
+                f"{row.method}: if nobody else spends this project, its price is wrong: a call costs "
+                f"{many(row.upstream_price, 'unit')} there, {row.price:,} in cost book {result.book}"
+            )
+    for row in _less(count)[:MAX_METHODS] if count.drift_units else ():
+        if row.upstream_price is not None and row.price is not None:
+            yield (
+                f"{row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
+                f"there, {row.upstream_price:,} each; cost book {result.book} says {row.price:,}"
+            )
+        elif row.our_units and not row.upstream_units:
+            yield (
+                f"{row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
+                f"{result.book} says {row.price or 0:,}"
+            )
+
+
+def notices_of(result: Reconciled) -> Iterator[Notice]:
+    """What to tell whom `[notify]` names: once for each bucket and period of upstream, and each side's surplus."""
+    from quota.reports.notify import Notice
+
+    for count in result.buckets:
+        since_ms, until_ms = count.period
+        day = rfc3339(since_ms)
+        drift = f"{many(count.drift_units, 'unit')} charged since {day} that upstream did not count"
+        unknown = f"upstream counted {many(count.unknown_units, 'unit')} since {day} not charged here"
+        units_of_each = members(count, "upstream_units our_units drift_units unknown_units")
+        facts = {"bucket": count.bucket, "since": day, **units_of_each}
+        for kind, units, of_units, text in (
+            ("drift", count.drift_units, count.upstream_units, drift),
+            ("unknown", count.unknown_units, count.our_units, unknown),
+        ):
+            if units * 100 > of_units * DRIFT_PERCENT:
+                message = f"bucket {count.bucket} of project {result.project}: {text}"
+                subject = f"{count.bucket} {since_ms} {kind}"
+                yield Notice("drift", result.project, subject, message, until_ms - since_ms, facts)

@@ -1,0 +1,247 @@
+"""What `quota costs` makes of recorded answers: what one means (--try), and the draft of a cost book (--new).
+
+A draft has no number that no answer has. What is missing is 0 or "", which `quota costs --check` refuses with its line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from quota.clients.gate import MAX_PEEK_BYTES
+from quota.clients.upstream import Reading, upstream_of
+from quota.common.clock import NEVER, host_clock, moment, utc
+from quota.common.files import read_named
+from quota.common.text import many, members, nearest, one_line, show
+from quota.errors import ConfigError, UsageError
+from quota.settings.toml import in_toml
+from quota.terms.api import VERBS, Hosts
+from quota.terms.costs import CostBook, Price
+
+_ABOUT = re.compile(r"(?i)rate-?limit|quota")
+_FIGURES = {"remaining": "remaining|left", "reset": "reset", "bucket": "resource|bucket", "limit": "-limit$|max"}
+_FORMS = {
+    "epoch": r"[0-9]{9,12}(\.[0-9]+)?",
+    "seconds": r"[0-9]{1,8}(\.[0-9]+)?",
+    "duration": r"([0-9.]+(ms|[smhd]))+",
+    "rfc3339": r"[0-9]{4}-[0-9]{2}-[0-9]{2}T.*",
+    "http-date": r"[A-Z][a-z]{2}, .*GMT",
+}
+_REFUSED = (403, 429)
+
+
+class Recorded(NamedTuple):
+    """An answer in a file, with the `request` that it answers where the file has one."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    request: str
+
+
+def read_answer(path: str) -> Recorded:
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`, whose body is text, or JSON as it stands.
+    Raises ConfigError for another file."""
+    source = one_line(path)
+    try:
+        answer = json.loads(read_named(path, 1 << 20))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):  # not JSON
+        answer = None
+    answer = answer if isinstance(answer, dict) else {}
+    status, headers, body = answer.get("status"), answer.get("headers", {}), answer.get("body", "")
+    if type(status) is not int or not 100 <= status <= 599 or not isinstance(headers, dict):
+        raise ConfigError(f'{source}: not an answer; write {{"status": 403, "headers": {{...}}, "body": ...}}')
+    text = body if isinstance(body, str) else json.dumps(body)
+    request = answer.get("request")
+    return Recorded(
+        status,
+        {name: str(value) for name, value in headers.items()},
+        text.encode(errors="replace")[:MAX_PEEK_BYTES],  # as much of it as the transports look at
+        request if isinstance(request, str) else "",
+    )
+
+
+# -- --try -------------------------------------------------------------------------------------------------------------
+
+
+class Tried(NamedTuple):
+    """A request as the cost book sees it. `method` is None where no route takes it, and the price is the book's default
+    then. `reading` is what an answer means that came at `at_ms`."""
+
+    request: str
+    metered: bool
+    method: str | None
+    price: Price
+    at_ms: int
+    reading: Reading | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For --json."""
+        reading = self.reading
+        return {
+            **members(self, "request metered method"),
+            "units": self.price.units,
+            "parts": [part._asdict() for part in self.price.parts],
+            "answer": None
+            if reading is None
+            else {
+                "kind": None if reading.error is None else reading.error.kind,
+                "message": None if reading.error is None else reading.error.message,
+                "closes": [members(closing, "bucket until") for closing in reading.closes],
+                "remaining": [
+                    members(level, "bucket remaining_units limit_units")
+                    | {"resets_at": members(level, "reset")["reset"]}
+                    for level in reading.levels
+                ],
+                "units": reading.used_units,
+                "free": reading.free,
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if not self.metered:
+            yield f"{self.request} is not charged: its host is not one of the book's"
+            return
+        cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
+        if self.method is None:
+            yield f"{self.request}: no route takes it; it costs the default, {cost}"
+        else:
+            yield f"{self.request}: {self.method}, {cost}"
+        if self.reading is not None:
+            yield from self._meaning(self.reading)
+
+    def _meaning(self, reading: Reading) -> Iterator[str]:
+        for closing in reading.closes:
+            until = "its own reset" if closing.until_ms is None else self._at(closing.until_ms)
+            yield f"closes {closing.bucket} until {until}: {closing.why}"
+        if reading.error is not None and not reading.closes:
+            remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
+            yield f"{reading.error.kind}: {reading.error.message}{remedy}"
+        for level in reading.levels:
+            limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
+            until = "" if level.reset_ms is None else f" until {self._at(level.reset_ms)}"
+            yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
+        if reading.used_units is not None:
+            yield f"it cost {many(reading.used_units, 'unit')}"
+        if reading.free:
+            yield "upstream does not count it: its charge is refunded"
+        if reading.error is None and not reading.changes_something:
+            yield "the answer changes nothing"
+
+    def _at(self, at_ms: int) -> str:
+        return "it is reopened" if at_ms == NEVER else moment(at_ms, self.at_ms)
+
+
+def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
+    """What a request, `GET https://...`, is by a book, and what the answer in a file means.
+
+    Raises UsageError for what is no request, ConfigError for a file that is no answer.
+    """
+    verb, _, url = request.strip().rpartition(" ")
+    verb = verb.strip().upper() or "GET"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable():
+        raise UsageError(f'{show(request)} is no request; write for example "GET https://api.example.com/users"')
+    if verb not in VERBS:
+        raise UsageError(f"{show(verb)} is no verb; {nearest(verb, VERBS)}")
+    request, at_ms = f"{verb} {url}", host_clock()
+    metered = not book.hosts or Hosts(book.hosts).serve(url)
+    method = upstream_of(book).method(verb, url)
+    price = book.default_price(verb) if method is None else book.price(method)
+    tried = Tried(request, metered, method, price, at_ms)
+    if answer is None:
+        return tried
+    status, headers, body, _ = read_answer(answer)
+    return tried._replace(
+        reading=upstream_of(book).read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
+    )
+
+
+# -- --new -------------------------------------------------------------------------------------------------------------
+
+
+def draft(name: str, paths: Iterable[str]) -> str:
+    """The text of a cost book. Raises ConfigError for a file that has no answer."""
+    answers = [read_answer(path) for path in paths]
+    figures = _figures(answers)
+    hosts = sorted({_host(answer.request) for answer in answers} - {""})
+    limit = next(
+        (answer.headers[figures["limit"]] for answer in answers if figures.get("limit", "") in answer.headers), ""
+    )
+    units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
+    lines = [
+        "# What is counted, and for whom; the page of each number; what differs by plan; what is not expressed.",
+        "",
+        f"api = {in_toml(name)}",
+        f"hosts = [{', '.join(map(in_toml, hosts))}]",
+        'source = ""  # the vendor\'s page',
+        f"read_on = {utc(host_clock()).date()}",
+        "",
+        "[buckets.requests]",
+        f"quota = {units}" + ("  # as an answer says; is it so on the page?" if limit else ""),
+        'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }',
+        "",
+        "[default]",
+        "get = 1",
+        "other = 1",
+        "",
+        "[methods]",
+        "read = 1",
+        "write = 1",
+        "",
+        "[routes]",
+        '"GET /**" = "read"',
+        '"**" = "write"',
+        "",
+        "[answers]",
+        *(f"{what} = {_field(what, header, answers)}" for what, header in figures.items() if "remaining" in figures),
+        *_closed(answers, timed="reset" in figures),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _host(request: str) -> str:
+    """Where a recorded request went, without the password that its address may hold; empty where it has none."""
+    with suppress(ValueError):
+        return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
+    return ""
+
+
+def _figures(answers: list[Recorded]) -> dict[str, str]:
+    """Which header says what."""
+    figures: dict[str, str] = {}
+    names = dict.fromkeys(header for answer in answers for header in answer.headers if _ABOUT.search(header))
+    for header in names:
+        what = next((what for what, words in _FIGURES.items() if re.search(words, header, re.IGNORECASE)), None)
+        if what is not None:
+            figures.setdefault(what, header)
+    return {what: figures[what] for what in ("remaining", "limit", "reset", "bucket") if what in figures}
+
+
+def _field(what: str, header: str, answers: list[Recorded]) -> str:
+    if what != "reset":
+        return in_toml(header)
+    value = next(answer.headers[header] for answer in answers if header in answer.headers)
+    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value.strip())), "")
+    return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
+
+
+def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:
+    """A rule for each status that refuses. It lasts a minute where no answer says how long."""
+    statuses = dict.fromkeys(answer.status for answer in answers if answer.status in _REFUSED)
+    lasts = "" if timed else ', lasts = "60s"'
+    rules = [
+        f"    {{ status = {status}{lasts} }},  # not every {status}? Name its `body` or `json`." for status in statuses
+    ]
+    return ["closed = [", *rules, "]"] if rules else []

@@ -1,0 +1,126 @@
+"""How a line of the log is written: without secrets and control characters, as text or as JSON.
+
+`install` puts a `RedactingFilter` on handlers, `LineFormatter` keeps each record on one line, and `JsonFormatter`
+writes an object a line, for programs that collect logs:
+
+    page_stored job=trending region=US page=2 took_ms=81
+    {"time": "2026-11-22T05:45:12.031Z", "level": "debug", "logger": "quota.jobs", "event": "page_stored",
+     "job": "trending", "region": "US", "page": 2, "took_ms": 81}
+
+A line of ours is an event, its fields, and perhaps a sentence after a colon, which becomes `message`. A line of another
+library is a `message` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+from quota.common.clock import rfc3339
+from quota.common.redact import redact
+from quota.common.text import printable
+
+
+class RedactingFilter(logging.Filter):
+    """Passes every record, but removes secrets from its message, arguments, extra fields and traceback.
+
+    Add it to handlers, not loggers: a logger's own filters do not see the records of the loggers below it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact `record` in place. A record without secrets stays as it is, and keeps its arguments."""
+        try:
+            message = record.getMessage()
+        except Exception:
+            # The message does not fit its arguments. `logging` would report that, and print both.
+            message = f"{record.msg} {record.args!r}"
+            record.msg, record.args = message, ()
+        clean = redact(message)
+        if clean != message:
+            record.msg, record.args = clean, ()
+        if record.exc_info and not record.exc_text:
+            trace = _FORMATTER.formatException(record.exc_info)
+            clean = redact(trace)
+            if clean != trace:
+                record.exc_text = clean  # formatters print this instead of formatting the exception again
+        for name, value in list(record.__dict__.items()):
+            if isinstance(value, str) and name not in _PLAIN_FIELDS:
+                record.__dict__[name] = redact(value)
+        return True
+
+
+class LineFormatter(logging.Formatter):
+    """Writes a record on one line without control sequences. A traceback keeps its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        traced = record.exc_text or record.stack_info
+        return "\n".join(map(printable, text.split("\n"))) if traced else printable(text)
+
+
+_FORMATTER = logging.Formatter()
+_PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) - {"exc_text", "stack_info"} | {"message", "asctime"}
+
+
+def install(*handlers: logging.Handler) -> None:
+    """Add the filter to these handlers. The default is the root logger's handlers and logging's last resort.
+
+    Call it again after adding handlers: no handler gets the filter twice.
+    """
+    targets = list(handlers) or [*logging.getLogger().handlers]
+    if not handlers and logging.lastResort is not None:
+        targets.append(logging.lastResort)
+    for handler in targets:
+        if not any(isinstance(each, RedactingFilter) for each in handler.filters):
+            handler.addFilter(RedactingFilter())
+
+
+# -- as JSON -----------------------------------------------------------------------------------------------------------
+
+RESERVED = ("time", "level", "logger", "event", "message", "traceback")
+
+_EVENT = re.compile(r"([a-z]+(?:_[a-z]+)+)(?= \w+=|: |; |$)")
+_FIELD = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|.*?)(?= \w+=|: |; |$)')
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
+_CONSTANTS = {"True": True, "False": False}
+
+
+def parse_line(text: str) -> dict[str, object]:
+    """The event, the fields and the message of one line of the log, as they were given to it."""
+    event = _EVENT.match(text)
+    if event is None:
+        return {"message": text}
+    parsed: dict[str, object] = {"event": event[1]}
+    at = event.end()
+    while (field := _FIELD.match(text, at)) is not None:
+        name, value = field.groups()
+        parsed[f"{name}_" if name in RESERVED else name] = _value(value)
+        at = field.end()
+    rest = text[at:].removeprefix(":").removeprefix(";").strip()
+    return parsed | ({"message": rest} if rest else {})
+
+
+def _value(text: str) -> object:
+    if text.startswith('"'):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return int(text) if _WHOLE.fullmatch(text) else _CONSTANTS.get(text, text)
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object on one line, in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = {
+            "time": rfc3339(int(record.created * 1000)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        super().format(record)  # it writes the traceback, where the redacting filter has not
+        traceback = "\n".join(filter(None, (record.exc_text, record.stack_info)))
+        return json.dumps(
+            {**head, **parse_line(record.getMessage()), **({"traceback": traceback} if traceback else {})}
+        )

@@ -1,0 +1,192 @@
+"""Limits in front of an application: `asgi` for FastAPI, Starlette, Django, Quart, Litestar and any other, `wsgi` for
+Flask, Django, Bottle, Pyramid and any other."""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from quota.common.text import show
+from quota.errors import ConfigError
+from quota.inbound.answers import Fields, fields_of, problem_of
+from quota.inbound.deciding import Decider, Verdict
+from quota.inbound.rules import Rule, Rules
+from quota.inbound.storage import opened
+from quota.web.documents import App, Message, Problem, Receive, Send, send_problem
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_DENIAL = "websocket.http.response"
+_HEADS = frozenset(("http.response.start", "websocket.accept", f"{_DENIAL}.start"))
+"""The messages that have the fields of an answer."""
+
+_TRY_AGAIN_LATER = 1013
+
+
+class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.add_middleware(asgi, rules=rules)`
+    """`app` behind `rules`: a Rules, or a list of Rule with everything else as it is by default.
+
+    A request that is refused never reaches the application, and its body is not read. Whatever is admitted passes
+    unchanged, in both directions: bodies stream, and only header fields are added to the answer. A request is counted
+    before the application sees it, so one whose client goes away counts, too. A websocket is decided once, at its
+    handshake. Raises ConfigError.
+    """
+
+    def __init__(self, app: App, rules: Rules | Sequence[Rule]) -> None:
+        _check(app)
+        self._app = app
+        self._rules, storage = opened(rules)
+        self._decider = Decider(storage)
+        # A FastAPI(root_path=...) says so to its own middleware only, and cuts it off the path by itself. A Quart's
+        # root_path is the folder that it lies in.
+        self._mount = getattr(app, "root_path", "") if hasattr(app, "root_path_in_servers") else ""
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        if kind not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if kind == "http" else "GET"
+        preflight = method == "OPTIONS" and any(key == b"access-control-request-method" for key, _ in scope["headers"])
+        mount = self._mount or scope.get("root_path", "")
+        rules = self._rules.find(method, scope["path"], mount, preflight=preflight)
+        if not rules:
+            await self._app(scope, receive, send)
+            return
+        loop = get_running_loop()
+        identity = self._rules.identify.asgi(scope)
+        self._decider.hand_over_soon()
+        with_x = self._rules.x_fields
+        verdicts: list[Verdict] = []
+        for rule in rules:
+            verdict = await self._decider.decide_soon(loop, rule, identity)
+            verdicts.append(verdict)
+            if not verdict.passes:
+                problem = problem_of(verdict, with_x=with_x)
+                await (send_problem(send, problem) if kind == "http" else _deny(scope, receive, send, problem))
+                return
+        await self._app(scope, receive, _send_adding(send, fields_of(verdicts, with_x=with_x), with_x=with_x))
+
+    async def _live(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Hand over at the shutdown: a server may end the process by a signal after it. An application without a
+        lifespan, such as Django, raises at once; the rest is said in its place."""
+        is_asked = False
+
+        async def received() -> Message:
+            nonlocal is_asked
+            is_asked = True
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await get_running_loop().run_in_executor(None, self._decider.hand_over)
+            return message
+
+        try:
+            await self._app(scope, received, send)
+        except Exception:
+            if is_asked:
+                raise
+        if not is_asked:
+            while (await received())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+
+
+def _send_adding(send: Send, fields: Fields, *, with_x: bool) -> Send:
+    """`send`, with fields added to the head of the answer. Those that the application sends itself stay.
+
+    Its own RateLimit items are about other limits, and the two lists are one. Of X-RateLimit-* there can be only one.
+    """
+    added = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+
+    def sending(message: Message) -> Awaitable[None]:  # a coroutine of its own for each part of a body would only cost
+        if message["type"] in _HEADS:
+            own, more = list(message.get("headers", ())), added
+            if with_x:
+                names = {bytes(name).lower() for name, _ in own}
+                more = [row for row in added if not (row[0].startswith(b"x-") and row[0] in names)]
+            message = {**message, "headers": [*own, *more]}
+        return send(message)
+
+    return sending
+
+
+async def _deny(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:
+    """Refuse the handshake of a websocket: with the whole answer where the server can send one, else with 403."""
+    await receive()  # websocket.connect
+    if _DENIAL not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": problem.detail})
+        return
+
+    async def denying(message: Message) -> None:
+        await send({**message, "type": message["type"].replace("http.response", _DENIAL)})
+
+    await send_problem(denying, problem)
+
+
+class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
+    """`app` behind `rules`: a Rules, or a list of Rule with everything else as it is by default.
+
+    The same as `asgi`: a refused request never reaches the application, and an admitted one passes unchanged. A
+    decision waits for up to 0.25 s in the server's thread. Raises ConfigError.
+    """
+
+    def __init__(self, app: WsgiApp, rules: Rules | Sequence[Rule]) -> None:
+        _check(app)
+        self._app = app
+        self._rules, storage = opened(rules)
+        self._decider = Decider(storage)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        method = environ.get("REQUEST_METHOD", "GET")
+        preflight = method == "OPTIONS" and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ
+        mount = _decoded(environ.get("SCRIPT_NAME", ""))
+        inside = _decoded(environ.get("PATH_INFO", ""))
+        path = mount + (inside if inside.startswith("/") or not inside else f"/{inside}")
+        rules = self._rules.find(method, path, mount, preflight=preflight)
+        if not rules:
+            return self._app(environ, start_response)
+        identity = self._rules.identify.wsgi(environ)
+        verdicts: list[Verdict] = []
+        for rule in rules:
+            verdict = self._decider.decide(rule, identity)
+            verdicts.append(verdict)
+            if not verdict.passes:
+                break
+        self._decider.hand_over_soon()
+        with_x = self._rules.x_fields
+        if not verdicts[-1].passes:
+            problem = problem_of(verdicts[-1], with_x=with_x)
+            body = problem.body()
+            fields = [*problem.fields(), ("content-length", str(len(body)))]
+            start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", fields)
+            return [] if method == "HEAD" else [body]
+        return self._app(environ, _start_adding(start_response, fields_of(verdicts, with_x=with_x)))
+
+
+def _decoded(text: str) -> str:
+    """A part of the path. PEP 3333 hands its bytes over as characters. For those that are not UTF-8 see `readings`."""
+    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+
+
+def _start_adding(start_response: StartResponse, fields: Fields) -> StartResponse:
+    """`start_response`, with fields added. Those that the application sends stay, as in `asgi`."""
+
+    def starting(status: str, headers: Sequence[tuple[str, str]], *exc_info: Any) -> Any:
+        names = {name.lower() for name, _ in headers}
+        more = [row for row in fields if not (row[0].startswith("x-") and row[0] in names)]
+        return start_response(status, [*headers, *more], *exc_info)
+
+    return starting
+
+
+def _check(app: object) -> None:
+    """Raises ConfigError for what cannot be an application: that is seen at the start, not by the first visitor."""
+    if not callable(app):
+        raise ConfigError(f"{show(app)} is no application; give what answers requests")

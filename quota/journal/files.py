@@ -1,0 +1,369 @@
+"""The files of a journal: their lines, the marks beside them, and one file a day, of which only the newest grows.
+
+    record_line, read_record    one line, which says whether it is whole
+    Marks                       how far a journal was compared with its log, and from where to where it is whole
+    DayFiles                    the files with the entries
+
+A line has a length and a checksum: what was torn or damaged is told from what is whole.
+
+    EPOCH  MS-SEQ  ENTRY...  LENGTH-CHECKSUM       an entry, as `quota.rules.entry.packed` writes it
+    EPOCH  MS-SEQ  LENGTH-CHECKSUM                 a note: the newest entry of this epoch, which stands further back
+
+A file has the day (in UTC, by the ledger's clock) of the newest entry in it, so it can be deleted as soon as that day
+is old. Lines are appended with one `write` that begins with a newline: what a killed process leaves torn spoils no line
+behind it. No lock is held, and nobody waits for the disk.
+
+A file that dates of more than a day ahead was begun by a wrong clock: it is read, but grows no more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import NamedTuple
+from zlib import crc32
+
+from quota.common.clock import utc
+from quota.common.files import make_folder, mark_ours, open_alone
+from quota.rules.entry import START, Id, id_text, read_id
+from quota.terms.limits import DAY_MS
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+SPELLING = "surrogatepass"
+"""Every text of Python's has bytes, and these bytes give that text."""
+
+
+class Record(NamedTuple):
+    """What a line says. `text` is the packed entry, "" of a note."""
+
+    epoch: str
+    id: Id
+    text: str
+
+
+def framed(body: bytes) -> bytes:
+    """What is stored, with its length and checksum."""
+    return b"%b\t%d-%d" % (body, len(body), crc32(body))
+
+
+def unframed(stored: bytes) -> bytes | None:
+    """What was stored; None if that is not what was written."""
+    body, _, frame = stored.rpartition(b"\t")
+    return body if frame == b"%d-%d" % (len(body), crc32(body)) else None
+
+
+def record_line(epoch: str, entry_id: Id, text: str = "") -> bytes:
+    """The line of a record. What another program put into a name and would end the line is a space."""
+    fields = f"{epoch}\t{entry_id[0]}-{entry_id[1]}\t{text}" if text else f"{epoch}\t{entry_id[0]}-{entry_id[1]}"
+    if "\n" in fields:
+        fields = fields.replace("\n", " ")
+    return framed(fields.encode(errors=SPELLING))
+
+
+def read_record(line: bytes) -> Record | None:
+    """The record of a line; None of one that is empty, torn or damaged."""
+    body = unframed(line)
+    if not body:
+        return None
+    try:
+        epoch, entry_id, *text = body.decode(errors=SPELLING).split("\t", 2)
+        return Record(epoch, read_id(entry_id), text[0] if text else "")
+    except ValueError:
+        return None
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+MAX_MARKS_BYTES = 2**20
+
+Position = Mapping[str, int]
+"""How far: a byte of each file, and of what is in memory (""), how many entries there ever were."""
+
+
+class Marks(NamedTuple):
+    """All records up to `compared` are in the log of `epoch`. Of the log of `whole_epoch`, all that lies behind
+    `whole_from` and up to `whole_to` is in the journal."""
+
+    epoch: str = ""
+    compared: Position = MappingProxyType({})
+    whole_epoch: str = ""
+    whole_from: Id = START
+    whole_to: Id = START
+
+
+def marks_text(marks: Marks) -> str:
+    """Marks as a file has them."""
+    lines = [marks.epoch, f"{marks.whole_epoch}\t{id_text(marks.whole_from)}\t{id_text(marks.whole_to)}"]
+    return "\n".join([*lines, *(f"{name}\t{at}" for name, at in marks.compared.items() if name)])
+
+
+def read_marks(text: str) -> Marks:
+    """The marks of a file; none of one that cannot be read: then all is compared again."""
+    try:
+        epoch, whole, *files = text.split("\n")
+        whole_epoch, whole_from, whole_to = whole.split("\t")
+        compared = {name: int(at) for name, at in (line.split("\t") for line in files)}
+        return Marks(epoch, compared, whole_epoch, read_id(whole_from), read_id(whole_to))
+    except ValueError:
+        return Marks()
+
+
+def replace_text(path: str, text: str) -> None:
+    """Put a text in the place of a file, in one step. Only who holds the lock beside it does that. Raises OSError."""
+    make_folder(os.path.dirname(path))
+    fd = open_alone(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        data = framed(text.encode(errors=SPELLING))
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+    os.replace(f"{path}.new", path)
+
+
+def read_text(path: str) -> str:
+    """The text of a file; "" where there is none, or a damaged one. Raises OSError."""
+    try:
+        fd = open_alone(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    try:
+        body = unframed(os.pread(fd, MAX_MARKS_BYTES, 0))
+    finally:
+        os.close(fd)
+    with suppress(ValueError):
+        return (body or b"").decode(errors=SPELLING)
+    return ""
+
+
+# -- days --------------------------------------------------------------------------------------------------------------
+
+CHUNK_BYTES = 2**18
+"""So much of a file is in memory at once, and no line is longer."""
+
+LOOK_AGAIN_S = 1.0
+"""How often a process looks whether its folder was put aside."""
+
+_NAME = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+class Opened:
+    """A descriptor, and which file it is of: a program that closes all descriptors, as daemons do, gets the numbers of
+    ours for files of its own. Closed when nobody needs it any more, such as whom a signal handler has interrupted."""
+
+    fd = -1
+    _file = (0, 0)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        status = os.fstat(fd)
+        self._file = (status.st_dev, status.st_ino)
+
+    def stat(self) -> os.stat_result | None:
+        """None if the file was deleted, or the descriptor is another one's by now."""
+        try:
+            status = os.fstat(self.fd)
+        except OSError as error:
+            if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                raise
+            return None
+        return status if (status.st_dev, status.st_ino) == self._file and status.st_nlink else None
+
+    def is_at(self, end: int) -> bool:
+        """Whether the descriptor stands where this process left it: as good as `stat`, in a third of the time."""
+        try:
+            return os.lseek(self.fd, 0, os.SEEK_CUR) == end
+        except OSError as error:
+            if error.errno is None:
+                raise
+            return False
+
+    def __del__(self) -> None:
+        try:
+            status = os.fstat(self.fd)
+            if (status.st_dev, status.st_ino) == self._file:
+                os.close(self.fd)
+        except OSError:  # the program has closed it
+            pass
+
+
+class DayFiles:
+    """The files of one journal, as this process has them open. Not safe for threads. What fails raises OSError."""
+
+    def __init__(self, folder: str, clock: Callable[[], int]) -> None:
+        self.folder = folder
+        self.names: list[str] = []
+        """All files, oldest first."""
+        self.name = ""
+        """The one that grows; "" for none."""
+        self.looks = 0
+        """How often something in the folder had changed."""
+        self._clock = clock
+        self._ends_ms = 0
+        self._changed_ns = -1
+        self._look_again_s = 0.0
+        self._open_folder: Opened | None = None
+        self._open_file: Opened | None = None
+        self._writes = False
+        self._end = 0
+        """Where the descriptor stands: behind what it wrote last."""
+
+    def growing(self) -> tuple[Opened | None, int]:
+        """The file that grows, and how long it is, in bytes. Sees files that other processes have begun."""
+        self._look()
+        file = self._open_file
+        status = None if file is None else file.stat()
+        if status is None and self.name:
+            with suppress(FileNotFoundError):
+                file = self._open(makes=False)
+                status = file.stat()
+        return (None, 0) if status is None else (file, status.st_size)
+
+    def append(self, lines: bytes, newest_ms: int) -> tuple[Opened, int]:
+        """Append lines between two newlines, the newest of which is of this time. The file, and where they end
+        in it."""
+        if newest_ms >= self._ends_ms:
+            self._begin(newest_ms)
+        file = self._open_file
+        if file is None or not self._writes or not file.is_at(self._end):
+            make_folder(self.folder)
+            file = self._open(makes=True)
+        if os.write(file.fd, lines) < len(lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(self.name))
+        self._end = end = os.lseek(file.fd, 0, os.SEEK_CUR)
+        return file, end
+
+    def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
+        """The lines of a file between two bytes, some at once; none where it is gone."""
+        try:
+            fd = open_alone(self.path(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            torn = b""
+            while start < end and (data := os.pread(fd, min(CHUNK_BYTES, end - start), start)):
+                start += len(data)
+                *lines, torn = (torn + data).split(b"\n")
+                if len(torn) > CHUNK_BYTES:
+                    torn = b""
+                yield lines
+            yield [torn]
+        finally:
+            os.close(fd)
+
+    def ends(self) -> dict[str, int]:
+        """Where the last whole line of each file ends."""
+        self._look()
+        ends = {}
+        for name in self.names:
+            with suppress(FileNotFoundError):
+                fd = open_alone(self.path(name), os.O_RDONLY)
+                try:
+                    size = os.fstat(fd).st_size
+                    start = max(0, size - 1)
+                    if os.pread(fd, 1, start) != b"\n":  # torn, or being written
+                        start = max(0, size - CHUNK_BYTES)
+                        start += os.pread(fd, size - start, start).rfind(b"\n")
+                    ends[name] = start + 1
+                finally:
+                    os.close(fd)
+        return ends
+
+    def delete_before(self, ms: int) -> None:
+        """Delete the files whose days had ended by then."""
+        for name in self.names:
+            if name != self.name and _end_ms(name) <= ms:
+                with suppress(FileNotFoundError):  # another process was quicker
+                    os.unlink(self.path(name))
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}{os.sep}{name}"
+
+    def close(self) -> None:
+        """Close what is open. It is opened again where it is used again."""
+        self._open_file = self._open_folder = None
+        self._changed_ns = -1
+
+    def _begin(self, newest_ms: int) -> None:
+        """Go over to the file of this day, if it is later than the newest, and not too far ahead."""
+        self._look(at_once=True)
+        name = _day(min(newest_ms, self._clock() + DAY_MS))
+        if name > self.name:
+            make_folder(self.folder)
+            self.name, self._ends_ms = name, _end_ms(name)
+            self._open(makes=True)
+
+    def _open(self, *, makes: bool) -> Opened:
+        """Open the file that grows. Where it cannot be written it can be read."""
+        path, writes = self.path(self.name), True
+        try:
+            fd = open_alone(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0))
+        except OSError as error:
+            if makes or error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            fd, writes = open_alone(path, os.O_RDONLY), False
+        file = Opened(fd)
+        mark_ours(fd)
+        self._end = os.lseek(fd, 0, os.SEEK_CUR)
+        self._open_file, self._writes = file, writes
+        return file
+
+    def _look(self, *, at_once: bool = False) -> None:
+        """Read the folder, if something in it has changed."""
+        now_s = time.monotonic()
+        at_once = at_once or now_s >= self._look_again_s
+        folder = None if self._open_folder is None else self._open_folder.stat()
+        if folder is None or at_once:
+            self._look_again_s = now_s + LOOK_AGAIN_S
+            folder = self._find_folder(folder)
+        changed_ns = -1 if folder is None else folder.st_mtime_ns
+        if folder is not None and (changed_ns != self._changed_ns or at_once):
+            self._take(sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name)))
+        elif folder is None:
+            self._take([])
+        if changed_ns != self._changed_ns:
+            self._changed_ns = changed_ns
+            self.looks += 1
+
+    def _find_folder(self, before: os.stat_result | None) -> os.stat_result | None:
+        """The folder that has our name now; None if there is none."""
+        try:
+            now = os.stat(self.folder)
+            if before is not None and os.path.samestat(before, now):
+                return now
+            opened = Opened(os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            opened = None
+        self.close()
+        self._open_folder = opened
+        return None if opened is None else opened.stat()
+
+    def _take(self, names: list[str]) -> None:
+        if names != self.names:
+            self.names = names
+            self.looks += 1
+        latest = _day(self._clock() + DAY_MS)
+        name = max((name for name in names if name <= latest), default="")
+        if name != self.name:
+            self.name, self._ends_ms = name, _end_ms(name) if name else 0
+            self._open_file = None
+
+
+def _day(ms: int) -> str:
+    """`2026-11-28`. Names sort as their days do."""
+    return f"{utc(ms):%Y-%m-%d}"
+
+
+def _end_ms(name: str) -> int:
+    """When the day of a file is over. A name that is no day is never over."""
+    try:
+        return int(datetime.fromisoformat(name).replace(tzinfo=UTC).timestamp()) * 1000 + DAY_MS
+    except ValueError:
+        return 2**53

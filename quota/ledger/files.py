@@ -1,0 +1,96 @@
+"""SQLite files: which one a URL names, what the errors of one say, and who else could change it. The ledger, the
+allowance beside it, a store and an inbound storage are such files.
+
+The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` is one in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quota.common.files import NO_FILE, doubt_of_database
+from quota.common.text import one_line
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quota.common.sqlite_file import Wording
+
+
+def path_of(url: str) -> str:
+    """The path; empty in memory."""
+    return url.removeprefix("sqlite://").removeprefix("/")
+
+
+def label_of(path: str) -> str:
+    return f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+
+
+def absolute(url: str, folder: Path) -> str:
+    """The URL with its path made absolute. Raises ConfigError for what names no file."""
+    rest = url.removeprefix("sqlite://")
+    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
+    if rest in ("", "/", "/:memory:"):
+        raise ConfigError(f"a database in memory is lost when the command ends; {a_file}")
+    if not rest.startswith("/"):
+        raise ConfigError(a_file)
+    check_options(url, "SQLite url")
+    path = absolute_path(rest[1:], folder)
+    if os.path.isdir(path):
+        raise ConfigError("this is a folder; name a file in it")
+    return f"sqlite:///{path}"
+
+
+def absolute_path(text: str, folder: Path) -> str:
+    """A path as it is written, from that folder on. Raises ConfigError."""
+    if not text.isprintable():
+        raise ConfigError("a path has no control characters")
+    try:
+        return str(folder / Path(text).expanduser())
+    except RuntimeError as error:  # ~nobody
+        raise ConfigError(one_line(error)) from None
+
+
+def check_options(url: str, what: str) -> None:
+    """Raises ConfigError for a URL with an option: it would be part of the file's name."""
+    place, mark, option = url.partition("?")
+    name, equals, _ = option.partition("=")
+    if mark and equals and name.isidentifier():
+        raise ConfigError(f"{what} {place}: it has no option {name!r}; an SQLite url has none, so remove it")
+
+
+def file_wording(
+    path: str, what: str, *, version: int, lost_then: str, waited_s: float, remedy: str = "move it away"
+) -> Wording:
+    """The errors of the file `what` at `path`. `lost_then` says what becomes of its content if it is moved away, and
+    `waited_s` how long a transaction waits for others."""
+    from quota.common.sqlite_file import Wording  # late: a ledger in Redis needs no SQLite
+
+    file = f"{what} sqlite:///{path}" if path else f"{what} in memory"
+    return Wording(
+        foreign=f"{file} is another program's database; {remedy}",
+        newer=f"{file} was written by a newer quota-ledger (its version {{version}}, ours {version}): "
+        "upgrade this machine",
+        older=f"{file} was written by an older quota-ledger (its version {{version}}, ours {version}); "
+        f"{remedy} ({lost_then})",
+        locked=f"{file} is locked by another process (waited {waited_s:g} s); find it: fuser {path}",
+        not_a_database=f"{file} is not an SQLite database; {remedy}",
+        read_only=f"{file} is read-only; give this user write access to the file, its -wal and -shm, and their folder",
+        cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",
+        no_file=f"{file}: {{reason}}; check its folder",
+        disk_full=f"{file}: the disk is full; nothing was charged",
+        damaged=f"{file} is damaged; move it away ({lost_then})",
+        disk_fails=f"{file}: reading or writing it failed; check the disk and its space, or, if its -wal was "
+        f"deleted, restart what has it open: fuser {path}",
+        other=f"{file}: {{reason}}",
+    )
+
+
+def refuse_others(path: str, what: str) -> None:
+    """Raises ConfigError for a file that others could change. So it is not opened, and no allowance takes its place."""
+    why = doubt_of_database(path) if path else ""
+    if why.endswith(NO_FILE):
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move that one away")
+    if why:
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; make both this user's alone (chown, chmod)")

@@ -1,0 +1,124 @@
+"""What a Redis server must be for a ledger, and what its user must be allowed to do.
+
+rights, acl_line    the rights of a user, in the words of an ACL
+findings            what `lua/examine.lua` says of a server and of a project's keys
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from quota.common.findings import Finding, finding_of, warning
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = (
+    *("eval", "evalsha", "time", "exists", "del", "rename", "pttl", "pexpire"),
+    *("hget", "hmget", "hset", "hdel", "hgetall", "hlen"),
+    *("xadd", "xlen", "xrange", "xrevrange", "xtrim"),
+    "info",
+)
+"""Those of the ledger's scripts, which try them all, and of `quota` itself. Without `info` nothing is refused: it
+shows whether the server may drop our keys."""
+
+OF_A_CLUSTER = ("cluster|slots", "asking")
+"""What a client asks to find out which node has a key, and says to one that gets the key just now."""
+
+OF_A_SENTINEL = ("sentinel|masters",)
+"""What a client asks sentinels, as a user of theirs."""
+
+PASSWORD = "PASSWORD"  # noqa: S105  # the operator puts their own there
+"""Stands for the password in a line."""
+
+
+def pattern_of(project: str) -> str:
+    """The pattern of a project's keys; of all projects with `*`."""
+    return f"quota:{{{project}}}:*"
+
+
+def rights(keys: Sequence[str], commands: Sequence[str]) -> list[str]:
+    """These and no others, in the words of an ACL."""
+    return [*(f"~{key}" for key in keys), "-@all", *(f"+{command}" for command in commands)]
+
+
+def acl_line(user: str, keys: Sequence[str], commands: Sequence[str]) -> str:
+    """The command of the server that gives a user these rights."""
+    return f"ACL SETUSER {user} reset on >{PASSWORD} {' '.join(rights(keys, commands))}"
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+OLDEST = (6, 2)
+"""The oldest Redis whose commands the scripts know."""
+
+NO_LIFETIME = -1
+
+
+def findings(
+    info: str, lifetimes: Sequence[int], missing: Sequence[str], keys: Sequence[str], refused: str
+) -> Iterator[Finding]:
+    """The findings about a server that answered, from the reply of `lua/examine.lua`. `refused` is in our words."""
+    facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
+    yield _rights(missing)
+    if refused:
+        yield finding_of("error", "server writes", refused, "no call is admitted until it can be written to")
+    if not facts:
+        yield warning("server", "what it is and how it keeps its data could not be seen", "let this user run INFO")
+    else:
+        yield _version(facts)
+        yield _persistence(facts)
+        yield _eviction(facts.get("maxmemory_policy", "?"))
+    yield from _lifetimes(lifetimes, keys)
+
+
+def _rights(missing: Sequence[str]) -> Finding:
+    if missing:
+        message = f"this user may not run {', '.join(missing)}: calls are refused"
+        return Finding("error", "server rights", message, "give it the rights that `quota doctor --acl` prints")
+    return Finding("ok", "server rights", "this user may run every command of the scripts")
+
+
+def _version(facts: dict[str, str]) -> Finding:
+    version = facts.get("redis_version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    name = f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {version}"
+    if numbers < OLDEST:
+        return Finding("error", "server version", f"{name} is older than Redis 6.2", "upgrade it")
+    return Finding("ok", "server version", name)
+
+
+def _persistence(facts: dict[str, str]) -> Finding:
+    where = "server persistence"
+    if facts.get("aof_enabled") == "1":
+        if facts.get("aof_last_write_status", "ok") != "ok":
+            return Finding("error", where, "the server cannot write its append-only file", "see the server's log")
+        return Finding("ok", where, "an append-only file")
+    if facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        return Finding("error", where, "the server cannot save its data", "see the server's log")
+    return warning(
+        where,
+        "no append-only file: a restart loses what was charged since the last snapshot, or everything",
+        "set appendonly yes",
+    )
+
+
+def _eviction(policy: str) -> Finding:
+    where = "server eviction"
+    if policy == "noeviction":
+        return Finding("ok", where, policy)
+    if policy == "?":
+        message = "its maxmemory-policy could not be seen"
+        return Finding("warning", where, message, "let this user run INFO, or make sure that it is noeviction")
+    message = f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again"
+    return Finding("error" if policy.startswith("allkeys") else "warning", where, message, "set it to noeviction")
+
+
+def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Finding]:
+    for key, lifetime_ms in zip(keys, lifetimes, strict=True):
+        if lifetime_ms == NO_LIFETIME:
+            yield warning(
+                "server keys",
+                f"{key} has no lifetime: another program took it away",
+                "charge once: that gives it one again",
+            )

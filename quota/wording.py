@@ -1,0 +1,456 @@
+"""What people are told, in words and tables, wherever they read it: a terminal, or the page.
+
+A text is made of lines and tables. The command line draws them in a terminal, the page as HTML. They say what is not as
+usual in a status; why a call was refused; and what a charge did. The cause comes first, the rest is the evidence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+from quota.budget import charge_id
+from quota.common.clock import NEVER, local, moment, rfc3339, second, utc, weekday
+from quota.common.text import listed, many, spell
+from quota.decision import REPAIR, SET_THE_CLOCK
+from quota.terms.limits import SECOND_MS
+
+if TYPE_CHECKING:
+    from quota.deciding.losses import Loss
+    from quota.explain.admits import Setting
+    from quota.explain.charge import ChargeExplained
+    from quota.explain.refusal import Fill, Filled, RefusalExplained
+    from quota.reports.status import CredentialRow
+    from quota.rules.facts import Exhaustion
+
+ROWS = 10
+"""The most rows in the table of what fills a limit; the JSON has all."""
+
+NAMED = 3
+SHARE = 20
+"""The most names in the line that says who filled it. Each has at least one part in SHARE."""
+
+
+# -- what a text is made of --------------------------------------------------------------------------------------------
+
+Tone = Literal["", "strong", "note", "bad", "verdict"]
+"""How a line is meant: plain, its point, something unusual, something wrong, or a refusal's cause."""
+
+
+class Line(NamedTuple):
+    """One paragraph."""
+
+    text: str
+    tone: Tone = ""
+
+
+class Table(NamedTuple):
+    """Rows under headings. `numbers` are the columns with numbers, `bad` the rows that are marked, and `without` the
+    columns that a narrow terminal leaves out first."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[int] = frozenset()
+    bad: frozenset[int] = frozenset()
+    footer: Sequence[str] = ()
+    without: Sequence[int] = ()
+
+
+Part = Line | Table
+
+
+# -- a status ----------------------------------------------------------------------------------------------------------
+
+
+def early_of(credential: CredentialRow) -> Iterator[Line]:
+    """Which buckets upstream closed before we had spent them. It belongs right below the verdict."""
+    for early in credential.early:
+        used, why = many(early.used_units, "unit"), spent_elsewhere(early.comparable)
+        text = f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: {why}"
+        yield Line(text, "note")
+
+
+def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
+    """What else does not show in a credential's verdict and limits."""
+    for row in credential.limits:
+        name = row.limit.name
+        if row.reserved_units:
+            reserved = many(row.reserved_units, "unit")
+            yield Line(f"{name}: includes {reserved} reserved; what these calls cost is not known yet", "note")
+        if row.limit.shadow:
+            now = ", and would refuse calls now" if row.state.would_refuse else ""
+            yield Line(f"{name}: a shadow: it counts and refuses nobody{now}", "note")
+        if row.upstream_units:
+            used, until = many(row.upstream_units, row.state.noun), clock(row.upstream_until_ms)
+            yield Line(f"{name}: {used} used by others, as upstream said, until {until}", "note")
+        if row.grant is not None:
+            held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
+            grants = f"upstream grants {row.grant.quota_units:,} (said {moment(row.grant.since_ms, at_ms)})"
+            yield Line(f"{name}: {held}: {grants}, until it says otherwise", "note")
+    for row in credential.limits:
+        if row.exact_from_ms is not None:
+            since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
+            yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
+    if credential.ahead_ms:
+        dated = rfc3339(credential.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
+        yield Line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "bad")
+    if credential.owed_units:
+        owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
+        yield Line(owed, "note")
+    if credential.put_back:
+        yield Line(_put_back(credential.put_back, at_ms), "note")
+    for exhaustion in credential.exhausted:
+        if exhaustion.reopened_ms:
+            at = moment(exhaustion.reopened_ms, at_ms)
+            because = f'{exhaustion.reopened_because} ("{exhaustion.evidence}")'
+            yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
+        elif exhaustion != credential.outlook.closed:
+            yield Line(f"bucket {exhaustion.bucket} is {closed(exhaustion, at_ms)}", "bad")
+
+
+def closed(exhaustion: Exhaustion, at_ms: int) -> str:
+    until = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms, at_ms)
+    return f'closed by upstream until {until}: "{exhaustion.evidence}"'
+
+
+def _put_back(losses: Sequence[Loss], at_ms: int) -> str:
+    """What the ledger had lost and machines put back: all of it in one line."""
+    charges = many(sum(loss.charges for loss in losses), "charge")
+    units = many(sum(loss.units for loss in losses), "unit")
+    machines = listed(dict.fromkeys(loss.machine for loss in losses))
+    return f"the ledger had lost {charges} of {units}, put back at {moment(losses[-1].at_ms, at_ms)} by {machines}"
+
+
+def spent_elsewhere(comparable: bool) -> str:
+    """Why upstream closed a bucket that we had not spent, and who knows more. `comparable`: we can read its count."""
+    tells = "`quota reconcile` tells which" if comparable else "the provider's own console may tell which"
+    return f"somebody else spends this project, or its quota is smaller; {tells}"
+
+
+def clock(at_ms: int, zone: str | None = None) -> str:
+    """`Sun 09:00`, in the named zone or the local one."""
+    at = utc(at_ms).astimezone(ZoneInfo(zone)) if zone else local(at_ms)
+    return at.strftime("%a %H:%M")
+
+
+# -- a refusal ---------------------------------------------------------------------------------------------------------
+
+
+def refusal_parts(x: RefusalExplained) -> Iterator[Part]:
+    """Why a call was refused: the cause, who filled it, who asked, what is different now, and the evidence. An empty
+    line begins a new paragraph."""
+    yield Line(f"REFUSED: {_cause(x)}", "verdict")
+    for text in _who_filled(x):
+        yield Line(text, "strong")
+    yield Line(_asker(x))
+    yield Line(_now(x), "strong")
+    if x.names:
+        yield Line("")
+        yield _limits(x)
+    yield from map(Line, _upstream(x))
+    if x.fill.name is not None:
+        yield Line("")
+        yield from _filled(x)
+    if x.expiries:
+        yield Line("")
+        yield from _expiries(x)
+    yield Line("")
+    yield from map(Line, _admits(x))
+
+
+def _cause(x: RefusalExplained) -> str:
+    kept = x.kept
+    then = x.then_limits.get(kept.refused_by or "")
+    if x.closed_by_upstream:
+        return kept.why.partition(" (")[0]  # its words come below
+    if kept.reason not in ("limit", "leave") or then is None:
+        return kept.why
+    left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
+    pace = ", which its pace had released by then" if " by the end of the " in kept.why else ""
+    if kept.reason == "leave":
+        left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
+    else:
+        left += f" left of {then.limit_units:,}"
+    needs = f"{kept.method} needs"
+    if kept.calls > 1:
+        needs = f"{many(kept.calls, 'call')} together, {kept.method} and {kept.calls - 1:,} more, need"
+    return f"limit {then.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
+
+
+def _who_filled(x: RefusalExplained) -> Iterator[str]:
+    """Who spent the most of what the limit counts; or what is ours of a bucket that upstream closed."""
+    if x.closed_by_upstream:
+        yield from _whose(x)
+        return
+    fill, then = x.fill, x.then_limits.get(x.fill.name or "")
+    units: Counter[str] = Counter()
+    for row in fill.rows:
+        who = f"job {row.job}, {row.method}" if row.job else row.method
+        units[who] += (row.then_units or 0) if fill.is_whole else row.now_units
+    units["others, as upstream said:"] = fill.upstream_then_units if fill.is_whole else fill.upstream_units
+    whole_units = then.used_units if fill.is_whole and then is not None else units.total()
+    named = [f"{who} {n:,}" for who, n in units.most_common(NAMED) if n and n * SHARE >= whole_units]
+    if named:
+        named[0] += f" of {whole_units:,}"
+        yield f"Filled by: {'; '.join(named)}"
+
+
+def _whose(x: RefusalExplained) -> Iterator[str]:
+    """How much of what upstream grants was charged here."""
+    if x.granted_units:
+        fill = x.fill
+        ours = fill.then_units if fill.is_whole else fill.now_units
+        charged = f"{many(ours, 'unit')} of the {x.granted_units:,} that upstream grants were charged here"
+        if fill.upstream_units:
+            yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else spends this project"
+        elif ours + x.kept.cost_units <= x.granted_units:
+            yield f"{charged}: {spent_elsewhere(x.comparable)}"
+        else:
+            yield charged
+
+
+def _asker(x: RefusalExplained) -> str:
+    kept = x.kept
+    who = [f"job {kept.job}"] if kept.job else []
+    who += [f"region {kept.region}"] if kept.region else []
+    who += [f"run {kept.run}"] if kept.run else []
+    who += [f"on {kept.machine}"] if kept.machine else []
+    then = "" if kept.retry_at_ms is None else f"; told to come back {_ahead(kept.retry_at_ms, x)}"
+    return f"{weekday(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
+
+
+def _now(x: RefusalExplained) -> str:
+    since_ms = x.asked_ms - x.kept.at_ms
+    then = f"Now, {spell(since_ms)} later," if since_ms >= SECOND_MS else "Now"
+    if x.now is None:
+        return f"{then} it could never be admitted: {x.never}"
+    now = x.now
+    same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
+    if not x.same_asked:
+        same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
+    if now.admitted:
+        return f"{then} {same} would be admitted"
+    until = "" if now.retry_at_ms is None else f" until {_ahead(now.retry_at_ms, x)}"
+    why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
+    return f"{then} {same} would be refused{until}{why}"
+
+
+def _limits(x: RefusalExplained) -> Table:
+    """Then and now, limit by limit."""
+    headings = ["limit", "window", "then used", "of", "now used", "of", *(["room again"] if x.rooms_ms else [])]
+    rows = []
+    for name in x.names:
+        limit = x.limits.get(name)
+        row = [name, "(no longer configured)" if limit is None else limit.view.window.name]
+        for state in (x.then_limits.get(name), x.now_limits.get(name)):
+            row += ["?", "?"] if state is None else [f"{state.used_units:,}", f"{state.limit_units:,}"]
+        if x.rooms_ms:
+            row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
+        rows.append(tuple(row))
+    bad = frozenset(n for n, name in enumerate(x.names) if name == x.kept.refused_by)
+    return Table(headings, rows, frozenset((2, 3, 4, 5)), bad, without=(1,))
+
+
+def _upstream(x: RefusalExplained) -> Iterator[str]:
+    """What upstream said of the bucket that it closed."""
+    kept, record = x.kept, x.exhaustion
+    if not x.closed_by_upstream:
+        return
+    if record is None:
+        yield f'its words: "{kept.why.partition(" (")[2].removesuffix(")")}"'
+        yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
+        return
+    until = "it grants quota" if record.until_ms == NEVER else _ahead(record.until_ms, x)
+    yield f"upstream said so on {weekday(record.since_ms)}, told by {record.reported_by}; it holds until {until}"
+    yield f'its words: "{record.evidence}"'
+    if record.reopened_ms:
+        yield f"reopened on {weekday(record.reopened_ms)}: {record.reopened_because}"
+
+
+def _filled(x: RefusalExplained) -> Iterator[Part]:
+    """Who filled the limit that decided; or what we know of that a closed bucket counts."""
+    fill = x.fill
+    what = (
+        f"What this ledger charged to bucket {fill.name}"
+        if x.closed_by_upstream
+        else f"What counts in limit {fill.name!r}"
+    )
+    if not fill.rows:
+        yield Line(f"{what}: nothing that the log still has")
+    else:
+        yield Line(f"{what}, in {x.noun(fill.name)}s:")
+        rows = [(row.job or "-", row.method, row.region or "-", *_numbers(fill, (row,))) for row in fill.rows[:ROWS]]
+        if more := fill.rows[ROWS:]:
+            rows.append((f"{len(more):,} more", "", "", *_numbers(fill, more)))
+        footer = ("total", "", "", *_numbers(fill, fill.rows))
+        yield Table(("job", "method", "region", "then", "now"), rows, frozenset((3, 4)), footer=footer, without=(2,))
+    if not fill.is_whole:
+        yield Line("then: the log no longer has everything that counted at the refusal", "note")
+    for note in _differences(x):
+        yield Line(note, "note")
+
+
+def _numbers(fill: Fill, rows: Sequence[Filled]) -> tuple[str, str]:
+    """What these rows counted then, and what they count now."""
+    then = f"{sum(row.then_units or 0 for row in rows):,}" if fill.is_whole else "?"
+    return then, f"{sum(row.now_units for row in rows):,}"
+
+
+def _differences(x: RefusalExplained) -> Iterator[str]:
+    """What counts beside the charges in the log."""
+    fill, noun = x.fill, x.noun(x.fill.name)
+    if fill.upstream_units:
+        until = _ahead(fill.upstream_until_ms, x)
+        yield f"now also {many(fill.upstream_units, noun)} used by others, as upstream said, until {until}"
+    if fill.upstream_then_units:
+        yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
+    then = x.then_limits.get(fill.name or "")
+    if then is None or not fill.is_whole:
+        return
+    missing_units = then.used_units - fill.upstream_then_units - fill.then_units
+    if missing_units > 0:
+        yield f"then also {many(missing_units, noun)} that were given back since (refunded, settled) or lost"
+    elif missing_units < 0:
+        yield f"then {many(-missing_units, noun)} less: charged at the same moment, or settled higher since"
+
+
+def _expiries(x: RefusalExplained) -> Iterator[Part]:
+    yield Line(f"What leaves limit {x.expiring!r} next:")
+    fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
+    rows = []
+    for expiry in x.expiries:
+        what = expiry.method if expiry.kind == "charge" else _WHAT[expiry.kind]
+        units, room = f"{expiry.units:,}", fits * expiry.makes_room
+        rows.append((_second_up(expiry.at_ms), units, what, expiry.job or "-", room))
+    heading = f"{x.noun(x.expiring)}s"
+    yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
+
+
+_WHAT = {
+    "upstream": "used by others, as upstream said",
+    "reset": "all of them: reset",
+    "pace": "its pace goes on",
+    "grant": "what upstream granted is believed no more",
+}
+
+
+def _admits(x: RefusalExplained) -> Iterator[str]:
+    """What would have admitted the call."""
+    kept = x.kept
+    if x.admitted_today:
+        yield "It would have been admitted with the configuration as it is today."
+        return
+    if kept.reason == "clock":
+        yield f"It would have been admitted with clocks that agree: {SET_THE_CLOCK}."
+        return
+    if kept.reason == "counting":
+        yield "It was not compared with any limit: the ledger still counted a long log for a new one."
+        return
+    if not x.admits:
+        yield _why_nothing(x)
+        return
+    yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else ":")
+    for change in x.admits:
+        yield f"  {', and '.join(_setting(setting, kept.job) for setting in change)}"
+    for setting in x.admits[0]:
+        if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
+            yield f"But upstream grants {setting.upstream_units:,}: beyond that it refuses calls itself."
+
+
+def _why_nothing(x: RefusalExplained) -> str:
+    kept = x.kept
+    if kept.limits_left_out:
+        left_out = f"{many(kept.limits_left_out, 'limit')}"
+        return f"What would have admitted it is not known: the refusal was kept without {left_out}."
+    if kept.reason == "ledger-unavailable" and kept.calls > 1:
+        return "What allowance would have admitted them is not known: the refusal does not say what each call cost."
+    if kept.reason == "ledger-unavailable":
+        return f"What an allowance would have admitted is known on its machine only: {kept.machine or 'unknown'}."
+    return "Nothing in the configuration would have admitted it."
+
+
+def _setting(setting: Setting, job: str) -> str:
+    instead = f"instead of {setting.was_units:,}"
+    if setting.kind == "limit":
+        return f"limit {setting.name!r}: {setting.units:,} {instead}"
+    if setting.kind == "leave":
+        return f"jobs.{job}: leave = {setting.units:,} of limit {setting.name!r} {instead}"
+    if setting.kind == "pace":
+        return f"limit {setting.name!r} without pacing"
+    if setting.kind == "price":
+        return f"{setting.name} at {many(setting.units, 'unit')} {instead}"
+    if setting.kind == "reopen":
+        return f"bucket {setting.name} open: `quota reopen {setting.name} --because TEXT`, if upstream has quota again"
+    return f"[ledger] unavailable: {setting.kind} = {setting.units:,} {instead}"
+
+
+# -- a charge ----------------------------------------------------------------------------------------------------------
+
+
+def charge_parts(x: ChargeExplained) -> Iterator[Part]:
+    """What a charge was, and each limit before and after it."""
+    charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
+    drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
+    yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{drawn}", "strong")
+    who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
+    yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
+    yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
+    if x.limits:
+        yield Line("")
+        yield _around(x)
+    if not all(map(x.is_whole, x.limits)):
+        yield Line("at least: the log no longer has all that counted before it", "note")
+    if x.not_counted_by:
+        yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
+    for further in x.also:
+        yield Line("")
+        yield from charge_parts(further)
+
+
+def _corrected(x: ChargeExplained) -> str:
+    charge, counts = x.charge, many(x.charge.units, "unit")
+    if x.draw is not None and not x.in_log:
+        if x.draw.handed_id is not None:
+            return f"It was repaid to the ledger, whose log no longer has it; it counted {counts}"
+        return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
+    repaid = ""
+    if x.draw is not None:
+        repaid = f"Repaid on {weekday(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
+    if charge.reserved_units:
+        return f"{repaid}It is reserved: nobody has said yet what the call cost"
+    if charge.charged_units == charge.units:
+        return f"{repaid}It was never corrected"
+    how = "refunded: it counts nothing" if not charge.units else f"settled: it counts {counts}"
+    return f"{repaid}It was {how} now, {charge.charged_units:,} before"
+
+
+def _around(x: ChargeExplained) -> Table:
+    rows = []
+    for limit, before_units in x.limits.items():
+        least = "" if x.is_whole(limit) else ">= "
+        leaves_ms = x.leaves_ms(limit)
+        until = "since " if leaves_ms <= x.asked_ms else ""
+        rows.append(
+            (
+                limit.name,
+                limit.view.window.name,
+                f"{least}{before_units:,}",
+                f"{least}{x.after_units(limit):,}",
+                f"{limit.limit_units:,}",
+                until + _second_up(leaves_ms),
+            )
+        )
+    headings = ("limit", "window", "before", "after", "of", "stops counting")
+    return Table(headings, rows, frozenset((2, 3, 4)), without=(1,))
+
+
+def _second_up(at_ms: int) -> str:
+    """Rounded up to a second."""
+    return second(-(-at_ms // 1000) * 1000)
+
+
+def _ahead(at_ms: int, x: RefusalExplained) -> str:
+    """A time as `quota status` has it, or with its day where it is over: rounded up, so that nobody comes too early."""
+    return moment(at_ms, x.asked_ms) if at_ms > x.asked_ms else weekday(-(-at_ms // 60_000) * 60_000)

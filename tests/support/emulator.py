@@ -1,0 +1,525 @@
+"""The emulator, and what only tests ask of it: faults, batches of calls, and uploads in pieces.
+
+    with Emulator() as upstream:
+        upstream.fault("status", status=503, method="videos.list", after=2)
+
+Faults come by POST /emulator/faults too. A call that a fault hits is counted and charged before anything else, so a
+fault makes no call free. The envelope of a batch and the chunks of an upload carry calls and are none: they are counted
+separately, as "free"; the calls of the batch count one by one, and so does the call that opens the upload.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from email.message import Message
+from email.parser import Parser
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from quota.jobs import emulator
+from quota.jobs.emulator import replies, wire
+from quota.jobs.emulator.api import Call, is_upload
+from quota.jobs.emulator.replies import Json, Rejected, Reply
+from quota.jobs.emulator.server import json_object
+from quota.jobs.emulator.usage import Charge, Meter
+from quota.jobs.emulator.wire import Request, encode_body, make_request
+
+_BATCH_PATHS = ("/batch", "/batch/youtube/v3")
+_TRICKLED_PIECES = 20
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+# A fault is either a reply or an event on the connection.
+REPLY_KINDS = frozenset({"status", "exhaust", "limit-zero"})
+CONNECTION_KINDS = frozenset(
+    {
+        "close-before",  # the call is charged, then the connection closes before any work is done
+        "close-after",  # the call is charged and done, then the connection closes without an answer
+        "drop-idle",  # the call is answered, then the kept-alive connection closes without notice
+        "hang",  # the call is charged and done, then silence for `ms`, then the connection closes without an answer
+        "latency",  # the answer comes after `ms`
+        "redirect",  # the answer redirects to the same address
+        "trickle",  # the body arrives in small pieces, spread over `ms`
+        "truncate",  # the connection closes in the middle of the body
+    }
+)
+KINDS = REPLY_KINDS | CONNECTION_KINDS
+
+# Requests that are not API calls themselves. A fault hits them only when it names them.
+ENVELOPE = "batch"
+CHUNK = "upload-chunk"
+MONITORING = "timeSeries.list"  # a call of Cloud Monitoring, another API
+
+_MAX_QUEUED = 1_000
+_MAX_COUNT = 1_000_000
+_MAX_MS = 600_000
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: it lets `after` matching requests pass, then hits the next `times`.
+
+    `method` (as in "videos.list"), `region` (the request's regionCode) and `bucket` select requests;
+    None matches any. `status` is for "status" (default 503) and "redirect" (default 302), `reason`
+    for "status", `ms` for "latency", "hang" and "trickle".
+    """
+
+    kind: str
+    times: int = 1
+    method: str | None = None
+    region: str | None = None
+    bucket: str | None = None
+    after: int = 0
+    status: int | None = None
+    reason: str | None = None
+    ms: int = 100
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown fault {self.kind!r}: use one of {', '.join(sorted(KINDS))}")
+        _check_int("times", self.times, 1, _MAX_COUNT)
+        _check_int("after", self.after, 0, _MAX_COUNT)
+        _check_int("ms", self.ms, 0, _MAX_MS)
+        if self.status is not None:
+            least, most = (301, 308) if self.kind == "redirect" else (400, 599)
+            _check_int("status", self.status, least, most)
+        for name in ("method", "region", "bucket", "reason"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} must be text, not {value!r}")
+
+    @classmethod
+    def from_json(cls, document: object) -> "Fault":
+        if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+            raise ValueError('a fault is a JSON object with a "kind"')
+        names = sorted(field.name for field in fields(cls))
+        unknown = sorted(str(name) for name in document if name not in names)
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r}: use {', '.join(names)}")
+        return cls(**document)
+
+    def matches(self, method: str, region: str | None, bucket: str | None) -> bool:
+        if method in (ENVELOPE, CHUNK, MONITORING):
+            return self.method == method
+        return self.method in (None, method) and self.region in (None, region) and self.bucket in (None, bucket)
+
+
+def _check_int(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+@dataclass
+class _Queued:
+    fault: Fault
+    passes_left: int
+    strikes_left: int
+
+
+class FaultQueue:
+    """The queued faults, oldest first. The caller holds the lock."""
+
+    def __init__(self) -> None:
+        self._queue: list[_Queued] = []
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, fault: Fault) -> None:
+        if len(self._queue) >= _MAX_QUEUED:
+            raise ValueError(f"{_MAX_QUEUED} faults are queued already; reset the emulator first")
+        self._queue.append(_Queued(fault, fault.after, fault.times))
+
+    def clear(self) -> None:
+        self._queue.clear()
+
+    def strike(
+        self, method: str, region: str | None, bucket: str | None, *, kinds: frozenset[str] = KINDS
+    ) -> Fault | None:
+        """The fault that hits this request: the first one due. Matching faults that wait count it as passed."""
+        struck: Fault | None = None
+        for queued in list(self._queue):
+            fault = queued.fault
+            if fault.kind not in kinds or not fault.matches(method, region, bucket):
+                continue
+            if queued.passes_left:
+                queued.passes_left -= 1
+            elif struck is None:
+                struck = fault
+                queued.strikes_left -= 1
+                if not queued.strikes_left:
+                    self._queue.remove(queued)
+        return struck
+
+
+@dataclass(frozen=True)
+class _Spoiled(Reply):
+    """A reply that a fault spoils on its way."""
+
+    fault: Fault = field(kw_only=True)
+
+
+def _struck(fault: Fault | None, request: Request, answer: Callable[[], Reply]) -> Reply:
+    """The answer to a request that a fault may have hit. Before a "close-before" no work is done."""
+    if fault is not None and fault.kind == "close-before":
+        return _Spoiled(0, fault=fault)
+    try:
+        if fault is not None and fault.kind == "status":
+            reply = faulted(fault.status or 503, fault.reason)
+        elif fault is not None and fault.kind == "redirect":
+            reply = Reply(fault.status or 302, headers=(("Location", request.target),))
+        else:
+            reply = answer()
+    except Rejected as rejected:
+        reply = rejected.reply
+    if fault is None:
+        return reply
+    return _Spoiled(reply.status, reply.body, reply.headers, reply.content_type, fault=fault)
+
+
+def faulted(status: int, reason: str | None) -> Reply:
+    """The reply for a status that a fault chose. Where a status has several bodies, `reason` picks one."""
+    usual = {401: "authError", 403: "rateLimitExceeded", 429: "rateLimitExceeded"}
+    name = f"{status} {reason or usual.get(status)}"
+    if name in replies.ERRORS:
+        return replies.error(name, number=replies.project_number(""))
+    if status >= 500:
+        return replies.bad_request("Backend Error", status, reason or "backendError")
+    return replies.bad_request("Bad Request", status, reason or "badRequest")
+
+
+class _Handler(wire.Handler):
+    server: "_Server"
+
+    def send_reply(self, reply: Reply) -> None:
+        if not isinstance(reply, _Spoiled):
+            super().send_reply(reply)
+            return
+        fault = reply.fault
+        if fault.kind in ("latency", "hang"):
+            self.server.stopping.wait(fault.ms / 1000)
+        if fault.kind in ("close-before", "close-after", "hang"):
+            self.hang_up()
+            return
+        head, content = self.head_and_content(reply)
+        self.wfile.write(head)
+        if fault.kind == "truncate":
+            self.wfile.write(content[: len(content) // 2])
+        elif fault.kind == "trickle":
+            self._trickle(content, fault.ms)
+        else:
+            self.wfile.write(content)
+        if fault.kind in ("truncate", "drop-idle"):
+            self.hang_up()
+
+    def _trickle(self, content: bytes, ms: int) -> None:
+        size = max(1, -(-len(content) // _TRICKLED_PIECES))
+        for start in range(0, len(content), size):
+            self.wfile.flush()
+            self.server.stopping.wait(ms / 1000 / _TRICKLED_PIECES)
+            self.wfile.write(content[start : start + size])
+
+
+class _Server(wire.Server):
+    handler = _Handler
+
+    def __init__(self, port: int, service: Callable[[Request], Reply]) -> None:
+        self.stopping = threading.Event()
+        super().__init__(port, service)
+
+    def close(self) -> None:
+        self.stopping.set()
+        super().close()
+
+
+# --- batches: several calls in one multipart request ----------------------------------------------------------------
+
+MAX_BATCHED_CALLS = 1_000
+
+
+class BatchedCall(NamedTuple):
+    """One call inside a batch. Its answer refers to it by `content_id`."""
+
+    content_id: str | None
+    verb: str
+    target: str
+    headers: Message
+    body: bytes
+
+
+def split_multipart(content_type: str, body: bytes) -> list[tuple[Message, bytes]]:
+    """(headers, content) of each part."""
+    whole = _parsed(b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + body)
+    if not whole.is_multipart() or whole.defects:
+        raise Rejected(replies.bad_request("The request's multipart boundary is missing."))
+    return [(part, _content(part)) for part in whole.get_payload() if isinstance(part, Message)]
+
+
+def _parsed(section: bytes) -> Message:
+    """Headers and content. As Latin-1 every byte is one character."""
+    return Parser().parsestr(section.decode("latin-1"))
+
+
+def _content(message: Message) -> bytes:
+    content = message.get_payload(decode=True)
+    return content if isinstance(content, bytes) else b""
+
+
+def parse_batch(content_type: str, body: bytes) -> list[BatchedCall]:
+    """The calls in a batch, in order. One unreadable part rejects the whole batch."""
+    calls = []
+    for outer, content in split_multipart(content_type, body):
+        line, _, rest = content.replace(b"\r\n", b"\n").lstrip().partition(b"\n")
+        words = line.decode("utf-8", "replace").split()
+        if len(words) not in (2, 3):
+            raise Rejected(replies.bad_request("Failed to parse batch request."))
+        inner = _parsed(rest)
+        calls.append(BatchedCall(outer["Content-ID"], words[0], words[1], inner, _content(inner)))
+    if not 0 < len(calls) <= MAX_BATCHED_CALLS:
+        message = f"A batch holds 1 to {MAX_BATCHED_CALLS} calls, not {len(calls)}."
+        raise Rejected(replies.bad_request(message))
+    return calls
+
+
+def compose_batch(answers: Sequence[tuple[str | None, int, bytes]]) -> Reply:
+    """The reply to a batch, from each call's (content_id, status, body)."""
+    digest = hashlib.blake2b(digest_size=16)
+    for _, _, body in answers:
+        digest.update(body)
+    boundary = f"batch_{digest.hexdigest()}"
+    parts = [
+        b"".join(
+            (
+                f"--{boundary}\r\nContent-Type: application/http\r\n".encode(),
+                _answered_id(content_id),
+                f"\r\nHTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode(),
+                b"Content-Type: application/json; charset=UTF-8\r\n",
+                f"Content-Length: {len(body)}\r\n\r\n".encode(),
+                body,
+                b"\r\n",
+            )
+        )
+        for content_id, status, body in answers
+    ]
+    whole = b"".join((*parts, f"--{boundary}--\r\n".encode()))
+    return Reply(200, whole, content_type=f"multipart/mixed; boundary={boundary}")
+
+
+def _answered_id(content_id: str | None) -> bytes:
+    """The answer to `<one>` has the id `<response-one>`."""
+    if content_id is None:
+        return b""
+    bare = " ".join(content_id.split()).strip("<>")
+    return f"Content-ID: <response-{bare}>\r\n".encode("latin-1")
+
+
+# --- uploads: one charged call opens a session, then uncharged chunks fill it ---------------------------------------
+
+_MAX_SESSIONS = 1_000
+_RANGE = re.compile(r"bytes (?:([0-9]{1,15})-([0-9]{1,15})|\*)/([0-9]{1,15}|\*)")
+
+
+@dataclass
+class _Session:
+    call: Call
+    received_bytes: int = 0
+    made: Json | None = None
+
+
+class Uploads:
+    """The open sessions by id. When there are too many, the oldest is dropped.
+
+    Of the bytes that arrived only their number is kept.
+    """
+
+    def __init__(self, store: Callable[[Call], Json]) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, call: Call) -> str:
+        """Open a session for `call` and return its id."""
+        session_id = secrets.token_urlsafe(24)
+        with self._lock:
+            self._sessions[session_id] = _Session(call)
+            if len(self._sessions) > _MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        return session_id
+
+    def feed(self, session_id: str, content_range: str | None, length_bytes: int) -> Reply:
+        """Take one chunk. The reply is 308 with the range received so far, or the new resource once all has arrived."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                raise Rejected(replies.error("method_not_found"))
+            if session.made is None and self._complete(session, content_range, length_bytes):
+                session.made = self._store(session.call)
+            if session.made is not None:
+                return Reply(200, session.made)
+            if not session.received_bytes:
+                return Reply(308)
+            return Reply(308, headers=(("Range", f"bytes=0-{session.received_bytes - 1}"),))
+
+    def _complete(self, session: _Session, content_range: str | None, length_bytes: int) -> bool:
+        if content_range is None:  # the whole upload at once, or an empty request
+            return True
+        match = _RANGE.fullmatch(content_range)
+        if match is None:
+            raise Rejected(replies.bad_request("Failed to parse Content-Range header."))
+        first, last, total = match.groups()
+        if first is not None:
+            if int(last) - int(first) + 1 != length_bytes:
+                raise Rejected(replies.bad_request("Content-Range and Content-Length disagree."))
+            # A chunk that does not continue the upload changes nothing. The reply's Range tells the
+            # client where to continue.
+            if int(first) == session.received_bytes:
+                session.received_bytes += length_bytes
+        return total != "*" and session.received_bytes >= int(total)
+
+
+# --- the emulator ---------------------------------------------------------------------------------------------------
+
+
+class _Meter(Meter):
+    def exhaust(self, method: str, charge: Charge) -> Charge:
+        """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
+        project, bucket, units, refused = charge
+        self._today(project, bucket).used_units = self.quota_units[bucket]
+        if not refused:
+            self._note(project, method, bucket, -units)
+            for counts in (self._total, self._by_project[project]):
+                counts.refused_units[bucket] += units
+        return charge._replace(refused=True)
+
+
+class Emulator(emulator.Emulator):
+    """The emulator with faults, batches and uploads."""
+
+    _server_class = _Server
+    _meter: _Meter
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._meter = _Meter(self._meter.allocation, self._meter.quota_units["units"], self._meter.now_ms)
+        self._faults = FaultQueue()
+        self._uploads = Uploads(self._api.stored)
+
+    def fault(self, kind: str, **fields: Any) -> None:
+        """Queue a fault, with the fields of Fault, like POST /emulator/faults. Raises ValueError for what makes no
+        sense."""
+        self._queue(Fault.from_json({"kind": kind, **fields}))
+
+    def reset(self) -> None:
+        """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
+        with self._lock:
+            super().reset()
+            self._faults.clear()
+
+    def _queue(self, *faults: Fault) -> int:
+        with self._lock:
+            for fault in faults:
+                self._faults.add(fault)
+            return len(self._faults)
+
+    # --- one request -------------------------------------------------------------------------------------------------
+
+    def _serve(self, request: Request) -> Reply:
+        if (request.verb, request.path) == ("POST", "/emulator/faults"):
+            return self._queue_json(request.body)
+        if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
+            return self._serve_batch(request)
+        if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
+            return self._serve_chunk(request)
+        return super()._serve(request)
+
+    def _queue_json(self, body: bytes) -> Reply:
+        """Queue one fault or a list of them: either all of them or none."""
+        try:
+            document = json.loads(body)
+            listed = document if isinstance(document, list) else [document]
+            queued = self._queue(*[Fault.from_json(item) for item in listed])
+        except (ValueError, RecursionError) as error:
+            return replies.bad_request(str(error))
+        return Reply(200, {"queued": queued})
+
+    def _serve_call(self, request: Request) -> Reply:
+        return self._serve_with_faults(request, KINDS)
+
+    def _arrive_with_faults(self, request: Request, kinds: frozenset[str]) -> tuple[str, Charge | Reply, Fault | None]:
+        """As `_arrive`, and the fault that hits the call."""
+        with self._lock:
+            method, charge = self._arrive(request)
+            bucket = charge.bucket if isinstance(charge, Charge) else None
+            fault = self._faults.strike(method, request.params.get("regionCode"), bucket, kinds=kinds)
+            if fault is not None and fault.kind == "exhaust" and isinstance(charge, Charge):
+                charge = self._meter.exhaust(method, charge)
+        return method, charge, fault
+
+    def _serve_with_faults(self, request: Request, kinds: frozenset[str]) -> Reply:
+        method, charge, fault = self._arrive_with_faults(request, kinds)
+
+        def answer() -> Reply:
+            if (
+                fault is not None
+                and fault.kind == "limit-zero"
+                and isinstance(charge, Charge)
+                and not request.malformed
+            ):
+                return replies.daily_limit(charge.bucket, charge.project, 0)
+            return self._answer(request, method, charge)
+
+        return _struck(fault, request, answer)
+
+    def _serve_monitoring(self, request: Request, project: str) -> Reply:
+        with self._lock:
+            fault = self._faults.strike(MONITORING, None, None)
+        return _struck(fault, request, partial(super()._serve_monitoring, request, project))
+
+    def _strike_free(self, kind: str, method: str) -> Fault | None:
+        with self._lock:
+            self._meter.count_free(kind)
+            return self._faults.strike(method, None, None)
+
+    def _serve_batch(self, request: Request) -> Reply:
+        """Count and answer the calls of a batch one by one. Connection faults do not apply to them."""
+        fault = self._strike_free("batches", ENVELOPE)
+        answers = []
+        for call in parse_batch(request.headers.get("Content-Type", ""), request.body):
+            for name in ("Authorization", "X-Goog-Api-Key"):  # what a call lacks, it has from the envelope
+                if name not in call.headers and name in request.headers:
+                    call.headers[name] = request.headers[name]
+            inner = make_request(call.verb, call.target, call.headers, call.body)
+            reply = self._serve_with_faults(inner, REPLY_KINDS)
+            body = b"" if reply.body is None else encode_body(reply.body)
+            answers.append((call.content_id, reply.status, body))
+        return _struck(fault, request, partial(compose_batch, answers))
+
+    def _serve_chunk(self, request: Request) -> Reply:
+        fault = self._strike_free("upload_chunks", CHUNK)
+        upload_id, content_range = request.params["upload_id"], request.headers.get("Content-Range")
+        return _struck(fault, request, partial(self._uploads.feed, upload_id, content_range, len(request.body)))
+
+    def _perform(self, request: Request, method: str) -> Reply:
+        upload = request.params.get("uploadType") if is_upload(request.path) else None
+        if upload == "resumable":
+            call = Call(method, request.params, json_object(request.body))
+            return Reply(200, headers=(("Location", self._session_url(request, call)),))
+        if upload == "multipart":
+            parts = split_multipart(request.headers.get("Content-Type", ""), request.body)
+            body = json_object(parts[0][1] if parts else b"")
+            return self._api.answer(Call(method, request.params, body))
+        return super()._perform(request, method)
+
+    def _session_url(self, request: Request, call: Call) -> str:
+        """The session's URL, without the key, on the address that the client used (which may be forwarded)."""
+        host = request.headers.get("Host") or self.address.removeprefix("http://")
+        query = urlencode({"uploadType": "resumable", "upload_id": self._uploads.open(call)})
+        return f"http://{' '.join(host.split())}{request.path}?{query}"

@@ -1,0 +1,166 @@
+"""What a call used is found in its answer while the caller reads it, however the pieces fall."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+
+import pytest
+
+from quota.clients.answer_fields import MAX_EVENT_BYTES, Usage, units_in
+from quota.clients.upstream_errors import MAX_BODY_BYTES
+from quota.terms.api import Field, Figure, Used
+
+TOTAL = Used((Figure((Field(pointer=("usage", "total_tokens")),)),))
+
+
+def usage(used: Used = TOTAL, *, events: bool = True) -> Usage:
+    return Usage(partial(units_in, used), used.total, events=events)
+
+
+def units_said(*pieces: bytes, used: Used = TOTAL, events: bool = True, end: bool = True) -> int | None:
+    reader = usage(used, events=events)
+    units = [reader.feed(piece) for piece in pieces]
+    if end:
+        units.append(reader.end())
+    return next((number for number in units if number is not None), None)
+
+
+def event(units: object) -> bytes:
+    return b"data: " + json.dumps({"usage": {"total_tokens": units}}).encode() + b"\n\n"
+
+
+def test_of_events_the_last_one_that_says_it_counts() -> None:
+    quiet = b'event: delta\ndata: {"choices": [], "usage": null}\n\n'
+    assert units_said(event(3), quiet, event(7), quiet, b": a comment\n\n") == 7
+    assert units_said(quiet) is None
+    assert units_said(event(3), b"data: no json\n\n", b"data\n\n", b"\n\n\n") == 3
+    assert units_said(b'data: {"usage":\ndata:  {"total_tokens": 5}}\n\n') == 5, "one event of two lines"
+    assert units_said(event(3)[:-2]) == 3, "the last event has no end"
+
+
+def test_what_was_said_is_taken_once() -> None:
+    reader = usage()
+    assert reader.feed(event(3)) is None
+    assert reader.feed(b"data: [DONE]\n\n") == 3
+    assert (reader.feed(b"data: [DONE]\n\n"), reader.feed(event(9)), reader.end()) == (None, None, None)
+
+
+def test_who_stops_early_is_told_nothing_unless_upstream_said_that_it_is_done() -> None:
+    assert units_said(event(3), event(7), end=False) is None
+    assert units_said(event(7), b"data: [DONE]\n", end=False) == 7
+    assert units_said(event(7), b"data: [DONE]\r\n\r\n", end=False) == 7
+    assert units_said(event(7), b"data: [DONE]\r\r", end=False) == 7
+    assert units_said(event(7), b"data: [DONE]\r", end=False) is None, "an LF may follow"
+    assert units_said(event(7), b"data: [DONE]", end=False) is None
+    assert units_said(event(7), b"data: [DONE]ish\n\n", end=False) is None
+    assert units_said(event(7), b"data: [DONE]\n\n", event(9)) == 7
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+def test_the_pieces_may_fall_anywhere(ends: bytes) -> None:
+    dice = random.Random(3)
+    text = b"".join(event(n) for n in (3, None, 8)) + b'data: {"usage":\ndata: {"total_tokens": 9}}\n\ndata: [DONE]\n\n'
+    text = text.replace(b"\n", ends)
+    for size in (1, 2, 3, 5, 1_000):
+        assert units_said(*(text[at : at + size] for at in range(0, len(text), size))) == 9
+    for _ in range(300):
+        cuts = sorted(dice.sample(range(len(text)), 4))
+        assert units_said(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == 9
+
+
+@pytest.mark.parametrize("units", [-1, 1.5, "7", True, None, [], 10**16, 10**400, float("nan")])
+def test_what_is_no_whole_number_of_units_says_nothing(units: object) -> None:
+    assert units_said(event(5), event(units)) == 5
+    assert units_said(event(units)) is None
+    assert units_said(event(units)[6:], events=False) is None
+
+
+def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
+    long = b'data: {"usage": {"total_tokens": 4}, "x": "' + b"x" * MAX_EVENT_BYTES + b'"}\n\n'
+    assert units_said(event(3), long) == 3
+    assert units_said(long, event(7)) == 7
+    reader = usage()
+    for _ in range(300):
+        reader.feed(b"x" * 65_000)
+        assert len(reader._kept) < 2 * MAX_EVENT_BYTES, "no more than that is kept"
+    for _ in range(300):
+        reader.feed(b"\ndata: " + b"x" * 1_000)
+    assert sum(map(len, reader._data)) <= MAX_EVENT_BYTES
+    assert reader.feed(b"\n\n" + event(6)) is None
+    assert reader.end() == 6
+
+
+def test_no_stream_raises_and_what_it_says_is_a_number_of_units() -> None:
+    dice = random.Random(5)
+    whole = b"".join(event(n) for n in (3, None, 8)) + b'event: x\ndata: {"usage": {"total_tokens": 4}}\n\n'
+    for _ in range(2_000):
+        text = bytearray(whole * dice.randint(1, 3))
+        for _ in range(dice.randint(1, 9)):
+            text[dice.randrange(len(text))] = dice.choice((10, 13, 58, 123, 45, dice.randrange(256)))
+        cuts = sorted(dice.randrange(len(text)) for _ in range(3))
+        pieces = [bytes(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        units = units_said(*pieces, events=dice.random() < 0.8)
+        assert units is None or (type(units) is int and units >= 0)
+
+
+def test_an_answer_of_one_document_says_it_at_its_end_if_it_is_not_too_long() -> None:
+    whole = event(12)[6:]
+    assert units_said(whole[:5], whole[5:], events=False) == 12
+    assert units_said(whole, events=False, end=False) is None
+    assert units_said(whole[:-9], events=False) is None
+    assert units_said(b"", events=False) is None
+    reader = usage(events=False)
+    for _ in range(16):
+        reader.feed(b" " * 1_000_000)
+        assert len(reader._kept) <= MAX_BODY_BYTES + 1_000_000
+    assert (reader.feed(whole), reader.end()) == (None, None)
+
+
+# -- a sum of several figures ------------------------------------------------------------------------------------------
+
+
+def figure(name: str, default: int | None = None) -> Figure:
+    """A number that a whole answer has under `usage`, and the first event of a stream under `message`."""
+    return Figure((Field(pointer=("usage", name)), Field(pointer=("message", "usage", name))), default)
+
+
+SUM = Used((figure("input"), figure("cached", 0), figure("output")))
+
+
+def begun(**usage: object) -> bytes:
+    return b"data: " + json.dumps({"type": "message_start", "message": {"usage": usage}}).encode() + b"\n\n"
+
+
+def went_on(**usage: object) -> bytes:
+    return b"data: " + json.dumps({"type": "message_delta", "usage": usage}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "units"),
+    [
+        # The first event has what was sent, and the last one what came back.
+        ((begun(input=25, cached=4, output=1), went_on(output=15)), 44),
+        ((begun(input=25, output=1), went_on(output=7), went_on(output=15)), 40),
+        # Where the last event repeats what was sent, it counts once.
+        ((begun(input=25, cached=4, output=1), went_on(input=25, cached=4, output=15)), 44),
+        ((begun(input=25, cached=None, output=1),), 26),
+        # A figure that is missing, or no number: the bound stands.
+        ((begun(input=25), begun(cached=3)), None),
+        ((begun(input="25", output=1),), None),
+        ((begun(cached=4),), None),
+        ((begun(),), None),
+    ],
+)
+def test_of_each_figure_the_last_event_that_has_it_counts(events: tuple[bytes, ...], units: int | None) -> None:
+    assert units_said(*events, used=SUM) == units
+
+
+def test_of_one_document_all_figures_add_up() -> None:
+    assert units_said(went_on(input=1, cached=2, output=3)[6:], used=SUM, events=False) == 6
+    assert units_said(went_on(input=1, output=3)[6:], used=SUM, events=False) == 4
+    assert units_said(went_on(cached=2, output=3)[6:], used=SUM, events=False) is None
+    assert units_said(b"no json", used=SUM, events=False) is None
+    optional = Used((figure("cached", 5),))
+    assert units_said(went_on(output=3)[6:], used=optional, events=False) is None, "nothing was said at all"

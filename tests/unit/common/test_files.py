@@ -1,0 +1,121 @@
+"""Files of our own, and those that somebody names."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.cli.deciding import read_calls
+from quota.common import files
+from quota.common.files import first_within, read_named
+from quota.inbound import load_rules
+from quota.settings.references import read_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# -- what one machine says now and then --------------------------------------------------------------------------------
+
+HOUR_S = 3_600
+
+
+@pytest.mark.parametrize(("age_s", "first"), [(0, False), (HOUR_S - 5, False), (HOUR_S + 5, True), (-HOUR_S, True)])
+def test_a_file_notes_when_a_thing_was_said_last(tmp_path: Path, age_s: int, first: bool) -> None:
+    path = tmp_path / "told"
+    assert first_within(path, HOUR_S * 1_000), "nobody has said it yet"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    os.utime(path, (time.time() - age_s,) * 2)
+    assert first_within(path, HOUR_S * 1_000) == first, "a time of the future, by a wrong clock, silences nobody"
+    assert not first_within(path, HOUR_S * 1_000)
+
+
+@pytest.mark.parametrize("age_s", [None, 2 * HOUR_S])
+def test_of_several_that_come_at_once_one_says_it(tmp_path: Path, age_s: int | None) -> None:
+    """With a new file, and with one whose time is over."""
+
+    def come(path: Path) -> None:
+        barrier.wait()
+        said.append(first_within(path, HOUR_S * 1_000))
+
+    for number in range(100):
+        path, said, barrier = tmp_path / str(number), [], threading.Barrier(8)
+        if age_s is not None:
+            path.touch(0o600)
+            os.utime(path, (time.time() - age_s,) * 2)
+        threads = [threading.Thread(target=come, args=(path,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(said) == [False] * 7 + [True], number
+
+
+def test_where_nothing_can_be_noted_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        first_within(tmp_path / "not there" / "told", 1)
+
+
+# -- a file that somebody named may be a pipe --------------------------------------------------------------------------
+
+# One that is written to is read, and nobody hangs at any other.
+
+RULES = '[inbound]\nkeys = "file:pipe"\nkey_field = "X-Key"\n[inbound.all]\nlimit = 1\nwindow = "1s"\n'
+
+DOORS: dict[str, Callable[[Path], object]] = {
+    "configuration": lambda folder: quota.open(folder / "pipe"),
+    "cost book": lambda folder: quota.open(_written(folder, '[credentials.main]\napi = "pipe.toml"\n')),
+    "key": lambda folder: read_key(f"file:{folder}/pipe"),
+    "url of the ledger": lambda folder: (
+        quota.open(_written(folder, '[ledger]\nurl = "file:pipe"\n[credentials.main]\napi = "youtube-v3"\n')).ledger
+    ),
+    "keys of visitors": lambda folder: load_rules(_written(folder, RULES)),
+    "calls": lambda folder: read_calls(f"{folder}/pipe"),
+}
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "quota.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("pipe", "pipe.toml"):
+        os.mkfifo(tmp_path / name, 0o600)
+    monkeypatch.setattr(files, "WRITER_WITHIN_MS", 20)
+    return tmp_path
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_pipe_that_nobody_writes_to_is_one_line(folder: Path, door: str) -> None:
+    with pytest.raises(quota.QuotaError, match="it is a pipe that nobody writes to") as refused:
+        DOORS[door](folder)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.timeout(30)
+def test_what_is_written_to_a_pipe_is_waited_for(folder: Path) -> None:
+    """As of `<(...)`: its writer is there from the beginning, and may take longer than a pipe without one is given."""
+    reader, writer = os.pipe()
+    late = threading.Timer(0.1, lambda: (os.write(writer, b"a-key"), os.close(writer)))
+    late.start()
+    assert read_key(f"file:/dev/fd/{reader}") == "a-key"
+    late.join()
+    os.close(reader)
+
+
+def test_what_cannot_be_read_leaves_no_file_open(folder: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for name in ("", "pipe", "none"):
+        with pytest.raises(OSError, match=r"directory|pipe|No such"):
+            read_named(folder / name, 10)
+    assert set(os.listdir("/proc/self/fd")) == before

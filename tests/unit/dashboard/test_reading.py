@@ -1,0 +1,94 @@
+"""What was read stays while it cannot be read again, and nobody waits for a reading that takes long."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+from quota.dashboard import reading as module
+from quota.dashboard.reading import Kept
+from quota.errors import LedgerError
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Source:
+    """What is read; each reading waits for its turn where `gate` is closed."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.error: BaseException | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self) -> int:
+        self.gate.wait(100)
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return self.reads
+
+
+def test_a_value_is_read_once_for_all_who_ask_at_the_same_time() -> None:
+    source = Source()
+    kept = Kept(source)
+    threads = [threading.Thread(target=kept.get, args=(30,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (source.reads, kept.last.value) == (1, 1)
+
+
+def test_the_last_value_stays_with_what_is_wrong_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "TIMES", 0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    source = Source()
+    kept = Kept(source, clock=itertools.count(5).__next__)
+    assert kept.get(30).read_ms == 5
+    source.error = LedgerError("ledger x cannot be reached")
+    first, second = kept.get(30), kept.get(30)
+    assert (first.value, first.read_ms, first.error) == (1, 5, "ledger x cannot be reached")
+    assert (first.failing_ms, second.failing_ms) == (6, 6)
+    source.error = RuntimeError("a defect")
+    assert kept.get(30).error == "RuntimeError: a defect"
+    source.error = None
+    mended = kept.get(30)
+    assert (mended.value, mended.error, mended.failing_ms) == (source.reads, None, None)
+
+
+def test_nobody_waits_for_a_slow_reading_while_there_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "TIMES", 0)
+    source = Source()
+    kept = Kept(source)
+    assert kept.get(30).value == 1
+    source.gate.clear()
+    assert [kept.get(0).value for _ in range(3)] == [1, 1, 1]
+    source.gate.set()
+    assert kept.get(30).value == 2
+
+
+def test_a_reading_for_which_there_is_no_thread_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last state must not stay for ever, as if it were new."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "TIMES", 0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    kept = Kept(Source())
+    assert kept.get(30).value == 1
+    threading.stack_size(1 << 46)
+    try:
+        without = kept.get(30)
+    finally:
+        threading.stack_size(0)
+    assert (without.value, without.error) == (1, "can't start new thread")
+    assert (kept.get(30).value, kept.last.error) == (2, None)
+
+
+def test_what_ends_a_thread_is_an_error_like_others() -> None:
+    source = Source()
+    source.error = SystemExit(3)
+    assert Kept(source).get(30).error == "SystemExit: 3"

@@ -1,0 +1,299 @@
+"""The url of a ledger and what is told to its server: where each may stand, and that no secret is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from quota.errors import ConfigError
+from quota.inbound.configured import load_rules
+from quota.ledger.factory import ALIASES, open_ledger
+from quota.ledger.redis_url import target_of
+from quota.session import open_session
+from quota.settings.lint import lint
+from quota.settings.load import load_settings
+from quota.settings.references import Address
+
+SECRET = "s3cret/p@ss:w%rd é"  # noqa: S105  # what the tests look for in every output
+CREDENTIAL = '\n[credentials.main]\napi = "youtube-v3"\nkey = "env:HOME"\n'
+RULE = '\n[inbound.all]\nlimit = 5\nwindow = "60s"\n'
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.setenv("WITH_BREAK", f"{SECRET}\n")
+    monkeypatch.setenv("URL", "redis://h:1/2")
+    monkeypatch.setenv("EMPTY", "")
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "url").write_text("rediss://:inside@h/0?ssl_ca_certs=ca.pem\n")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "url").chmod(0o600)
+
+
+def write(tmp_path: Path, *lines: str, table: str = "ledger") -> Path:
+    path = tmp_path / "quota.toml"
+    path.write_text("\n".join([f"[{table}]", *lines]) + "\n" + (RULE if table == "inbound" else "") + CREDENTIAL)
+    path.chmod(0o600)
+    return path
+
+
+def url_of(path: Path, table: str) -> str:
+    if table == "ledger":
+        return load_settings(path).ledger.url
+    url = load_rules(path).url
+    assert url is not None
+    return url
+
+
+ADDRESSES = [
+    (('url = "redis://h/0"',), "redis://h/0", {}),
+    (('url = "env:URL"',), "redis://h:1/2", {}),
+    (('url = "file:url"',), "rediss://:inside@h/0", {"ssl_ca_certs": "{}/ca.pem"}),
+    (('url = "redis://h/0"', 'password = "env:SECRET"'), "redis://h/0", {"password": SECRET}),
+    (('url = "redis://h/0"', 'password = "env:WITH_BREAK"'), "redis://h/0", {"password": SECRET}),
+    (('url = "redis://h/0"', 'password = "file:secret"'), "redis://h/0", {"password": SECRET}),
+    (('url = "env:URL"', f'password = "{SECRET}"'), "redis://h:1/2", {"password": SECRET}),
+    (
+        ('url = "redis://h/0?db=3"', 'username = "file:secret"', 'password = "env:SECRET"'),
+        "redis://h/0",
+        {"db": "3", "username": SECRET, "password": SECRET},
+    ),
+    (
+        (
+            'url = "rediss+sentinel://a:1,b:2/main"',
+            'sentinel_username = "me"',
+            'sentinel_password = "env:SECRET"',
+            'ssl_ca_certs = "tls/ca.pem"',
+            'ssl_certfile = "/etc/c.pem"',
+            'ssl_keyfile = "../k.pem"',
+            'ssl_password = "file:secret"',
+            'ssl_cert_reqs = "none"',
+            "ssl_check_hostname = false",
+            "sentinel_ssl = false",
+        ),
+        "rediss+sentinel://a:1,b:2/main",
+        {
+            "sentinel_username": "me",
+            "sentinel_password": SECRET,
+            "ssl_ca_certs": "{}/tls/ca.pem",
+            "ssl_certfile": "/etc/c.pem",
+            "ssl_keyfile": "{}/../k.pem",
+            "ssl_password": SECRET,
+            "ssl_cert_reqs": "none",
+            "ssl_check_hostname": "false",
+            "sentinel_ssl": "false",
+        },
+    ),
+    # In the url a path belongs to the configuration's folder too.
+    (
+        ('url = "rediss://h/0?ssl_certfile=a%20b.pem&ssl_keyfile=/k.pem"',),
+        "rediss://h/0",
+        {"ssl_certfile": "{}/a b.pem", "ssl_keyfile": "/k.pem"},
+    ),
+    *((((f'url = "{alias}://h/0"'),), f"{ours}://h/0", {}) for alias, ours in ALIASES.items()),
+]
+
+
+@pytest.mark.parametrize("table", ["ledger", "inbound"])
+@pytest.mark.parametrize(("lines", "url", "options"), ADDRESSES)
+def test_what_stands_beside_the_url_is_told_to_the_server(
+    tmp_path: Path, table: str, lines: tuple[str, ...], url: str, options: dict[str, str]
+) -> None:
+    address, _, query = url_of(write(tmp_path, *lines, table=table), table).partition("?")
+    assert address == url
+    in_url = {name: values[0] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
+    assert in_url == {name: text.replace("{}", str(tmp_path)) for name, text in options.items()}
+
+
+MISTAKES = [
+    (
+        ('url = "env:NOT_SET"',),
+        "url: environment variable NOT_SET is not set; put the url into it, or write file:/path ",
+    ),
+    (('url = "file:none"',), "url: url file {}/none cannot be read: No such file or directory"),
+    (('url = "env:EMPTY"',), "url: environment variable EMPTY is empty; put the url into it"),
+    (('url = "env:not a name"',), 'url: do not write the url itself here; write "env:VARIABLE" or "file:/path"'),
+    (('url = "redis://h"', 'password = "env:NOT_SET"'), "password: environment variable NOT_SET is not set; put the"),
+    (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
+    (('url = "redis://h"', 'username = "file:none"'), "username: user name file {}/none cannot be read: No such"),
+    (('url = "redis://h"', 'password = "file:~nobody-is-called-so/x"'), "password: Could not determine home dir"),
+    (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
+    (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
+    (('url = "redis://h"', 'password = ""'), "password: an empty string where a non-empty string is needed"),
+    (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
+    (('url = "redis://h"', 'pasword = "s3cret"'), "pasword: unknown key; did you mean 'password'?"),
+    (('url = "redis://:s3cret@h"', 'password = "s3cret"'), "password: the url has one too; keep one of them"),
+    (('url = "redis://h?password=s3cret"', 'password = "x"'), "password: the url has one too; keep one of them"),
+    (('url = "redis://me@h"', 'username = "me"'), "username: the url has one too; keep one of them"),
+    (('url = "rediss://h?ssl_ca_certs=x"', 'ssl_ca_certs = "y"'), "ssl_ca_certs: the url has one too; keep one of"),
+    (('url = "rediss://h"', 'ssl_cert_reqs = "no"'), "ssl_cert_reqs: 'no' is not allowed here; "),
+    (('url = "rediss://h"', 'ssl_check_hostname = "no"'), "ssl_check_hostname: a string where true or false is needed"),
+    (
+        ('url = "redis+sentinel://h/main"', 'sentinel_ssl = "yes"'),
+        "sentinel_ssl: a string where true or false is needed",
+    ),
+    (
+        ('url = "redis+sentinel://h/main"', "sentinels_ssl = true"),
+        "sentinels_ssl: unknown key; did you mean 'sentinel_ssl'?",
+    ),
+    (('url = "sqlite:///l.db"', 'password = "s3cret"'), "password: an embedded ledger has no server; remove this key"),
+    (('password = "s3cret"',), "password: has no effect without a url of Redis; add one, or remove this key"),
+]
+
+
+@pytest.mark.parametrize("table", ["ledger", "inbound"])
+@pytest.mark.parametrize(("lines", "wanted"), MISTAKES)
+def test_a_mistake_names_the_key_and_shows_no_secret(
+    tmp_path: Path, table: str, lines: tuple[str, ...], wanted: str
+) -> None:
+    path = write(tmp_path, *lines, table=table)
+    with pytest.raises(ConfigError) as caught:
+        url_of(path, table)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {table}.{wanted.replace('{}', str(tmp_path))}")
+    assert "\n" not in message
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (f'url = "redis://:{"s3cret"}@h:1/2"',),
+        ('url = "redis://h:1/2"', 'password = "s3cret"'),
+        ('url = "redis://h:1/2?password=other"',),
+        ('url = "redis://h:1/2"', 'password = "env:SECRET"', 'username = "me"'),
+        ('url = "env:URL"', 'password = "file:secret"'),
+        ('url = "valkey://h:1/2"',),
+    ],
+)
+def test_the_ledger_is_the_same_wherever_its_password_stands(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """And when the secret rotates: neither the label nor what this machine remembers it by has anything of it."""
+    path = write(tmp_path, *lines)
+    with open_session(path) as session:
+        assert session.ledger.label == "redis://h:1/2"
+        assert session.settings.ledger.identity == str(path)
+        held = [value for value in vars(session.ledger).values() if not isinstance(value, str)]
+        address = Address(session.settings.ledger.url)
+        for shown in (session, session.settings, session.settings.ledger, session.ledger, address, *held):
+            assert "s3cret" not in repr(shown)
+
+
+@pytest.mark.parametrize("scheme", ["redis://h", "rediss://h", "redis+sentinel://h/main", "redis+cluster://h"])
+def test_a_password_of_any_characters_arrives_as_it_is(tmp_path: Path, scheme: str) -> None:
+    path = write(tmp_path, f'url = "{scheme}"', 'password = "env:SECRET"')
+    target = target_of(load_settings(path).ledger.url, 1.0)
+    assert target.options["password"] == SECRET
+    assert SECRET not in repr(target)
+
+
+# -- who may read it ---------------------------------------------------------------------------------------------------
+
+CLEAR = "a password stands here, and every user of this machine can read this file; "
+READABLE = "every user of this machine can read {}/secret, which holds a password; chmod 600 the file"
+UNCHECKED = (
+    "the server's certificate is not checked: whoever is in between can read the password and change the answers"
+)
+
+WARNINGS = [
+    (('url = "redis://h"', 'password = "s3cret"'), 0o644, f"password: {CLEAR}"),
+    (('url = "redis://:s3cret@h"',), 0o644, f"url: {CLEAR}"),
+    (('url = "redis://h?password=s3cret"',), 0o644, f"url: {CLEAR}"),
+    (('url = "redis+sentinel://h/main"', 'sentinel_password = "s3cret"'), 0o644, f"sentinel_password: {CLEAR}"),
+    (('url = "redis://h"', 'password = "s3cret"'), 0o640, ""),
+    (('url = "redis://h"', 'password = "env:SECRET"'), 0o644, ""),
+    (('url = "redis://h"', 'username = "me"'), 0o644, ""),
+    (('url = "redis://me@h"',), 0o644, ""),
+    (('url = "redis://h"', 'password = "file:secret"'), 0o600, f"password: {READABLE}"),
+    (('url = "rediss://h?ssl_cert_reqs=none"',), 0o600, f"ssl_cert_reqs: {UNCHECKED}; "),
+    (('url = "rediss+cluster://h"', 'ssl_cert_reqs = "none"'), 0o600, f"ssl_cert_reqs: {UNCHECKED}; "),
+    (
+        ('url = "rediss://h"', "ssl_check_hostname = false"),
+        0o600,
+        "ssl_check_hostname: any certificate of a trusted CA",
+    ),
+    (('url = "rediss://h"', "ssl_check_hostname = true"), 0o600, ""),
+    (
+        ('url = "rediss+sentinel://h/main"', "sentinel_ssl = false"),
+        0o600,
+        "sentinel_ssl: the sentinels are asked without TLS: whoever is in between can read their password and say that "
+        "there is no server; ",
+    ),
+    (('url = "redis+sentinel://h/main"', "sentinel_ssl = true"), 0o600, ""),
+    (('url = "redis+sentinel://h/main"', "sentinel_ssl = false"), 0o600, ""),
+    (
+        ('url = "rediss://h"', 'ssl_certfile = "secret"', 'ssl_keyfile = "secret"'),
+        0o600,
+        "ssl_keyfile: every user of this machine can read the private key {}/secret; chmod 600 the file",
+    ),
+]
+
+
+@pytest.mark.parametrize("table", ["ledger", "inbound"])
+@pytest.mark.parametrize(("lines", "mode", "message"), WARNINGS)
+def test_what_makes_a_secret_none_is_a_warning(
+    tmp_path: Path, table: str, lines: tuple[str, ...], mode: int, message: str
+) -> None:
+    path = write(tmp_path, *lines, table=table)
+    path.chmod(mode)
+    (tmp_path / "secret").chmod(0o644)
+    findings = [str(finding) for finding in lint(load_settings(path))]
+    warnings = [finding for finding in findings if f"{table}." in finding and "warning" in finding]
+    wanted = f"warning: {table}.{message.replace('{}', str(tmp_path))}"
+    assert [line for line in warnings if line.startswith(wanted)] == warnings
+    assert len(warnings) == bool(message)
+    assert "s3cret" not in "".join(warnings)
+
+
+# -- options that nobody reads -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://h/0", "unix:///s.sock", "redis+sentinel://h/main", "redis+cluster://h"),
+        *("rediss://h/0", "rediss+sentinel://h/main", "rediss+cluster://h", "valkey://h/0"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_known(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"it has no option 'sock_timeout'; did you mean 'socket_timeout'\?"):
+        open_ledger(f"{url}?sock_timeout=1")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "redis://h/0?ssl_ca_certs=x",
+            "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://",
+        ),
+        ("redis+cluster://h?ssl_keyfile=x", "this url does not speak; write rediss+cluster://"),
+        ("unix:///s.sock?ssl_cert_reqs=none", "this url does not speak; remove it"),
+        ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
+        ("rediss://h/0?sentinel_ssl=true", "sentinel_ssl is an option of redis+sentinel:// only; remove it"),
+        ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
+        (
+            "redis+sentinel://h/main?sentinel_ssl=false&ssl_ca_certs=x",
+            "this url does not speak; write rediss+sentinel://",
+        ),
+        ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
+        ("redis://h/0?nonsense", "it has no option 'nonsense'; "),
+        ("rediss://h/0?ssl_ca_cert=x", "it has no option 'ssl_ca_cert'; did you mean 'ssl_ca_certs'?"),
+        ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
+    ],
+)
+def test_an_option_of_another_scheme_says_so(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_ledger(url)
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    assert list(tmp_path.glob("*?timeout*")) == []
+
+
+@pytest.mark.parametrize("url", ["redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?s3%20cret=1"])
+def test_what_may_be_a_piece_of_a_password_is_not_named(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_ledger(url)
+    assert "s3" not in str(caught.value)
