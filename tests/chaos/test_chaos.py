@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEED = 20_261_747
-SECONDS = float(os.environ.get("QUOTA_TEST_SECONDS", "10"))
+SECONDS = float(os.environ.get("QUOTA_TEST_SECONDS", "8"))
 """`make chaos` takes five minutes."""
 
 

@@ -510,8 +510,8 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
             except asyncio.CancelledError:
                 cancelled += 1
             else:
-                if decision.id is None:  # lost twice
-                    assert decision.reason == "ledger-unavailable"
+                if decision.id is None:  # lost twice, or others compare what came late
+                    assert decision.reason in ("ledger-unavailable", "counting")
                     unconfirmed += 1
                 else:
                     confirmed.append(decision.id)
