@@ -66,7 +66,7 @@ AGAIN_S = 1.0
 END_WITHIN_S = 0.05
 """How long it goes on with that at its end."""
 
-KEEP_AFTER = 100
+KEEP_AFTER = 250
 """After so many entries, what was computed of them is kept for processes that start."""
 
 TRIM_AFTER_MS = MINUTE_MS

@@ -378,7 +378,7 @@ class Journal(OfOneProcess):
             self._confirmed.clear()
             self._noted.add("")
         whole, newline, _ = os.pread(file.fd, size - at, at).rpartition(b"\n")
-        for line in whole.split(b"\n"):
+        for line in filter(None, whole.split(b"\n")):
             record = read_record(line)
             if record is not None:
                 self._note_newest(record.epoch, record.id)

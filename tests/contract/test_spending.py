@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget, project_of
+from quota.deciding import project as project_module
 from quota.deciding.recorder import Recorder
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import PAST_MS
@@ -48,6 +49,11 @@ TWO_BUCKETS = parse_book(
     """,
     "forge",
 )
+
+
+@pytest.fixture(autouse=True)
+def _trims_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project_module, "KEEP_AFTER", 100)
 
 
 def charge_for_long(setup: Setup, budget: Budget, steps: int = STEPS) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quota.budget import project_of
 from quota.ledger.factory import open_ledger
 from quota.rules.entry import END, START
 from quota.terms.limits import HOUR_MS
@@ -120,6 +121,7 @@ def test_what_has_left_the_log_is_listed_and_summed_all_the_same(quota: Quota) -
         while now_ms < end_ms:
             assert budget.charge("videos.list").admitted
             now_ms += HOUR_MS
+        project_of(budget).close()
         assert 0 < len(ledger.past("p", START, END, 1_000)) < 120
     assert len(quota("log", "--since", "30d", "--json").stdout.splitlines()) == 120
     assert "not 30d" not in quota("log", "--since", "30d").stdout
