@@ -22,7 +22,7 @@ from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError, UsageError
-from quota.ledger.log import LEASE_MS, MAX_READ, SLACK_MS, Beginning, fence_is_over, is_fence, is_seal
+from quota.ledger.log import LEASE_MS, SLACK_MS, Beginning, fence_is_over, in_pieces, is_fence, is_seal
 from quota.ledger.state import Change, change, moved
 from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
@@ -105,14 +105,15 @@ def _unfenced(project: Project, ends_s: float) -> Beginning:
 
 def _must_compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     """Whether the log may lack what this machine has seen: nobody here has compared them since."""
-    epoch = beginning.epoch
-    if is_fence(epoch) or project.reading.pending or journal.uncompared(epoch):
+    return is_fence(beginning.epoch) or bool(project.reading.pending) or is_behind(project, journal, beginning)
+
+
+def is_behind(project: Project, journal: Journal, beginning: Beginning) -> bool:
+    """Whether something was noted that nobody has compared with this log, or the log lacks the newest entry that this
+    machine has seen of it. Others may have appended since."""
+    if journal.uncompared(beginning.epoch):
         return True
-    return lacks(project, beginning, journal.newest(epoch))
-
-
-def lacks(project: Project, beginning: Beginning, newest: Id) -> bool:
-    """Whether the log lacks the newest entry that this machine has seen of it. Others may have appended since."""
+    newest = journal.newest(beginning.epoch)
     if newest <= beginning.trimmed or newest == beginning.tip:
         return False
     ms, seq = newest
@@ -142,7 +143,9 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
     facts = facts_rules.union(stand, Facts.read(journal.facts()).happened(beginning.clock_ms))
     epoch, tip = beginning.epoch, beginning.tip
     # Where no key is missing, but an id is, the same entries stand in other places: a new epoch says so to everybody.
-    if lost or fence or lacks(project, beginning, journal.newest(epoch)):
+    newest = journal.newest(epoch)
+    is_missing = newest > beginning.trimmed and all(entry.id != newest for entry in have)
+    if lost or fence or is_missing:
         done, fence = log.fence(name, beginning.epoch, project.keys.next())
         if not done:
             return False
@@ -187,13 +190,7 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
 
 
 def _read(project: Project, after: Id, through: Id) -> list[Entry]:
-    entries: list[Entry] = []
-    while True:
-        piece = project.log.read(project.name, after, through, MAX_READ)
-        entries += piece
-        if len(piece) < MAX_READ:
-            return entries
-        after = piece[-1].id
+    return [entry for piece in in_pieces(project.log.read, project.name, after, through) for entry in piece]
 
 
 def _note(journal: Journal, epoch: str, have: Sequence[Entry], seen: set[str]) -> None:

@@ -26,7 +26,7 @@ from quota.common.clock import elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.deciding.allowance import hand_over, say_used
-from quota.deciding.losses import StillCountingError, lacks, put_back
+from quota.deciding.losses import StillCountingError, is_behind, put_back
 from quota.deciding.question import Look, Others, Outcome, Question
 from quota.decision import REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
@@ -332,8 +332,7 @@ class Project(OfOneProcess):
         epoch, journal = beginning.epoch, self.journal
         if is_seal(epoch):
             raise moved(self.log.label, epoch)
-        behind = journal is not None and (journal.uncompared(epoch) or lacks(self, beginning, journal.newest(epoch)))
-        if is_fence(epoch) or behind:
+        if is_fence(epoch) or (journal is not None and is_behind(self, journal, beginning)):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             put_back(self)
             return

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import tempfile
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
 from quota.ledger.sqlite_log import SqliteLog
 from support.commands import one_line
+from support.disks import fill, small_disk
 from support.installation import Installation
 from support.users import not_root
 
@@ -49,31 +49,6 @@ fetch = "trending"
 pages = 4
 regions = ["US", "DE"]
 """
-
-
-@contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
-    """A file system of this size at `folder`. Only root may mount one."""
-    folder.mkdir(exist_ok=True)
-    options = f"size={kilobytes}k,mode=755"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system of one's own can be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take all the space that is left; the file that takes it."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65_536, 4_096, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(b"x" * size)
-    return ballast
 
 
 class Machine(Installation):

@@ -6,8 +6,7 @@ import errno
 import os
 import resource
 import stat
-import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from quota.journal import journal as journal_module
 from quota.journal.journal import Journal
 from quota.rules.entry import START
 from quota.terms.limits import DAY_MS
+from support.disks import fill, small_disk
 from support.users import NOBODY, needs_root, not_root
 
 if TYPE_CHECKING:
@@ -29,29 +29,6 @@ if TYPE_CHECKING:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again with each entry."""
     monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
-
-
-@contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
-    """A file system of this size at `folder`. Only root may mount one."""
-    folder.mkdir()
-    options = f"size={kilobytes}k,mode=755"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system of one's own can be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take all the space that is left; the file that takes it."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4_096)
-    return ballast
 
 
 @contextmanager

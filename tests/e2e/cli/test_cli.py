@@ -513,9 +513,9 @@ def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str,
 def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where: str, more: str) -> None:
     quota.configure(SMALL)
     said = one_line(quota.shell(f"quota charge search.list{more} {where}"), 0)
-    found = re.fullmatch(r"stdout cannot be written: .+; the charge stands, its id is (\d+-[\w-]+)", said)
-    assert found, said
-    assert quota("refund", found[1]).returncode == 0
+    charge = re.fullmatch(r"stdout cannot be written: .+; the charge stands, its id is (\d+-[\w-]+)", said)
+    assert charge, said
+    assert quota("refund", charge[1]).returncode == 0
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&1 >&- | true", ">&- 2>&-"])

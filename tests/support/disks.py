@@ -1,0 +1,38 @@
+"""A disk of a few kilobytes, and nothing left on it."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`. Only root may mount one."""
+    folder.mkdir(exist_ok=True)
+    options = f"size={kilobytes}k,mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system of one's own can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; the file that takes it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65_536, 4_096, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    return ballast
