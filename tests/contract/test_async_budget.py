@@ -179,8 +179,8 @@ def test_several_calls_together_are_charged_all_or_none_and_each_once(
             assert len({(one.admitted, one.reason, one.retry_at_ms) for one in decisions}) == 1
             if decisions[0].admitted:
                 told.append([str(one.id) for one in decisions])
-            elif decisions[0].reason == "ledger-unavailable":
-                lost_twice += len(calls)
+            elif decisions[0].reason in ("ledger-unavailable", "counting"):
+                lost_twice += len(calls)  # the second where a comparison, cut again and again, took too long
             else:
                 assert decisions[0].reason == "limit"
 
