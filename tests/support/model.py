@@ -7,6 +7,8 @@ A request's JSON says what is to happen: `max_tokens`, `use` (what it really cos
     header    the header X-Cost                 quiet     a stream without `usage`
     gzip, br  a packed document                 cut       a stream that breaks off after an event with a part of `usage`
     packed    a packed stream                   hang-up   no answer at all
+    short     as json, but less than announced  closed    as json, with an `error`
+    free      as json, with `free`
                                                 steps     a stream whose every event waits for `go_on`
 """
 
@@ -47,16 +49,19 @@ class Model:
                     self._document(how, use)
 
             def _document(self, how: str, use: int) -> None:
-                usage = {} if how in ("silent", "header") else {"usage": {"total_tokens": use}}
+                usage: dict[str, Any] = {} if how in ("silent", "header") else {"usage": {"total_tokens": use}}
+                usage |= {"closed": {"error": "slow"}, "free": {"free": True}, "short": {"free": True}}.get(how, {})
                 body = json.dumps({"choices": ["x" * 100], **usage}).encode()
-                headers = {"X-Cost": str(use)} if how == "header" else {}
+                headers = {"X-Cost": str(use)} if how in ("header", "short") else {}
                 if how == "gzip":
                     body, headers = gzip.compress(body), {"Content-Encoding": "gzip"}
                 elif how == "br":
                     import brotli
 
                     body, headers = brotli.compress(body), {"Content-Encoding": "br"}
-                self._begin("application/json", {**headers, "Content-Length": str(len(body))})
+                self.close_connection = how == "short"
+                announced = len(body) + (800 if how == "short" else 0)
+                self._begin("application/json", {**headers, "Content-Length": str(announced)})
                 self.wfile.write(body)
 
             def _stream(self, how: str, use: int) -> None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"([^\n]*)\n\n?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHAPES = {
     r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)": "TIME",
-    r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d\d \w\w\w )?\d\d:\d\d": "TIME",
-    r"\b\d\d (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) \d\d:\d\d:\d\d": "TIME",
     r"\b\d\d:\d\d(:\d\d)?\b": "TIME",
     r"\b\d{13}-[\w~+-]+": "ID",
     r"\bin \d+[dhms]\w*( \d+[hms])*": "in SPAN",

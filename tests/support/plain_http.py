@@ -8,11 +8,10 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
+from http.server import BaseHTTPRequestHandler
 
 from support.certificates import Pair
+from support.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Answer:
     wait_s: float = 0
 
 
-class PlainServer:
+class PlainServer(Serving):
     """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order.
 
     With `shown`, a certificate and its key, it speaks TLS. Asked to CONNECT, it is a proxy: it passes bytes to that
@@ -99,39 +98,17 @@ class PlainServer:
 
             def log_message(self, *args: object) -> None: ...
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """A client that hung up is no news."""
-
-        self._scheme = "https" if shown else "http"
-        self._server = Server(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
+        self.host = f"127.0.0.1:{self.port}"
+        self.address = f"{'https' if shown else 'http'}://{self.host}"
         if shown:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*shown)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
-
-    @property
-    def address(self) -> str:
-        return f"{self._scheme}://{self.host}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__exit__()
 
 
 def _pass(source: socket.socket, sink: socket.socket) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 Kind = Literal[
     "drop-request",  # the connection ends before the request is passed on
@@ -114,9 +113,7 @@ class Proxy:
         self._spawn(self._accept)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _end(self._listener)
         self._listener.close()
         self._running.set()

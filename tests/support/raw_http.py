@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 Send = Callable[[str], Iterable[bytes]]
@@ -73,9 +72,7 @@ class RawServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stopping.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

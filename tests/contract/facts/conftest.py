@@ -1,4 +1,4 @@
-"""A log of each kind, empty."""
+"""An empty log, and a state over it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.ledger.memory_log import MemoryLog
+from support.states import Clocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,3 +20,8 @@ def log() -> Iterator[Log]:
     log = MemoryLog()
     yield log
     log.close()
+
+
+@pytest.fixture
+def here(log: Log) -> Clocked:
+    return Clocked(log)

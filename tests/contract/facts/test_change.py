@@ -3,7 +3,6 @@ or has moved."""
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from quota.ledger import state as state_module
 from quota.ledger.state import MAX_CHANGES, Change, change
 from quota.rules.entry import END, START
 from support.cut_log import CutLog
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,20 +130,12 @@ def test_a_change_that_nobody_hinders_is_made_however_slow_it_is(log: Log, monke
 
 
 def test_of_eight_threads_that_add_to_one_field_none_loses_anything(log: Log) -> None:
-    times, threads = 25, 8
-    barrier = threading.Barrier(threads)
-
     def add() -> None:
-        barrier.wait()
-        for _ in range(times):
+        for _ in range(25):
             change(log, "p", ("sum",), lambda _, fields: Change(None, {"sum": f"{int(fields.get('sum', 0)) + 1}"}))
 
-    workers = [threading.Thread(target=add) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert read(log, "sum") == {"sum": f"{threads * times}"}
+    in_threads(add, *[()] * 8)
+    assert read(log, "sum") == {"sum": "200"}
 
 
 # -- lost answers ------------------------------------------------------------------------------------------------------

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.errors import UsageError
-from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS
+from quota.rules.claims import MAX_HOLD_MS
 from quota.rules.entry import END, START
 from support.claims import HOLD_MS, claim_of
 from support.cut_log import CutLog
 from support.states import Clocked
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from quota.ledger.log import Log
-
-
-@pytest.fixture
-def here(log: Log) -> Clocked:
-    return Clocked(log)
 
 
 def test_a_run_claims_ends_and_leaves_its_regions_to_its_store(here: Clocked) -> None:
@@ -56,12 +51,6 @@ def test_a_claim_out_of_its_bounds_is_refused(here: Clocked, wrong: dict[str, An
         here.state.claim(claim_of("a")._replace(**wrong))
 
 
-def test_a_thousand_regions_are_claimed_at_once(here: Clocked) -> None:
-    regions = tuple(f"region {n}" for n in range(MAX_REGIONS))
-    assert here.state.claim(claim_of("a", "", *regions, hold_ms=MAX_HOLD_MS)).elsewhere == {}
-    assert sorted(here.state.claim(claim_of("b", "", *regions)).elsewhere) == sorted(regions)
-
-
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
 def test_a_lost_answer_asked_for_again_is_the_same_claim(log: Log, fault: Any) -> None:
     cut = CutLog(log)
@@ -72,41 +61,14 @@ def test_a_lost_answer_asked_for_again_is_the_same_claim(log: Log, fault: Any) -
 
 
 def test_of_many_threads_exactly_one_gets_each_region(log: Log) -> None:
-    threads, jobs = 6, 20
-    barrier = threading.Barrier(threads)
     winners: list[str] = []
 
     def claim_all(me: int) -> None:
         mine = Clocked(log)
-        barrier.wait()
-        for n in range(jobs):
+        for n in range(20):
             claim = claim_of(f"store {me}", name=f"job {n}")
             elsewhere = mine.state.claim(claim).elsewhere
             winners.extend(f"{n} {region}" for region in claim.regions if region not in elsewhere)
 
-    run_all([threading.Thread(target=claim_all, args=(me,)) for me in range(threads)])
-    assert sorted(winners) == sorted(f"{n} {region}" for n in range(jobs) for region in ("US", "DE"))
-
-
-def test_many_threads_renew_what_one_record_has_and_none_loses_its_own(log: Log) -> None:
-    stores = [f"store {n}" for n in range(8)]
-    barrier = threading.Barrier(len(stores))
-    gone: list[str] = []
-
-    def renew(store: str) -> None:
-        mine = Clocked(log)
-        barrier.wait()
-        for _ in range(20):
-            gone.extend(mine.state.claim(claim_of(store, "", store)).elsewhere)
-
-    run_all([threading.Thread(target=renew, args=(store,)) for store in stores])
-    assert gone == []
-    answer = Clocked(log).state.claim(claim_of("late", "", *stores))
-    assert {region: holder.owner for region, holder in answer.elsewhere.items()} == {store: store for store in stores}
-
-
-def run_all(workers: list[threading.Thread]) -> None:
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(claim_all, *[(me,) for me in range(6)])
+    assert sorted(winners) == sorted(f"{n} {region}" for n in range(20) for region in ("US", "DE"))

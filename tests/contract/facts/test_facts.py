@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.common.clock import NEVER
 from quota.errors import UsageError
-from quota.ledger.state import Change, change
 from quota.rules.entry import END, START
 from quota.rules.facts import FACTS, Compared, Exhaustion, Facts, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS
@@ -18,11 +16,6 @@ from support.states import NOW_MS, Clocked
 
 if TYPE_CHECKING:
     from quota.ledger.log import Log
-
-
-@pytest.fixture
-def here(log: Log) -> Clocked:
-    return Clocked(log)
 
 
 def exhaustion(here: Clocked, bucket: str = "units", **more: Any) -> Exhaustion:
@@ -49,22 +42,6 @@ def test_each_change_of_the_facts_leaves_a_marker_and_what_changes_nothing_none(
     assert [tuple(made) for made in facts.changed_by] == [(NOW_MS, "k0"), (NOW_MS, "k3"), (NOW_MS, "k5")]
 
 
-def test_what_upstream_said_before_the_reopening_does_not_close_it_again(here: Clocked) -> None:
-    before = exhaustion(here)
-    here.state.exhaust(before)
-    here.now_ms += 5
-    late = exhaustion(here)
-    here.now_ms += 5
-    here.state.reopen("units", "raised")
-    (lifted,) = here.state.facts().exhaustions
-    here.now_ms += 5
-    for heard in (before, late):
-        assert here.state.exhaust(heard) == lifted
-    news = exhaustion(here, since_ms=lifted.reopened_ms)
-    assert here.state.exhaust(news) == news
-    assert here.state.facts().exhaustions == (news,)
-
-
 def test_what_upstream_counted_is_kept_beside_the_grants(here: Clocked) -> None:
     raised, compared = Grant("units", 260, NOW_MS, NOW_MS + DAY_MS), Compared("units", 210, 8, 202, 0, 1, 2, NOW_MS)
     here.state.grant([raised], [compared])
@@ -89,13 +66,6 @@ def test_what_no_fact_can_be_is_refused_and_nothing_changed(here: Clocked, ask: 
         ask(here.state)
     assert here.state.facts() == Facts()
     assert markers(here.log) == []
-
-
-def test_what_nobody_can_read_is_written_anew(here: Clocked) -> None:
-    change(here.log, "p", (), lambda *_: Change(None, {FACTS: "[" * 100_000}))
-    assert here.state.facts() == Facts()
-    closed = here.state.exhaust(exhaustion(here))
-    assert here.state.facts().exhaustions == (closed,)
 
 
 def test_facts_of_another_history_come_back_and_undo_nothing_newer(here: Clocked, log: Log) -> None:
@@ -158,31 +128,3 @@ def test_a_change_that_did_not_arrive_is_made_whatever_others_change_meanwhile(l
     cut.afterwards = lambda: other.state.exhaust(exhaustion(other, "search"))
     assert here.state.reopen("units", "raised") is True
     assert [closed.reopened_ms > 0 for closed in here.state.facts().exhaustions] == [False, True]
-
-
-# -- many at once ------------------------------------------------------------------------------------------------------
-
-
-def test_of_many_threads_that_close_and_reopen_their_buckets_none_undoes_another(log: Log) -> None:
-    threads, times = 6, 10
-    barrier = threading.Barrier(threads)
-
-    def close_and_reopen(me: int) -> None:
-        mine = Clocked(log, name=f" of {me}")
-        barrier.wait()
-        for n in range(times):
-            mine.now_ms += 1
-            mine.state.exhaust(exhaustion(mine, f"b{me}"))
-            if n < times - 1:
-                assert mine.state.reopen(f"b{me}", f"{n}")
-
-    workers = [threading.Thread(target=close_and_reopen, args=(me,)) for me in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    facts = Clocked(log).state.facts()
-    assert [(closed.bucket, closed.since_ms, closed.reopened_ms) for closed in facts.exhaustions] == [
-        (f"b{me}", NOW_MS + times, 0) for me in range(threads)
-    ]
-    assert len(markers(log)) == len({*markers(log)}) == threads * (2 * times - 1)

@@ -16,15 +16,9 @@ from support.states import Clocked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quota.ledger.log import Log
     from quota.rules.claims import Claim, Claimed
 
 NAME = "work|trending"
-
-
-@pytest.fixture
-def here(log: Log) -> Clocked:
-    return Clocked(log)
 
 
 def keep(here: Clocked, claim: Claim, **places: str) -> list[str]:

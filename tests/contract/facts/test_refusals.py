@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.errors import LedgerError, UsageError
 from quota.rules.entry import END, START
-from quota.rules.refusals import MAX_COUNTS, MAX_REFUSALS, RefusalCount, RefusedSum
+from quota.rules.refusals import MAX_COUNTS, RefusalCount, RefusedSum
 from quota.terms.limits import HOUR_MS
 from support.cut_log import CutLog
 from support.states import NOW_MS, Clocked
@@ -19,11 +17,6 @@ if TYPE_CHECKING:
     from quota.ledger.log import Log
 
 HOUR = NOW_MS // HOUR_MS * HOUR_MS
-
-
-@pytest.fixture
-def here(log: Log) -> Clocked:
-    return Clocked(log)
 
 
 def count(calls: int, hour_ms: int = HOUR, job: str = "j") -> RefusalCount:
@@ -70,32 +63,3 @@ def test_who_asks_again_with_the_same_key_adds_once(log: Log) -> None:
         here.state.add_refusals([count(3)], ["a"], key="mine")
     here.state.add_refusals([count(3)], ["a"], key="mine")
     assert here.state.refusals() == ([count(3)], [RefusedSum("day", "j", "limit", 3)], ["a"])
-
-
-def test_of_eight_threads_that_add_at_once_nobody_loses_anything(log: Log) -> None:
-    threads, times = 8, 15
-    barrier = threading.Barrier(threads)
-
-    def add(me: int) -> None:
-        mine = Clocked(log, name=f" of {me}")
-        barrier.wait()
-        for n in range(times):
-            hour_ms = HOUR + n % 2 * HOUR_MS
-            mine.state.add_refusals([count(1, hour_ms), count(2, job=f"j{me}")], [f"{me} {n}"])
-
-    workers = [threading.Thread(target=add, args=(me,)) for me in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    refusals = Clocked(log).state.refusals()
-    calls: Counter[tuple[int, str]] = Counter()
-    for row in refusals.counts:
-        calls[row.hour_ms - HOUR, row.job] += row.calls
-    own = {(0, f"j{me}"): 2 * times for me in range(threads)}
-    assert calls == {(0, "j"): threads * (times + 1) // 2, (HOUR_MS, "j"): threads * (times // 2), **own}
-    assert sum(row.calls for row in refusals.sums) == threads * times * 3
-    assert len({*refusals.newest}) == MAX_REFUSALS
-    for me in range(threads):
-        numbers = [int(text.split()[1]) for text in refusals.newest if text.startswith(f"{me} ")]
-        assert numbers == sorted(numbers), "each in its order"

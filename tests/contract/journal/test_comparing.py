@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import ExitStack, closing
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from quota.errors import LedgerError
 from quota.journal import journal as journal_module
 from quota.rules.entry import START
 from quota.terms.limits import DAY_MS
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,9 +172,7 @@ def test_one_thread_of_a_process_compares_at_a_time(tmp_path: Path) -> None:
             refused.append(error)
 
     with noted.locked():
-        thread = Thread(target=work)
-        thread.start()
-        thread.join()
+        in_threads(work, ())
     assert len(refused) == 1
 
 

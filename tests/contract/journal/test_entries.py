@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import stat
-import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from quota.ledger.log import SLACK_MS
 from quota.rules.entry import START, Entry, packed
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.interrupts import Interrupted, at_every_place, interrupt
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,11 +272,7 @@ def test_threads_share_a_journal(tmp_path: Path) -> None:
             noted.write("e", [entry(seq=seq * 4 + thread)])
             noted.newest("e")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, *[(number,) for number in range(4)])
     assert sorted(ids(journal(tmp_path))) == [(NOW_MS, seq) for seq in range(800)]
 
 

@@ -28,6 +28,7 @@ from support.proxy import Proxy
 from support.resp import RespServer
 from support.servers import RedisServer
 from support.setup import budget_of, limit, state_at
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,24 +178,6 @@ def on_signal(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
         yield
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-@needs_signals
-def test_an_interrupted_call_leaves_no_answer_behind(server: RedisServer) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with Proxy(server.port) as proxy, connected(proxy.port) as connections, on_signal(interrupt):
-        connections.execute_command("PING")
-        proxy.fail("delay-request", match=b"first", delay_s=0.1)
-        timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            connections.execute_command("ECHO", "first")
-        timer.join()
-        assert connections.execute_command("ECHO", "two") == "two"
-        time.sleep(0.1)
-        assert connections.execute_command("ECHO", "three") == "three"
 
 
 # The socket is left to the garbage collector where a call is interrupted just after it was made.
@@ -348,11 +331,7 @@ def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(ser
                     wrong.append(name)
 
         for _ in range(3):
-            threads = [threading.Thread(target=work, args=(f"thread {n}",)) for n in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(work, *[(f"thread {n}",) for n in range(4)])
             assert 1 <= on_server(server) <= 4
         assert wrong == []
         connections.close()

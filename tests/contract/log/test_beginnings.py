@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from contract.log.logs import NOW_MS, Clock, P, add, add_many, added, charge, correction, entries_of, fence
+from quota.budget import Budget
+from quota.deciding.project import Project
 from quota.ledger.log import MAX_UNSEEN, Log
 from quota.rules.entry import END, START, Id, id_text
 from quota.rules.total import RunningTotal
 from quota.terms.limits import DAY_MS, Selector, Sliding, View
+from support.books import BOOK
+from support.setup import limit
 
 
 def kept(epoch: str, head: Id) -> str:
@@ -164,3 +168,31 @@ def test_corrections_of_many_charges_are_read_at_once(log: Log) -> None:
         added(log, *[correction(each, n) for n, each in enumerate(charges[first : first + 100])])
     corrections = log.corrections(P, [each.key for each in charges])
     assert [corrections[each.key].units for each in charges] == [n % 100 for n in range(1_500)]
+
+
+# -- one project is of one API -----------------------------------------------------------------------------------------
+
+OF_ANOTHER = (
+    f"ledger {{}}: project {P!r} has the charges of api 'asana', and upstream counts 'hubspot' apart; give this "
+    "credential another project"
+)
+
+
+def of_api(api: str, log: Log, clock: Clock) -> tuple[Project, Budget]:
+    project = Project(log, P, clock=clock, api=api)
+    return project, Budget(credential="main", book=BOOK, limits=(limit(500),), project=project)
+
+
+def test_a_project_takes_no_charge_of_another_api(log: Log, clock: Clock) -> None:
+    assert of_api("asana", log, clock)[1].charge("search.list").admitted
+    refused = of_api("hubspot", log, clock)[1].charge("search.list")
+    assert (refused.admitted, refused.lasting, refused.detail) == (False, True, OF_ANOTHER.format(log.label))
+    again = of_api("asana", log, clock)[1].peek("search.list")
+    assert again.limits[0].used_units == 100
+
+
+def test_of_two_apis_that_begin_at_once_one_has_the_project(log: Log, clock: Clock) -> None:
+    asana, hubspot = (of_api(api, log, clock) for api in ("asana", "hubspot"))
+    for project, _ in (asana, hubspot):
+        project.begin(())
+    assert [budget.charge("search.list").admitted for _, budget in (asana, hubspot)] == [True, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Barrier, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from contract.log.logs import NOW_MS, Clock, P, add, added, ask, charge, entries_of, fence, marker
 from quota.ledger.log import Log
 from support.processes import Children
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,16 +98,10 @@ def test_a_change_is_in_the_log_with_its_marker(log: Log, clock: Clock) -> None:
     assert stored.id[0] == NOW_MS + 5
 
 
-def test_a_marker_follows_the_newest_entry_whatever_the_clock_says(log: Log, clock: Clock) -> None:
+@pytest.mark.parametrize("before_ms", [NOW_MS, NOW_MS + 1], ids=["it is in the log", "it has left"])
+def test_a_marker_follows_the_newest_entry_whatever_the_clock_says(log: Log, clock: Clock, before_ms: int) -> None:
     ms, seq = add(log, charge())
-    clock.now_ms -= 5_000
-    log.change(P, {}, {"facts": "a"}, marker())
-    assert entries_of(log)[-1].id == (ms, seq + 1)
-
-
-def test_a_marker_follows_the_newest_entry_that_has_left(log: Log, clock: Clock) -> None:
-    ms, seq = add(log, charge())
-    log.trim(P, NOW_MS + 1)
+    log.trim(P, before_ms)
     clock.now_ms -= 5_000
     log.change(P, {}, {"facts": "a"}, marker())
     assert entries_of(log)[-1].id == (ms, seq + 1)
@@ -169,17 +163,8 @@ def count_up(log: Log, times: int) -> int:
 
 
 def test_of_threads_that_change_a_field_at_once_each_change_counts(place: Place) -> None:
-    log, ready = place.open(), Barrier(2)
-
-    def work() -> None:
-        ready.wait()
-        count_up(log, 60)
-
-    threads = [Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    log = place.open()
+    in_threads(count_up, *[(log, 60)] * 2)
     assert state_of(log, "count") == {"count": "120"}
     assert [entry.kind for entry in entries_of(log)] == ["marker"] * 120
 

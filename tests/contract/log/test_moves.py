@@ -7,7 +7,6 @@ import itertools
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +45,7 @@ from quota.rules.refusals import RefusalCount
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.patience import PATIENCE_S
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -641,11 +641,7 @@ def test_of_two_movers_at_once_one_wins_and_nothing_is_lost(pair: Pair, there_an
     ways = [(pair.open(0), pair.open(1)) for _ in range(2)]
     if there_and_back:
         ways[1] = ways[1][1], ways[1][0]
-    threads = [Thread(target=mover, args=way) for way in ways]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(mover, *ways)
     assert there_and_back or errors == []
     assert [is_open(pair.old), is_open(pair.new)].count(True) == 1
     entries = entries_of(pair.old if is_open(pair.old) else pair.new)

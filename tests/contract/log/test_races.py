@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import time
-from threading import Barrier, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from quota.ledger.log import Append, Log
 from quota.rules.entry import END, START, Entry, Id
 from support.interrupts import Interrupted, at_every_place, interrupt
 from support.processes import Children, in_child
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,17 +57,8 @@ def test_of_eight_processes_without_room_exactly_as_many_win_as_the_cap_allows(p
 
 
 def test_of_eight_threads_without_room_exactly_as_many_win_as_the_cap_allows(place: Place) -> None:
-    log, ready, made = place.open(), Barrier(8), list[int]()
-
-    def work() -> None:
-        ready.wait()
-        made.append(charge_all(log))
-
-    threads = [Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    log = place.open()
+    made = in_threads(charge_all, *[(log,)] * 8)
     assert sum(made) == len(entries_of(log)) == CAP
     assert ids_are_in_order(log)
 

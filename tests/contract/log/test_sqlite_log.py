@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from contract.log.logs import NOW_MS, P, add, add_many, added, ask, charge, correction, entries_of, fence, marker
-from quota.errors import ConfigError, LedgerError, UnusableLedger
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.log import ANY, Append
 from quota.ledger.sqlite_log import APPLICATION_ID, SCHEMA_VERSION, SqliteLog
 from quota.rules.entry import END, START, Entry
@@ -90,19 +90,6 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.chmod(0o600)
     with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match="not an SQLite database"):
         log.begin(P)
-
-
-def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
-    path.touch()
-    path.chmod(0o666)
-    with pytest.raises(ConfigError, match="make both this user's alone"):
-        SqliteLog(f"sqlite:///{path}")
-
-
-def test_a_folder_that_is_missing_is_made_for_its_user_alone(tmp_path: Path) -> None:
-    with closing(SqliteLog(f"sqlite:///{tmp_path}/a/b/ledger.db")) as log:
-        add(log, charge())
-    assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o700
 
 
 def test_a_table_that_somebody_has_removed_is_damage(log: SqliteLog, path: Path) -> None:

@@ -212,6 +212,14 @@ def test_an_exhausted_bucket_is_open_again_when_limits_have_room_too(
     assert decision.retry_at_ms == retry_at_ms
 
 
+def test_a_closed_call_that_upstream_grants_too_little_for_is_told_when_upstream_opens() -> None:
+    """Beside a limit with a pace: there is no moment at which that one's could be asked."""
+    paced = Limit("hour", 400, View(Selector(), HOUR), 400, 0, paced=True)
+    facts = Facts(grants=(Grant("units", 60, NOW, NOW + DAY_MS),))
+    decision = Asked(limit(150), paced).decision("exhausted", 0, 0, facts=facts, closing=exhaustion(NOW + 9_000))
+    assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("exhausted", "units", NOW + 9_007)
+
+
 def test_a_ledger_that_still_counts_is_asked_again_after_a_second() -> None:
     decision = Asked(limit(500)).decision("counting")
     assert (decision.reason, decision.retry_at_ms, decision.remaining_units) == ("counting", NOW + COUNT_AGAIN_MS, 0)

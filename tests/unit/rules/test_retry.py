@@ -120,11 +120,6 @@ SLIDES = [
 ]
 
 
-@pytest.mark.parametrize("row", SLIDES, ids=lambda row: row.says)
-def test_a_sliding_window_has_room_when_enough_has_left(row: Row) -> None:
-    assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
-
-
 CALENDARS = [
     Row("everything leaves at the edge", EDGE, CALENDAR, cost=500),
     Row("asked for 1 ms before the edge", EDGE, CALENDAR, from_ms=EDGE - 1),
@@ -166,8 +161,8 @@ CALENDARS = [
 ]
 
 
-@pytest.mark.parametrize("row", CALENDARS, ids=lambda row: row.says)
-def test_a_calendar_window_has_room_at_its_edge_or_when_its_pace_gives_it(row: Row) -> None:
+@pytest.mark.parametrize("row", [*SLIDES, *CALENDARS], ids=lambda row: row.says)
+def test_a_window_has_room_when_enough_has_left_or_at_its_edge_or_when_its_pace_gives_it(row: Row) -> None:
     assert room_at(row.full(), row.totals(), row.from_ms or row.now_ms) == row.room_ms
 
 
