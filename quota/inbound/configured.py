@@ -21,7 +21,7 @@ from quota.common.files import read_named
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
-from quota.inbound.identity import digest
+from quota.inbound.identity import as_text, digest
 from quota.inbound.rules import Rule, Rules
 from quota.ledger.factory import file_of
 from quota.settings.load import load_settings
@@ -149,11 +149,11 @@ def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
     if len(data) > MAX_KEYS_BYTES:
         raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so this is not a list of keys", "keys")
-    lines = [line.strip() for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
+    lines = [line.strip(" \t\r") for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
     for number, key in enumerate(lines, 1):
         if _CONTROL.search(key):  # of UTF-16, for example
             raise table.error(f"line {number} of the file has a character that no header field has", "keys")
-    hashes = frozenset(digest(key) for key in lines if key)
+    hashes = frozenset(digest(as_text(key)) for key in lines if key)
     if not hashes:
         raise table.error("the file holds no key; write one on each line", "keys")
     return lambda key: digest(key) in hashes

@@ -21,6 +21,7 @@ from hashlib import blake2b
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
+from quota.common.log import warn
 from quota.common.text import nearest, show
 from quota.errors import ConfigError, UsageError
 
@@ -95,6 +96,7 @@ class Proxies:
                 raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that is in it")
             networks.append(network)
         self._networks = tuple(networks)
+        self._is_warned = False
         self._is_trusted = lru_cache(maxsize=4096)(self._look_up)
 
     def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
@@ -102,7 +104,7 @@ class Proxies:
         client = parse_address(peer) if peer else None
         is_trusted = self._is_trusted(client) if client is not None else self._unix and not peer
         if not is_trusted:
-            return _written(client, peer)
+            return self._named(client, peer)
         parse = _forwarded_for if self.field == FORWARDED else parse_address
         for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
             address = parse(entry)
@@ -111,6 +113,17 @@ class Proxies:
             client = address
             if not self._is_trusted(address):
                 break
+        return self._named(client, peer)
+
+    def _named(self, client: Address | None, peer: str | None) -> str:
+        if client is None and not peer and not self._is_warned:
+            self._is_warned = True
+            trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
+            warn(
+                "inbound_one_visitor",
+                f"requests over a unix socket name no client, so all of them share one limit; {trust}have the proxy "
+                f"send {self.field}",
+            )
         return _written(client, peer)
 
     def _look_up(self, address: Address) -> bool:
@@ -163,11 +176,21 @@ class Identify:
 
     def _key(self, lines: Sequence[str]) -> str | None:
         """The identity of a known key. Of several different keys nobody can tell which one the application takes."""
-        if self._knows_key is None or len(set(lines)) != 1 or not lines[0]:
+        knows = self._knows_key
+        if knows is None or len(set(lines)) != 1 or not lines[0]:
             return None
-        if not at_once("keys", self._knows_key(lines[0])):
+        key = as_text(lines[0])
+        if not any(at_once("keys", knows(text)) for text in dict.fromkeys((lines[0], key))):
             return None
-        return f"k:{digest(lines[0])}"
+        return f"k:{digest(key)}"
+
+
+def as_text(characters: str) -> str:
+    """A key whose bytes came as characters: clients and editors write its letters as UTF-8 or as Latin-1."""
+    try:
+        return characters.encode("latin-1").decode()
+    except UnicodeError:
+        return characters
 
 
 def digest(text: str) -> str:
@@ -267,14 +290,18 @@ def _forwarded_for(element: str) -> Address | None:
 # -- what a server hands over ------------------------------------------------------------------------------------------
 
 
+_BLANKS = " \t"
+"""What may stand around a value. For strip(), bytes of letters in UTF-8 are blanks, too."""
+
+
 def _asgi_lines(scope: Mapping[str, Any], field: str) -> list[str]:
     name = field.encode("latin-1")
-    return [value.decode("latin-1").strip() for key, value in scope.get("headers", ()) if key == name]
+    return [value.decode("latin-1").strip(_BLANKS) for key, value in scope.get("headers", ()) if key == name]
 
 
 def _wsgi_lines(environ: Mapping[str, Any], field: str) -> list[str]:
     value = environ.get(f"HTTP_{field.upper().replace('-', '_')}")
-    return [] if value is None else [str(value).strip()]
+    return [] if value is None else [str(value).strip(_BLANKS)]
 
 
 def _wsgi_user(environ: Mapping[str, Any]) -> str | None:

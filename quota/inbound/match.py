@@ -153,11 +153,13 @@ def _split(path: str) -> Segments:
 
 
 def _folded(text: str) -> str:
+    """The text, with one letter for all that a comparison without case, or a normal form, takes for the same."""
     if text.isascii():
         return text.lower()
     if _MANY.search(text):
         text = _with_few_marks(text)
-    return normalize("NFKC", normalize("NFKC", text).casefold())
+    # upper() makes i of a dotless i, and casefold() leaves the dot of a dotted I as a mark that no small i has.
+    return normalize("NFKC", normalize("NFKD", text).upper().casefold()).replace("\u0307", "")
 
 
 def _with_few_marks(text: str) -> str:

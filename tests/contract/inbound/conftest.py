@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from quota.inbound.storage import open_storage
 from support.inbound import Clock
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.inbound.contract import Storage
+    from support.servers import RedisServer
 
 
 @pytest.fixture
@@ -29,5 +31,20 @@ def clock() -> Clock:
 @pytest.fixture
 def storage(url: str, clock: Clock) -> Iterator[Storage]:
     storage = open_storage(url, clock=clock)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """The administrator of the shared server, which is empty before and afterwards."""
+    with redis.Redis(port=server.port) as client:
+        yield client
+        client.flushall()
+
+
+@pytest.fixture
+def on_redis(client: redis.Redis, server: RedisServer, clock: Clock) -> Iterator[Storage]:
+    storage = open_storage(server.url, clock=clock)
     yield storage
     storage.close()

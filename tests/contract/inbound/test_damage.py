@@ -240,56 +240,46 @@ def test_what_is_not_ours_under_our_names_is_one_error(
         client.flushall()
 
 
-def test_a_worker_puts_back_the_salts_that_a_full_server_dropped(redis_server: RedisServer, clock: Clock) -> None:
+def test_a_worker_puts_back_the_salts_that_a_full_server_dropped(
+    on_redis: Storage, client: redis.Redis, redis_server: RedisServer, clock: Clock
+) -> None:
     """Those of all its rules. The counts are still there, under the names that these salts make."""
     rules = [policy("counter", 3, hours * HOUR_MS, rule=f"{hours}") for hours in (1, 2, 3)]
     rules += [policy("log", 3, HOUR_MS, rule="log"), policy("gcra", 3, HOUR_MS, rule="gcra")]
     clock.ms -= clock.ms % (6 * HOUR_MS)
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        storage = open_storage(redis_server.url, clock=clock)
-        for one in rules:
-            assert [storage.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
-        client.delete(*client.keys("quota:inbound:{salts}:*"))
-        clock.ms += MINUTE_MS + 1
-        assert [storage.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
-        new = open_storage(redis_server.url, clock=clock)
-        assert [new.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
-        new.close()
-        storage.close()
-        client.flushall()
+    for one in rules:
+        assert [on_redis.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+    client.delete(*client.keys("quota:inbound:{salts}:*"))
+    clock.ms += MINUTE_MS + 1
+    assert [on_redis.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+    new = open_storage(redis_server.url, clock=clock)
+    assert [new.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+    new.close()
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "log"])
 def test_salts_that_a_full_server_dropped_come_back_as_they_were_rotated(
-    algorithm: str, redis_server: RedisServer, clock: Clock
+    algorithm: str, on_redis: Storage, client: redis.Redis, clock: Clock
 ) -> None:
     """Else the counts would stand under other names, and `quota inbound rotate` would be undone."""
     one = policy(algorithm, 3, HOUR_MS)
     clock.ms -= clock.ms % HOUR_MS
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        storage = open_storage(redis_server.url, clock=clock)
-        storage.decide(one, "ann")
-        storage.rotate()
-        clock.ms += 3 * HOUR_MS
-        assert [storage.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
-        client.delete("quota:inbound:{salts}:fixed")
-        clock.ms += MINUTE_MS + 1
-        assert not storage.decide(one, "ann").admitted
-        storage.close()
-        client.flushall()
+    on_redis.decide(one, "ann")
+    on_redis.rotate()
+    clock.ms += 3 * HOUR_MS
+    assert [on_redis.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+    client.delete("quota:inbound:{salts}:fixed")
+    clock.ms += MINUTE_MS + 1
+    assert not on_redis.decide(one, "ann").admitted
 
 
-def test_a_worker_forgets_the_salts_of_days_that_are_over(redis_server: RedisServer, clock: Clock) -> None:
-    storage = open_storage(redis_server.url, clock=clock)
-    assert isinstance(storage, RedisStorage)
+def test_a_worker_forgets_the_salts_of_days_that_are_over(on_redis: Storage, clock: Clock) -> None:
+    assert isinstance(on_redis, RedisStorage)
     for _ in range(40):
         for hours in (1, 7):
-            storage.decide(policy("counter", 3, hours * HOUR_MS, rule=f"{hours}"), "ann")
+            on_redis.decide(policy("counter", 3, hours * HOUR_MS, rule=f"{hours}"), "ann")
         clock.ms += 24 * HOUR_MS
-    assert len(storage._days) <= 6
-    storage.close()
+    assert len(on_redis._days) <= 6
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -321,28 +311,23 @@ def test_a_url_that_names_no_storage_is_a_mistake_of_the_configuration(url: str)
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_worker_that_knows_the_server_reads_the_salts_anew_in_two_commands(
-    redis_server: RedisServer, clock: Clock, algorithm: str
+    on_redis: Storage, client: redis.Redis, clock: Clock, algorithm: str
 ) -> None:
     """On a line of 80 ms to and fro these and the decision still fit into the wall."""
     one = policy(algorithm, 3, HOUR_MS)
     clock.ms -= clock.ms % HOUR_MS
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        storage = open_storage(redis_server.url, clock=clock)
-        storage.decide(one, "ann")
-        clock.ms += MINUTE_MS + 1
-        client.config_resetstat()
-        assert storage.decide(one, "ann").limits[0].remaining == 1
-        stats = client.info("commandstats")
-        asked_for = {name.removeprefix("cmdstat_") for name in stats} & {
-            "hgetall",
-            "mget",
-            "get",
-            "pexpire",
-            "evalsha",
-            "eval",
-        }
-        # The script's own commands are counted too.
-        assert asked_for - {"pexpire"} == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())
-        client.flushall()
-        storage.close()
+    on_redis.decide(one, "ann")
+    clock.ms += MINUTE_MS + 1
+    client.config_resetstat()
+    assert on_redis.decide(one, "ann").limits[0].remaining == 1
+    stats = client.info("commandstats")
+    asked_for = {name.removeprefix("cmdstat_") for name in stats} & {
+        "hgetall",
+        "mget",
+        "get",
+        "pexpire",
+        "evalsha",
+        "eval",
+    }
+    # The script's own commands are counted too.
+    assert asked_for - {"pexpire"} == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())

@@ -20,13 +20,14 @@ import redis
 
 from quota.errors import StorageAway
 from quota.inbound import redis_storage
-from quota.inbound.contract import WALL_S, Decision, Limit, Policy
+from quota.inbound.contract import WALL_S, Limit, Policy
 from quota.inbound.storage import open_storage
 from support.inbound import policy
 from support.losses import SqliteStorage
 from support.processes import Children
 from support.proxy import Proxy
 from support.servers import free_port
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,18 +94,11 @@ def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
 
 def test_threads_share_one_storage(url: str) -> None:
     storage = open_storage(url)
-    found: list[Decision] = []
 
-    def ask() -> None:
-        for _ in range(30):
-            found.append(storage.decide(policy("log", 100), "ann"))
+    def admitted() -> int:
+        return sum(storage.decide(policy("log", 100), "ann").admitted for _ in range(30))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(decision.admitted for decision in found) == 100
+    assert sum(in_threads(admitted, *[()] * 4)) == 100
     storage.close()
 
 
@@ -195,26 +189,22 @@ def test_every_key_expires_within_two_windows(redis_server: RedisServer) -> None
         storage.close()
 
 
-def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(redis_server: RedisServer) -> None:
+def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(on_redis: Storage, client: redis.Redis) -> None:
     """I5, over midnight and for every algorithm, with several limits."""
     from redis.crc import key_slot
 
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        slots = set()
-        storage = open_storage(redis_server.url)
-        for n in range(60):
-            client.flushall()  # identities share hashes
-            for algorithm in ALGORITHMS:
-                burst = int(algorithm == "gcra")
-                limits = (Limit(9, 60_000, burst), Limit(9, 3_600_000, burst), Limit(9, 86_400_000, burst))
-                storage.decide(Policy("a", limits, algorithm), f"{n}")  # type: ignore[arg-type]
-            new = {key for key in client.keys("quota:inbound:{*") if b"{salts}" not in key}
-            assert len(new) >= 9
-            (slot,) = {key_slot(key) for key in new}
-            slots.add(slot)
-        assert len(slots) > 55
-        storage.close()
+    slots = set()
+    for n in range(60):
+        client.flushall()  # identities share hashes
+        for algorithm in ALGORITHMS:
+            burst = int(algorithm == "gcra")
+            limits = (Limit(9, 60_000, burst), Limit(9, 3_600_000, burst), Limit(9, 86_400_000, burst))
+            on_redis.decide(Policy("a", limits, algorithm), f"{n}")  # type: ignore[arg-type]
+        new = {key for key in client.keys("quota:inbound:{*") if b"{salts}" not in key}
+        assert len(new) >= 9
+        (slot,) = {key_slot(key) for key in new}
+        slots.add(slot)
+    assert len(slots) > 55
 
 
 def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
@@ -369,25 +359,23 @@ def stopped(server: RedisServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_slow_server_is_waited_for_and_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        storage = open_storage(redis_server.url)
-        assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 2
-        with ThreadPoolExecutor(1) as thread:
-            with stopped(redis_server):
-                under_way = thread.submit(storage.decide, policy("log", 3), "ann")
-                with pytest.raises(TimeoutError):
-                    under_way.result(0.05)
-            assert under_way.result().limits[0].remaining == 1
-        began_s = time.monotonic()
-        with stopped(redis_server), monkeypatch.context() as usual:
-            usual.setattr(redis_storage, "WALL_S", WALL_S)
-            with pytest.raises(StorageAway, match="did not answer within"):
-                storage.decide(policy("log", 3), "ann")
-        assert time.monotonic() - began_s < WALL_S + 10
-        assert storage.decide(policy("log", 3), "bob").limits[0].remaining == 2, "no reply of another call is taken"
-        storage.close()
+def test_a_slow_server_is_waited_for_and_asked_once(
+    on_redis: Storage, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert on_redis.decide(policy("log", 3), "ann").limits[0].remaining == 2
+    with ThreadPoolExecutor(1) as thread:
+        with stopped(redis_server):
+            under_way = thread.submit(on_redis.decide, policy("log", 3), "ann")
+            with pytest.raises(TimeoutError):
+                under_way.result(0.05)
+        assert under_way.result().limits[0].remaining == 1
+    began_s = time.monotonic()
+    with stopped(redis_server), monkeypatch.context() as usual:
+        usual.setattr(redis_storage, "WALL_S", WALL_S)
+        with pytest.raises(StorageAway, match="did not answer within"):
+            on_redis.decide(policy("log", 3), "ann")
+    assert time.monotonic() - began_s < WALL_S + 10
+    assert on_redis.decide(policy("log", 3), "bob").limits[0].remaining == 2, "no reply of another call is taken"
 
 
 @pytest.mark.usefixtures("real_walls")
@@ -420,24 +408,16 @@ def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> 
             proxy.fail(kind, delay_s=rng.choice((0.02, WALL_S + 0.03)), keep_bytes=rng.randint(0, 20))
             for _ in range(3):
                 proxy.pass_next()
-        threads = [threading.Thread(target=ask, args=(storage, n)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(ask, *[(storage, n) for n in range(6)])
         proxy.heal()
         assert wrong == []
         storage.close()
 
 
-def test_a_server_that_was_restarted_is_asked_anew(redis_server: RedisServer) -> None:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        storage = open_storage(redis_server.url)
-        assert storage.decide(policy("log", 3), "ann").admitted
-        client.script_flush()
-        client.flushall()  # the salts too
-        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        for remaining in (2, 1):
-            assert storage.decide(policy("log", 3), "bob").limits[0].remaining == remaining
-        storage.close()
+def test_a_server_that_was_restarted_is_asked_anew(on_redis: Storage, client: redis.Redis) -> None:
+    assert on_redis.decide(policy("log", 3), "ann").admitted
+    client.script_flush()
+    client.flushall()  # the salts too
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    for remaining in (2, 1):
+        assert on_redis.decide(policy("log", 3), "bob").limits[0].remaining == remaining

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError
-from quota.inbound.identity import CF_CONNECTING_IP, FORWARDED, MAX_CHARS, MAX_HOPS, Identify, Proxies, parse_address
+from quota.inbound.identity import (
+    CF_CONNECTING_IP,
+    FORWARDED,
+    MAX_CHARS,
+    MAX_HOPS,
+    Identify,
+    Proxies,
+    as_text,
+    parse_address,
+)
 
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
 
@@ -165,6 +174,18 @@ def test_an_invented_key_is_nobodys() -> None:
     assert asgi(x_api_key="") == "a:203.0.113.7"
 
 
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "schl\u00c3\u00bcssel", "voil\u00e0"])
+def test_a_key_is_one_visitor_whether_its_letters_come_as_utf_8_or_as_latin_1(key: str) -> None:
+    """The application has it as it is written, or as its framework shows the bytes of the field."""
+    identify = Identify(Proxies(), key_field="X-API-Key", knows_key={key}.__contains__)
+    written = as_text(key)
+    sent = [written.encode(), written.encode("latin-1")] if key == written else [key.encode("latin-1")]
+    scopes = [{"client": ("203.0.113.7", 1), "headers": [(b"x-api-key", value)]} for value in sent]
+    environs = [{"REMOTE_ADDR": "203.0.113.7", "HTTP_X_API_KEY": value.decode("latin-1")} for value in sent]
+    (identity,) = {*map(identify.asgi, scopes), *map(identify.wsgi, environs)}
+    assert identity.startswith("k:")
+
+
 def test_of_two_different_keys_none_counts() -> None:
     scope = {"client": ("203.0.113.7", 1), "headers": [(b"x-api-key", b"good"), (b"x-api-key", b"bad")]}
     assert IDENTIFY.asgi(scope) == "a:203.0.113.7"
@@ -195,6 +216,20 @@ def test_a_unix_socket_is_one_whatever_the_server_calls_it(peer: str) -> None:
     environ = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.7"}
     assert Identify(Proxies(PROXIES)).wsgi(environ) == "a:203.0.113.7"
     assert Identify(Proxies(["10.0.0.0/8"])).wsgi(environ) == "a:unix"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "remedy"),
+    [([], 'add "unix" to trusted_proxies, and have the proxy send'), (["unix"], "have the proxy")],
+)
+def test_that_all_callers_over_a_socket_share_one_limit_is_said_once(
+    trusted: list[str], remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxies = Proxies(trusted)
+    assert {proxies.client(peer, tuple) for peer in (None, "")} == {"a:unix"}
+    (line,) = caplog.messages
+    assert line.startswith("inbound_one_visitor: ")
+    assert f"share one limit; {remedy}" in line
 
 
 def test_a_function_of_ones_own_names_the_user() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 from typing import TYPE_CHECKING
 from unicodedata import normalize
 
@@ -157,6 +158,7 @@ STEPS: list[Callable[[str], str]] = [
     resolved,
     str.lower,
     str.casefold,
+    str.upper,
     lambda path: normalize("NFC", path),
     lambda path: normalize("NFKC", path),
     lambda path: path.rstrip("/") or "/",
@@ -177,8 +179,12 @@ PIECES = [
     "é",
     "e\u0301",
     "ß",
+    "\u0131",
+    "\u0130",
+    "I\u0307",
+    "\u017f",
 ]
-ROUTES = ["/login", "/a/login", "/fi", "/é", "/logink", "/ss", "/a"]
+ROUTES = ["/login", "/a/login", "/fi", "/é", "/logink", "/ss", "/a", "/i", "/login/s"]
 
 
 def test_no_spelling_reaches_a_route_past_its_rule() -> None:
@@ -190,10 +196,27 @@ def test_no_spelling_reaches_a_route_past_its_rule() -> None:
         route = path
         for step in (rng.choice(STEPS) for _ in range(rng.randint(0, 5))):
             route = step(route)
-        if route in patterns:
+        for pattern in [pattern for pattern in patterns if re.fullmatch(pattern, route, re.IGNORECASE)]:
             reached += 1
-            assert any(patterns[route].matches(reading) for reading in readings(path)), (path, route)
+            assert any(patterns[pattern].matches(reading) for reading in readings(path)), (path, route)
     assert reached > INPUTS / 40
+
+
+LETTERS = [letter for letter in map(chr, range(sys.maxunicode)) if letter.isalpha()]
+
+
+def test_every_letter_counts_as_those_that_a_comparison_without_case_takes_for_it() -> None:
+    cased = "".join(letter for letter in LETTERS if letter.lower() != letter or letter.upper() != letter)
+    alike = [(letter, other) for letter in cased for other in re.findall(letter, cased, re.IGNORECASE)]
+    assert len(alike) > len(cased)
+    assert [pair for pair in alike if not matches(f"/{pair[0]}", f"/{pair[1]}")] == []
+
+
+@pytest.mark.parametrize("form", [str.lower, str.upper, str.title, str.casefold, lambda text: normalize("NFKC", text)])
+def test_every_letter_counts_as_what_an_application_makes_of_it(form: Callable[[str], str]) -> None:
+    changed = [(letter, form(letter)) for letter in LETTERS if form(letter) != letter]
+    routes = [(f"/{letter}", f"/{other}") for letter, other in changed if other.isprintable()]
+    assert [pair for pair in routes if not (matches(*pair) and matches(*reversed(pair)))] == []
 
 
 @pytest.mark.parametrize("route", ["/a/login", "/a/b/login", "/login"])
