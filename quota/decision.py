@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from quota.common.clock import host_clock, rfc3339, utc
+from quota.common.clock import host_clock, moment, rfc3339, utc
 from quota.common.text import listed, many
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable", "run"]
@@ -42,7 +42,8 @@ class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
     A `shadow` limit refuses nobody, and `would_refuse` says that it has no room for this call. `noun`: what all its
-    numbers count, "unit" or "call".
+    numbers count, "unit" or "call". `leave_units` are what the caller's job leaves of the limit to others: so much
+    `limit_units` is lowered.
     """
 
     name: str
@@ -53,6 +54,34 @@ class LimitState(NamedTuple):
     would_refuse: bool = False
     noun: str = "unit"
     shadow: bool = False
+    leave_units: int = 0
+
+
+class AllowanceState(NamedTuple):
+    """What this machine may spend while the ledger does not answer: calls of at most `max_cost_units`, and how much of
+    it is drawn in its longest window. From `frees_ms` on it has room for what was asked about, or more than now; None:
+    nothing that is drawn leaves it room."""
+
+    max_cost_units: int
+    allowance_units: int
+    drawn_units: int
+    frees_ms: int | None
+
+    @property
+    def remaining_units(self) -> int:
+        return max(0, self.allowance_units - self.drawn_units)
+
+    def as_json(self) -> dict[str, object]:
+        from quota.common.text import members
+
+        return members(self, "max_cost_units allowance_units drawn_units remaining_units frees_at")
+
+    def __str__(self) -> str:
+        """How much is drawn and left, and until when."""
+        until = "" if self.frees_ms is None else f" until {moment(self.frees_ms)}"
+        drawn = f"{self.drawn_units:,} of {many(self.allowance_units, 'unit')} drawn"
+        dearest = f"calls of at most {many(self.max_cost_units, 'unit')}"
+        return f"this machine's allowance, for {dearest}: {drawn}, {self.remaining_units:,} left{until}"
 
 
 SHADOW = "shadow"
@@ -75,7 +104,8 @@ class Decision(NamedTuple):
     `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"), when
     only this run may spend no more ("run"), and when the ledger stopped answering before the log was read. `ahead_ms`
     is the time of the ledger's newest charge, if a wrong clock has dated it more than 25 h ahead; else 0. `lasting`:
-    the ledger did answer, but no command can use it until somebody does what it says.
+    the ledger did answer, but no command can use it until somebody does what it says. `allowance` is what this machine
+    may spend meanwhile, if the ledger did not decide.
     """
 
     admitted: bool
@@ -94,6 +124,7 @@ class Decision(NamedTuple):
     detail: str = ""
     ahead_ms: int = 0
     lasting: bool = False
+    allowance: AllowanceState | None = None
 
     @property
     def retry_at(self) -> datetime | None:
@@ -134,7 +165,8 @@ class Decision(NamedTuple):
             **members(self, asked),
             "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
             "retry_after_ms": self.retry_after_ms,
-            "limits": [members(state, fields, if_any="would_refuse") for state in self.limits],
+            "limits": [members(state, fields, if_any="would_refuse leave_units") for state in self.limits],
+            **({} if self.allowance is None else {"allowance": self.allowance.as_json()}),
         }
 
     def __str__(self) -> str:
@@ -164,7 +196,7 @@ class Decision(NamedTuple):
         """What refused it, without what was asked and when to come back."""
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
-            used = f"{state.used_units:,} of {many(state.limit_units, state.noun)} used"
+            used = f"{state.used_units:,} of {many(state.limit_units + state.leave_units, state.noun)} used"
             return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
@@ -196,6 +228,6 @@ class Decision(NamedTuple):
         if self.lasting:
             return ""  # the ledger has said what to do
         if self.retry_at_ms is None:
-            return "run again when it answers"
-        ahead = f"; a charge is dated {rfc3339(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
-        return f"next at {rfc3339(self.retry_at_ms)}{ahead}"
+            return "run again when the ledger answers"
+        ahead = f"; a charge is dated {moment(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
+        return f"next at {moment(self.retry_at_ms)}{ahead}"

@@ -21,7 +21,7 @@ sleeps, and a refusal must end the work at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from quota.decision import Decision
@@ -109,12 +109,12 @@ class Refused(QuotaError):
     exit_status = 75
 
     def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
+        tell = getattr(decision, "sentence", None)  # a program's own tests may raise it with anything
+        super().__init__(decision if tell is None else tell())  # so that `args` and `repr` have the sentence, too
         self.decision = decision
 
-    def __str__(self) -> str:
-        tell = getattr(self.decision, "sentence", None)  # a program's own tests may raise it with anything
-        return super().__str__() if tell is None else str(tell())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.decision,), self.__dict__
 
 
 def decision_status(decision: Decision) -> int:

@@ -5,7 +5,8 @@
     Videos(authenticator=..., api_budget=budget)                         # or an `HttpStream`
 
 The CDK's own policies count in one process, and sleep. This one charges each attempt to the ledger before it leaves. A
-refusal ends the sync as transient: what was read is kept by its state, and the platform's next attempt goes on there.
+refusal ends the sync as transient: what was read is kept by its state, and the platform's next attempt goes on there. A
+ledger that does not answer ends it as a system error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class LedgerPolicy(BaseCallRatePolicy):
         decision = self.budget.charge(self.method, job="airbyte")
         if not decision.admitted:
             kind = FailureType.config_error if decision.when() is None else FailureType.transient_error
-            raise AirbyteTracedException(message=decision.sentence(), failure_type=kind)
+            if decision.reason == "ledger-unavailable":
+                kind = FailureType.system_error
+            sentence = decision.sentence()
+            raise AirbyteTracedException(sentence, message=sentence, failure_type=kind)
 
     def update(self, available_calls: int | None, call_reset_ts: Any) -> None:
         """Nothing: the ledger already counts what others spend."""

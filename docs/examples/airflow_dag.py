@@ -1,11 +1,13 @@
 """Airflow: a call that is refused becomes a task that waits for its time, or a skip. No worker slot is held meanwhile.
 
 `popular` is rescheduled at the time at which its call fits. `nightly` is skipped: its next run asks again. `budget` is
-a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it.
+a deferrable sensor for tasks that should not begin without budget; the triggerer waits for it. Each logs why. Where the
+ledger does not answer they fail, and are tried again as `retries` says.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from airflow.providers.standard.triggers.temporal import DateTimeTrigger
@@ -13,6 +15,8 @@ from airflow.sdk import BaseSensorOperator, dag, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
 import quota
+
+logger = logging.getLogger(__name__)
 
 
 class BudgetSensor(BaseSensorOperator):
@@ -35,6 +39,9 @@ def come_back(decision: quota.Decision) -> Any:
     when = decision.when()
     if when is None:
         raise AirflowFailException(decision.sentence())
+    if decision.reason == "ledger-unavailable":
+        raise quota.Refused(decision)
+    logger.info("%s", decision)
     return when.at
 
 
@@ -59,7 +66,8 @@ def videos() -> None:
         try:
             return titles(region)
         except quota.Refused as refused:
-            raise AirflowSkipException(refused.decision.sentence()) from None
+            come_back(refused.decision)  # fails where it is no matter of budget
+            raise AirflowSkipException(str(refused)) from None
 
     BudgetSensor(task_id="budget", method="videos.list") >> [popular("DE"), nightly("US")]
 

@@ -4,19 +4,23 @@
     celery -A celery_tasks call celery_tasks.popular --args '["DE"]'
 
 A broker delivers a task again that was not acknowledged within its `visibility_timeout`, an hour with Redis. A longer
-wait is therefore taken in steps: a call that is refused once more costs nothing.
+wait is therefore taken in steps: a call that is refused once more costs nothing. Tasks that are refused together have
+one time, so each comes back up to a tenth of its wait later: at once they would only refuse each other.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from random import SystemRandom
 from typing import Any
 
 from celery import Celery, Task
+from celery.utils.log import get_task_logger
 
 import quota
 
-STEP = timedelta(minutes=30)
+logger = get_task_logger(__name__)
+
+STEP_S = 1_800.0
 
 app = Celery("celery_tasks", broker="redis://localhost:6379/1")
 
@@ -30,7 +34,11 @@ def popular(task: Task, region: str) -> list[str]:
         when = refused.decision.when()
         if when is None:  # waiting does not help: the task fails, and says what to do
             raise
-        raise task.retry(exc=refused, eta=min(when.at, datetime.now(UTC) + STEP)) from None
+        if refused.decision.reason == "ledger-unavailable":
+            logger.error("%s", refused)
+        wait_s = min(when.seconds, STEP_S)
+        spread_s = SystemRandom().uniform(1, max(10, wait_s / 10))
+        raise task.retry(exc=refused, countdown=wait_s + spread_s) from None
 
 
 def titles(region: str) -> list[str]:

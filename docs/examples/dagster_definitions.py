@@ -3,7 +3,8 @@
     dagster dev -f dagster_definitions.py
 
 `RetryRequested(seconds_to_wait=...)` would keep the run's process until then. Here the run fails at once with its time
-in a tag, and the sensor starts it again when that is past: once, because the run's id is the key of the new one.
+in a tag, and the sensor starts it again when that is past: once, because the run's id is the key of the new one. Where
+the ledger does not answer the run fails without that tag, as at any outage.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import dagster as dg
 import quota
 
 RETRY_AT = "quota/retry-at"
-REFUSED = {"quota/refused": "true"}
+REFUSED, STARTED_AGAIN = {"quota/refused": "true"}, {"quota/refused": "started again"}
 
 
 class Ledger(dg.ConfigurableResource):
@@ -42,7 +43,8 @@ def titles(context: dg.OpExecutionContext, config: Region, ledger: Ledger) -> li
             ).execute()
     except quota.Refused as refused:
         when = refused.decision.when()
-        if when is not None:  # else waiting does not help: the run fails, and says what to do
+        outage = refused.decision.reason == "ledger-unavailable"
+        if when is not None and not outage:  # without a time waiting does not help: the failure says what to do
             context.instance.add_run_tags(context.run_id, {RETRY_AT: when.at.isoformat(), **REFUSED})
         raise dg.Failure(str(refused), allow_retries=False) from None
     return [video["snippet"]["title"] for video in answer["items"]]
@@ -53,13 +55,19 @@ def popular() -> None:
     titles()
 
 
-@dg.sensor(job=popular, minimum_interval_seconds=60)
+@dg.sensor(job=popular, minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
 def again(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
-    """Starts refused runs again, each at its time."""
-    refused = dg.RunsFilter(tags=REFUSED, statuses=[dg.DagsterRunStatus.FAILURE])
-    for run in context.instance.get_runs(filters=refused, limit=100):
-        if datetime.fromisoformat(run.tags[RETRY_AT]) <= datetime.now(UTC):
-            yield dg.RunRequest(run_key=run.run_id, run_config=run.run_config)
+    """Starts refused runs again, each at its time. Those of the last tick are marked, and so never read again."""
+    for run_id in (context.cursor or "").split():
+        context.instance.add_run_tags(run_id, STARTED_AGAIN)
+    waiting = dg.RunsFilter(tags=REFUSED, statuses=[dg.DagsterRunStatus.FAILURE])
+    due = [
+        run
+        for run in context.instance.get_runs(filters=waiting)
+        if datetime.fromisoformat(run.tags[RETRY_AT]) <= datetime.now(UTC)
+    ]
+    yield from (dg.RunRequest(run_key=run.run_id, run_config=run.run_config) for run in due)
+    context.update_cursor(" ".join(run.run_id for run in due))
 
 
 defs = dg.Definitions(jobs=[popular], sensors=[again], resources={"ledger": Ledger()})

@@ -2,11 +2,13 @@
 
     python dlt_pipeline.py
 
-dlt stores the place with the data, in one load: no page is lost, and none is fetched twice.
+dlt stores the place with the data, in one load: no page is lost, and none is fetched twice. Where the ledger does not
+answer the pipeline loads what it has, too, and fails then.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,10 +24,12 @@ from quota.clients.requests import requests_adapter
 API = "https://www.googleapis.com/youtube/v3/"
 HOST = "www.googleapis.com"
 
+logger = logging.getLogger(__name__)
+
 
 @dlt.resource(primary_key="id", write_disposition="merge")
-def videos(region: str) -> Iterator[list[dict[str, Any]]]:
-    """A region's popular videos, page by page. Where the budget ends, the resource ends."""
+def videos(region: str, refusals: list[quota.Refused]) -> Iterator[list[dict[str, Any]]]:
+    """A region's popular videos, page by page. Where the budget ends, the resource ends, and says so in `refusals`."""
     place = dlt.current.resource_state().setdefault(region, {})
     with quota.open() as q, quota.labels(job="dlt", region=region), requests.Session() as session:
         session.mount(API, requests_adapter(q.budget(), "videos.list", hosts=HOST))
@@ -42,13 +46,19 @@ def videos(region: str) -> Iterator[list[dict[str, Any]]]:
             for page in pages:
                 place["token"] = page.response.json().get("nextPageToken")
                 yield list(page)
-        except quota.Refused:
-            return  # what was fetched is loaded together with the place
+        except quota.Refused as refused:
+            refusals.append(refused)  # what was fetched is loaded together with the place
 
 
 def run() -> Any:
+    refusals: list[quota.Refused] = []
     pipeline = dlt.pipeline("videos", destination="filesystem", dataset_name="videos")
-    return pipeline.run(videos("DE"))
+    loaded = pipeline.run(videos("DE", refusals))
+    for refused in refusals:
+        if refused.decision.when() is None or refused.decision.reason == "ledger-unavailable":
+            raise refused  # no matter of budget: somebody must look
+        logger.warning("%s", refused)
+    return loaded
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Prefect: a flow that is refused ends, and leaves a run of itself for the time at which its call fits.
 
-python prefect_flow.py      # serves the deployment `popular/every-hour`
+    python prefect_flow.py      # serves the deployment `popular/every-hour`
+
+A flow that is called without that deployment just ends. Where the ledger does not answer it fails.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed, State
 
 import quota
@@ -23,11 +26,15 @@ def popular(region: str) -> Any:
         return titles(region)
     except quota.Refused as refused:
         when = refused.decision.when()
-        if when is None:  # waiting does not help: the run fails, and says what to do
-            raise
-        run_deployment(DEPLOYMENT, parameters={"region": region}, scheduled_time=when.at, timeout=0, as_subflow=False)
-        get_run_logger().info("%s", refused)
-        return refused_state(str(refused))
+        if when is None or refused.decision.reason == "ledger-unavailable":
+            raise  # no matter of budget: the run fails, and says what to do
+        message, again = str(refused), {"region": region}
+        try:
+            run_deployment(DEPLOYMENT, parameters=again, scheduled_time=when.at, timeout=0, as_subflow=False)
+        except ObjectNotFound:
+            message += f"; nothing starts it then, because no deployment {DEPLOYMENT} is served"
+        get_run_logger().warning("%s", message)
+        return refused_state(message)
 
 
 def refused_state(message: str) -> State[None]:

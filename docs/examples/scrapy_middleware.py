@@ -7,12 +7,15 @@
     DOWNLOADER_MIDDLEWARES = {"scrapy_middleware.Budget": 950}  # behind retries and redirects: each attempt is charged
     QUOTA_CREDENTIAL = "main"                                    # optional; the first one otherwise
 
+The reason in `spider_closed` and `finish_reason` is "quota", or "no_ledger" where that does not answer.
+
 A request names its API method: `Request(url, meta={"quota": "videos.list"})`. Others are not charged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Self
 
 from scrapy import Request, signals
@@ -43,6 +46,8 @@ class Budget:
         if decision.admitted:
             return None
         if self.closing is None:
-            spider.logger.info("%s", decision.sentence())
-            self.closing = asyncio.create_task(self.crawler.engine.close_spider_async(reason="quota"))
+            outage = decision.reason == "ledger-unavailable"
+            spider.logger.log(logging.ERROR if outage else logging.WARNING, "%s", decision)
+            reason = "no_ledger" if outage else "quota"
+            self.closing = asyncio.create_task(self.crawler.engine.close_spider_async(reason=reason))
         return request.replace(dont_filter=True)  # back into the queue, which JOBDIR keeps

@@ -6,6 +6,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from support.servers import free_port
+
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
     from support.servers import RedisServer
@@ -31,6 +33,7 @@ try:
         state = {"token": answer.json().get("nextPageToken"), "done": "nextPageToken" not in answer.json()}
         kept.write_text(json.dumps(state))
 except AirbyteTracedException as error:
+    assert str(error) == error.message
     said = [error.failure_type.value, error.message]
 print(json.dumps([pages, *said]))
 """
@@ -65,6 +68,14 @@ def test_a_refusal_ends_the_sync_as_transient_and_says_when_it_fits(taken: Taken
     pages, kind, message = sync(taken, "one")
     assert (pages, kind, taken.sent()) == ([50, 50, 50], "transient_error", 3)
     assert str(message).startswith("refused videos.list (1 unit) on main: limit 'hour' has 3 of 3 units used; next at ")
+
+
+def test_without_a_ledger_the_sync_ends_as_a_system_error(taken: Taken) -> None:
+    taken.ledger = f"redis://127.0.0.1:{free_port()}/0"
+    taken.take("airbyte_source", units=3)
+    pages, kind, message = sync(taken, "one")
+    assert (pages, kind, taken.sent()) == ([], "system_error", 0)
+    assert "cannot be reached" in str(message)
 
 
 def test_two_sources_and_a_dag_on_one_token_are_never_over_and_each_goes_on(taken: Taken, server: RedisServer) -> None:

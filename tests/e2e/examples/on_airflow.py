@@ -6,14 +6,21 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from support.servers import free_port
+
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
 
 TASKS = """
-import json
+import json, logging, pathlib, quota
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException, TaskDeferred
-from airflow_dag import videos
+from airflow_dag import logger, videos
 
+logged = logging.Handler()
+logged.emit = lambda record: lines.append(record.getMessage())
+lines = []
+logger.addHandler(logged)
+logger.setLevel("INFO")
 dag = videos()
 popular, nightly = dag.get_task("popular"), dag.get_task("nightly")
 budget = dag.get_task("budget")
@@ -34,16 +41,33 @@ except AirflowRescheduleException as rescheduled:
 try:
     nightly.python_callable("US")
 except AirflowSkipException as skipped:
-    print(json.dumps([len(first), told, str(skipped)]))
+    sentence = str(skipped)
+config = pathlib.Path("quota.toml")
+config.write_text(config.read_text().replace("sqlite:///ledger.db", "redis://127.0.0.1:PORT/0"))
+failed = []
+for task, given in (popular.python_callable, "DE"), (nightly.python_callable, "US"), (budget.execute, {}):
+    try:
+        task(given)
+    except quota.Refused as refused:
+        failed.append(str(refused))
+print(json.dumps([len(first), told, sentence, lines, failed]))
 """
 
 
 def test_a_refused_task_waits_for_its_time_or_is_skipped(taken: Taken) -> None:
     taken.take("airflow_dag", units=1)
     home = str(taken.folder / "airflow")
-    said = taken.python(TASKS, "apache-airflow", AIRFLOW_HOME=home, AIRFLOW__CORE__LOAD_EXAMPLES="false")
-    titles, told, skipped = json.loads(said.splitlines()[-1])
+    said = taken.python(
+        TASKS.replace("PORT", str(free_port())),
+        "apache-airflow",
+        AIRFLOW_HOME=home,
+        AIRFLOW__CORE__LOAD_EXAMPLES="false",
+    )
+    titles, told, skipped, lines, failed = json.loads(said.splitlines()[-1])
     assert (titles, taken.sent()) == (5, 1)
+    taken.allow(1)
     fits = datetime.fromisoformat(taken.json("peek", "videos.list", status=75)["retry_at"])
     assert [datetime.fromisoformat(at) for at in told] == [fits, fits]
+    assert [line.partition(";")[0] for line in lines] == [skipped.partition(";")[0]] * 3
+    assert [("cannot be reached" in line) for line in failed] == [True] * 3
     assert skipped.startswith("refused videos.list (1 unit) on main: limit 'hour' has 1 of 1 unit used; next at ")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e.examples.conftest import ROOT
+from support.servers import free_port
 
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
@@ -40,6 +41,65 @@ for _ in range(10):
     call()
 """
 
+UNDER_NIQUESTS = """
+import asyncio, os, niquests
+url = os.environ["URL"]
+for _ in range(5):
+    assert niquests.get(url).status_code == 200
+async def main():
+    async with niquests.AsyncSession() as session:
+        for answer in await asyncio.gather(*[session.get(url) for _ in range(5)]):
+            assert answer.status_code == 200
+asyncio.run(main())
+"""
+
+UNDER_GRPC = """
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from google.analytics import data_v1beta as data
+from google.analytics.data_v1beta.services.beta_analytics_data import transports
+from google.api_core.exceptions import FailedPrecondition
+from google.api_core.retry import Retry, if_transient_error
+
+arrived = []
+
+def answer(request, _):
+    arrived.append(request)
+    quota = data.PropertyQuota(tokens_per_day=data.QuotaStatus(consumed=3, remaining=1_000))
+    return data.RunReportResponse(property_quota=quota)
+
+reads = data.RunReportRequest.deserialize, data.RunReportResponse.serialize
+methods = {"RunReport": grpc.unary_unary_rpc_method_handler(answer, *reads)}
+server = grpc.server(ThreadPoolExecutor(4))
+server.add_generic_rpc_handlers(
+    [grpc.method_handlers_generic_handler("google.analytics.data.v1beta.BetaAnalyticsData", methods)]
+)
+server.add_insecure_port(sys.argv[1])
+server.start()
+report, retry = {"property": "properties/1"}, Retry(predicate=if_transient_error, initial=60)
+
+over = transports.BetaAnalyticsDataGrpcTransport(channel=grpc.insecure_channel(sys.argv[1]))
+client = data.BetaAnalyticsDataClient(transport=over)
+client.run_report(report)
+client.run_report(report)
+
+async def main():
+    over = transports.BetaAnalyticsDataGrpcAsyncIOTransport(channel=grpc.aio.insecure_channel(sys.argv[1]))
+    await data.BetaAnalyticsDataAsyncClient(transport=over).run_report(report)
+    try:
+        await data.BetaAnalyticsDataAsyncClient(transport=over).run_report(report)
+    except FailedPrecondition as error:
+        assert error.message.startswith("refused properties.runReport"), error
+
+asyncio.run(main())
+try:
+    client.run_report(report, retry=retry)
+except FailedPrecondition as error:
+    assert error.message.startswith("refused properties.runReport"), error
+assert len(arrived) == 3, arrived
+"""
+
 DAG = f"""
 from datetime import datetime
 from airflow.sdk import dag, task
@@ -53,7 +113,8 @@ things()
 
 
 def run(taken: Taken, package: str, *command: str, **env: str) -> None:
-    taken.allow(1_000)
+    if not (taken.folder / "quota.toml").exists():
+        taken.allow(1_000)
     bin_folder = ROOT / "build" / "examples" / package / "bin"
     url = f"{taken.upstream.address}/youtube/v3/videos?part=id&chart=mostPopular&regionCode=DE&key=k"
     env = {**taken.env, "URL": url, "PATH": f"{bin_folder}:{taken.env['PATH']}", **env}
@@ -84,6 +145,21 @@ def test_ddtrace_patches_before_or_after_us(taken: Taken, ours: str) -> None:
     silent = {"DD_TRACE_ENABLED": "false", "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false"}
     run(taken, "ddtrace", "python", "-c", UNDER_DDTRACE, ours, **silent)
     assert charged(taken) == taken.sent() == 20
+
+
+def test_niquests_awaited_or_not(taken: Taken) -> None:
+    run(taken, "niquests", "quota", "exec", "--auto", "--", "python", "-c", UNDER_NIQUESTS)
+    assert charged(taken) == taken.sent() == 10
+
+
+def test_grpc_is_charged_settled_and_refused_once(taken: Taken) -> None:
+    """Three reports are charged 10 tokens each and cost 3, so that there is no room for 10 more."""
+    place = f"127.0.0.1:{free_port()}"
+    limit = '[[credentials.main.limits]]\nname = "hour"\nunits = 18\nwindow = "1h"\n'
+    taken.configure(f'[credentials.main]\napi = "analyticsdata-v1beta"\nendpoint = "http://{place}"\n{limit}')
+    program = ["python", "-c", UNDER_GRPC, place]
+    run(taken, "google-analytics-data", "quota", "exec", "--auto", "--", *program)
+    assert charged(taken) == 9
 
 
 def test_the_tasks_of_a_dag_of_airflow(taken: Taken) -> None:

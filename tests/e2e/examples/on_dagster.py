@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 RUNS = """
 import json
 import dagster as dg
-from dagster_definitions import RETRY_AT, again, defs
+from dagster_definitions import REFUSED, RETRY_AT, again, defs
 
 job = defs.resolve_job_def("popular")
 config = {"ops": {"titles": {"config": {"region": "DE"}}}}
@@ -20,15 +20,28 @@ with dg.instance_for_test() as instance:
     def run():
         return job.execute_in_process(run_config=config, instance=instance, raise_on_error=False)
 
-    def asked():
-        context = dg.build_sensor_context(instance=instance, definitions=defs)
-        return [(request.run_key, request.run_config) for request in again.evaluate_tick(context).run_requests]
+    def asked(cursor=None):
+        context = dg.build_sensor_context(instance=instance, definitions=defs, cursor=cursor)
+        tick = again.evaluate_tick(context)
+        return [(request.run_key, request.run_config) for request in tick.run_requests], tick.cursor
 
     first, refused = run(), run()
-    before = asked()
+    before, _ = asked()
     tags = instance.get_run_by_id(refused.run_id).tags
     instance.add_run_tags(refused.run_id, {RETRY_AT: "2026-01-01T00:00:00+00:00"})
-    assert asked() == [(refused.run_id, config)], asked()
+    due, cursor = asked()
+    assert due == [(refused.run_id, config)], due
+    assert asked(cursor)[0] == [], "it was started again"
+    for _ in range(120):
+        instance.create_run_for_job(
+            job,
+            run_config=config,
+            status=dg.DagsterRunStatus.FAILURE,
+            tags={**REFUSED, RETRY_AT: "2026-01-01T00:00:00+00:00"},
+        )
+    due, cursor = asked(cursor)
+    assert (len(due), asked(cursor)[0]) == (120, [])
+    assert again.default_status is dg.DefaultSensorStatus.RUNNING
     print(json.dumps([first.success, refused.success, before, tags[RETRY_AT]]))
 """
 

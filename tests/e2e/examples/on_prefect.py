@@ -21,8 +21,10 @@ async def waiting():
     return [(run.parameters, run.next_scheduled_start_time.isoformat()) for run in runs if run.state.is_scheduled()]
 
 with prefect_test_harness(server_startup_timeout=240):
-    popular.to_deployment("every-hour").apply()
     first = popular("DE", return_state=True)
+    alone = popular("US", return_state=True)
+    assert alone.name == "Refused" and alone.message.endswith("no deployment popular/every-hour is served"), alone
+    popular.to_deployment("every-hour").apply()
     refused = popular("US", return_state=True)
     print(json.dumps([first.name, refused.name, refused.message, asyncio.run(waiting())]))
 """

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from support.servers import free_port
+
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
 
+WITHOUT_A_LEDGER = """
+import dlt_pipeline, quota
+
+try:
+    dlt_pipeline.run()
+except quota.Refused as refused:
+    print(refused)
+"""
+
 RUNS = """
-import pathlib
+import logging, pathlib, sys
 import dlt_pipeline
 
+dlt_pipeline.logger.addHandler(logging.StreamHandler(sys.stdout))
 assert not dlt_pipeline.run().has_failed_jobs
 assert not dlt_pipeline.run().has_failed_jobs
 config = pathlib.Path("quota.toml")
@@ -20,16 +32,30 @@ assert not dlt_pipeline.run().has_failed_jobs
 """
 
 
-def test_a_refused_pipeline_ends_well_and_a_later_run_goes_on_at_its_page(taken: Taken) -> None:
-    """The budget has room for three of four pages. The run after that calls nobody."""
+def settle(taken: Taken) -> None:
     taken.env |= {
         "DESTINATION__FILESYSTEM__BUCKET_URL": str(taken.folder / "loaded"),
         "DLT_DATA_DIR": str(taken.folder / "dlt"),
         "RUNTIME__DLTHUB_TELEMETRY": "false",
         "NORMALIZE__DATA_WRITER__DISABLE_COMPRESSION": "true",
     }
+
+
+def test_without_a_ledger_a_pipeline_fails(taken: Taken) -> None:
+    settle(taken)
+    taken.ledger = f"redis://127.0.0.1:{free_port()}/0"
     taken.take("dlt_pipeline", units=3)
-    taken.python(RUNS)
+    assert "cannot be reached" in taken.python(WITHOUT_A_LEDGER)
+    assert taken.sent() == 0
+
+
+def test_a_refused_pipeline_ends_well_and_a_later_run_goes_on_at_its_page(taken: Taken) -> None:
+    """The budget has room for three of four pages. The run after that calls nobody."""
+    settle(taken)
+    taken.take("dlt_pipeline", units=3)
+    first, second = taken.python(RUNS).splitlines()
+    for line in first, second:
+        assert line.startswith("refused videos.list (1 unit) on main: limit 'hour' has 3 of 3 units used; next at ")
     files = sorted((taken.folder / "loaded" / "videos" / "videos").rglob("*.jsonl"))
     loads = [[json.loads(line)["id"] for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
     assert sorted(map(len, loads)) == [50, 150]

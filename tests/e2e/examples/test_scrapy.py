@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from support.servers import free_port
+
 if TYPE_CHECKING:
     from e2e.examples.conftest import Taken
 
@@ -40,10 +42,14 @@ async def crawl():
     print(crawler.stats.get_value("finish_reason"), crawler.stats.get_value("response_received_count"))
 
 async def crawls():
-    await crawl()
-    await crawl()
     config = pathlib.Path("quota.toml")
-    config.write_text(config.read_text().replace("units = 3", "units = 20"))
+    text = config.read_text()
+    config.write_text(text.replace("sqlite:///ledger.db", "redis://127.0.0.1:PORT/0"))
+    await crawl()
+    config.write_text(text)
+    await crawl()
+    await crawl()
+    config.write_text(text.replace("units = 3", "units = 20"))
     await crawl()
 
 install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
@@ -54,10 +60,10 @@ task.react(lambda reactor: defer.Deferred.fromFuture(asyncio.ensure_future(crawl
 
 
 def test_a_crawl_that_is_refused_ends_and_a_later_one_fetches_the_rest(taken: Taken) -> None:
-    """The budget has room for three of eight requests. The crawl after that calls nobody."""
+    """First there is no ledger, then a budget for three of eight requests. The crawl after that calls nobody."""
     taken.take("scrapy_middleware", units=3)
-    said = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address))
-    assert said.splitlines() == ["quota 3", "quota None", "finished 5"]
+    said = taken.python(CRAWLS.replace("ADDRESS", taken.upstream.address).replace("PORT", str(free_port())))
+    assert said.splitlines() == ["no_ledger None", "quota 3", "quota None", "finished 5"]
     assert taken.sent() == 8
     items = [json.loads(line) for line in (taken.folder / "items.jsonl").read_text(encoding="utf-8").splitlines()]
     assert sorted(item["region"] for item in items) == ["AU", "BR", "CA", "DE", "FR", "GB", "IN", "US"]
