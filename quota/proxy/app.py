@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from quota.async_session import AsyncSession
 from quota.common.log import warn
-from quota.common.text import listed, nearest, show
+from quota.common.text import nearest, show
 from quota.dashboard.reading import read_samples, samples_of_silence
 from quota.errors import ConfigError, LedgerError, QuotaError
 from quota.proxy.asked import CallerGoneError, CallerSide, UnfitError, asked_of
@@ -152,5 +152,5 @@ class Proxy:
         if credential in self._wrong:
             raise UnfitError(500, self._wrong[credential])
         hint = nearest(credential, self._targets)
-        others = "" if hint.startswith("known") else f" There are {listed(self._targets)}."
-        raise UnfitError(404, f"There is no credential {show(credential)} here; {hint}.{others}")
+        ending = hint if hint.endswith("?") else f"{hint}."
+        raise UnfitError(404, f"There is no credential {show(credential)} here; {ending}")

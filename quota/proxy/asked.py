@@ -5,8 +5,8 @@
     UnfitError    the answer to a request that is not passed on
     CallerSide    the body as it comes, and whether the caller is still there
 
-The path of what leaves begins behind the root of the API, so it cannot name another host. Paths that a server may read
-as another path than the one whose price is charged are not passed on.
+The path of what leaves begins behind the root of the API, so it cannot name another host. Paths with `..`,
+`//` or `\\` are not passed on; one that servers may read in several ways (`%2F`, `;x`) costs the dearest of them.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
     query = scope["query_string"].decode("latin-1")
     name, _, rest = path[1:].partition("/")
     _check(rest, query)
+    if any(name == "upgrade" and value.strip().lower() != "h2c" for name, value in fields):
+        raise UnfitError(501, "The proxy passes on requests and answers only: ask without Upgrade.")
     chunked = "transfer-encoding" in names
     if chunked and "content-length" in names:
         raise UnfitError(400, "The request says twice how long its body is.", more=(("connection", "close"),))

@@ -133,7 +133,7 @@ class Target:
         self._upstream = upstream
         self.gate = AsyncHostGate(session.budget(credential), access.method, host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
-        self.caller = inner._caller(chosen, (host,), access.place, access.scopes)
+        self.caller = inner._caller(chosen, (host,))
         self._secret_fields = tuple(filter(None, (access.place.query, *access.secret_fields)))
         self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
 
@@ -306,22 +306,22 @@ class Passage:
         is told."""
         gate, host, status = self._target.gate, self._target.host, answer.status
         packing = answer.headers.get("content-encoding", "").strip().lower()
-        head = b""
+        head, whole = b"", False
         if attempt.reads_body(status, answer.headers):
-            packed = await peek(answer)
+            packed, whole = await peek(answer)
             head = unpacked(packing, packed, partial(_unpack, packing))
-        await gate.answered(attempt, status, head, answer.headers)
+        await gate.answered(attempt, status, head, answer.headers, whole=whole, read=False)
         mask = self._mask
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
             raise UnfitError(502, f"{host} gave an answer that is no HTTP.")
-        usage = attempt.usage(status, answer.headers) if packing in PLAIN else None
+        usage = attempt.usage(status, answer.headers)
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         try:
             async for piece in answer.content.iter_any():
                 if usage is not None:
-                    units = usage.feed(piece)
+                    units = usage.feed(piece) if packing in PLAIN else None
                     if units is None and answer.content.at_eof():
                         units = usage.end()
                     await gate.settle(attempt, units)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from support.plain_http import Answer, PlainServer
-from support.proxying import SECRET, House, Reached, answer
+from support.proxying import BOOK, SECRET, House, Reached, answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -255,6 +255,16 @@ def test_other_paths_reach_the_api_as_they_are(house: House, path: str) -> None:
         assert house.ask(path).status == 200
     (reached,) = house.upstream.reached
     assert (reached.target, reached.field("host")) == (path, house.upstream.host)
+
+
+@pytest.mark.parametrize(
+    "path", ["/x/1%2Fexport", "/x/1%2fexport/", "/x/1%5Cexport", "/x/1%252Fexport", "/x/1;a/export"]
+)
+def test_through_the_proxy_a_slash_that_is_encoded_costs_the_dearer(house: House, path: str) -> None:
+    routes = '"GET /x/{id}" = "status"\n"GET /x/{id}/export" = "search"\n'
+    with house.open(book=BOOK.replace("[routes]\n", f"[routes]\n{routes}")):
+        assert house.ask(path).status == 200
+        assert ([reached.target for reached in house.upstream.reached], house.units) == ([path], 10)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,26 @@ def test_what_a_caller_signs_with_at_google_does_not_leave(house: House) -> None
     assert (reached.target, reached.field("x-goog-api-key")) == ("/youtube/v3/videos?id=a&part=id", SECRET)
 
 
+def test_what_is_for_google_alone_does_not_reach_another_api(house: House) -> None:
+    with house.open(auth='auth = "bearer:file:key"'):
+        assert house.ask("/things").status == 200
+    (reached,) = house.upstream.reached
+    assert [name for name, _ in reached.fields if name.startswith("x-goog")] == []
+
+
+@pytest.mark.parametrize(("protocol", "status"), [("websocket", 501), ("foo/2, h2c", 501), ("h2c", 200)])
+def test_what_would_follow_an_upgrade_is_no_request_and_does_not_leave(
+    house: House, protocol: str, status: int
+) -> None:
+    """curl and Java offer h2c with plain requests, and are content with HTTP/1.1."""
+    with house.open():
+        got = house.ask("/things", headers={"Connection": "Upgrade", "Upgrade": protocol})
+        left = int(status == 200)
+        assert (got.status, len(house.upstream.reached), house.units) == (status, left, left)
+    if not left:
+        assert "ask without Upgrade" in got.problem["detail"]
+
+
 def test_an_answer_comes_back_as_it_was(house: House) -> None:
     """Its Date, fields that are sent twice, a packed body: all of it, and beside it what was charged."""
     body = gzip.compress(b"packed " * 100)
@@ -132,7 +152,8 @@ def test_a_refused_request_is_told_when_to_come_back_and_nothing_leaves(
 def test_what_can_never_be_charged_is_not_sent(house: House) -> None:
     with house.open():
         assert house.ask("/dear", "POST").status == 422
-        assert "main" in house.ask("/x", credential="mian").problem["detail"]
+        detail = house.ask("/x", credential="mian").problem["detail"]
+        assert detail == "There is no credential 'mian' here; did you mean 'main'?"
         assert (house.ask("/x", credential="mian").status, house.units) == (404, 0)
     assert house.upstream.reached == []
 
