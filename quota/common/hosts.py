@@ -26,11 +26,20 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def is_ambiguous(url: str) -> bool:
+    """Whether a part of a url would be dropped, or taken for another part: a fragment, what stands beside the brackets
+    of a host, a control character, or a password with unescaped separators."""
+    userinfo, _, place = url.partition("://")[2].partition("?")[0].rpartition("@")
+    beside_brackets = re.search(r"[^,]\[|\][^:,]", place.partition("/")[0]) is not None
+    return beside_brackets or "/" in userinfo or "#" in url or not url.isprintable()
+
+
 def is_http_address(url: str) -> bool:
     """Whether it is an address of HTTP: of a host, on a port that one may have, and with nobody's name in it."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+        return sound and parts.port != 0 and not is_ambiguous(url)
     except ValueError:  # a port out of range, an unmatched bracket
         return False
 
@@ -49,6 +58,34 @@ def is_readable_on_the_way(url: str) -> bool:
 def plain_path(path: str) -> str:
     """The path as a server may read it: decoded, with one slash for several, and none at its end."""
     return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
+
+
+def readings_of(path: str) -> tuple[str, ...]:
+    """All paths that servers may read in one, as `plain_path` writes them, and that one first: with encoded slashes
+    decoded, also those that were encoded twice; with a backslash for a slash; without what follows a semicolon, or an
+    encoded end of the path; and with `..` followed."""
+    plain = plain_path(path)
+    if not re.search(r"[%;\\]|/\.", path):
+        return (plain,)
+    once = unquote(path)
+    readings = dict.fromkeys([plain])
+    for text in (plain, once, unquote(once), unquote(unquote(once))):
+        for slashed in (text, text.replace("\\", "/")):
+            for shorter in (slashed, re.sub(";[^/]*", "", slashed), re.split("[?#\0]", slashed, maxsplit=1)[0]):
+                parts = [part for part in shorter.split("/") if part]
+                readings[f"/{'/'.join(parts)}"] = None
+                readings[f"/{'/'.join(_followed(parts))}"] = None
+    return tuple(readings)
+
+
+def _followed(parts: list[str]) -> list[str]:
+    followed: list[str] = []
+    for part in parts:
+        if part == "..":
+            del followed[-1:]
+        elif part != ".":
+            followed.append(part)
+    return followed
 
 
 def is_googles(host: str) -> bool:

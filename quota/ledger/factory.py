@@ -112,21 +112,22 @@ class Identity(NamedTuple):
     """`ledger` is the name that the owner gave it, else the path of the configuration: see `quota.settings.load`.
 
     `endpoint` is empty for the API's own address. What a machine saw of a ledger, and what it owes, belong to an
-    identity. Identities of one project and endpoint are one upstream project, and share an allowance.
+    identity. Identities of one project, endpoint and api are one upstream project, and share an allowance.
     """
 
     ledger: str
     project: str
     endpoint: str = ""
+    api: str = ""
 
     @property
     def hash(self) -> str:
         """128 bits, as 32 hexadecimal digits."""
-        return _hash(self)
+        return _hash(self[:3])
 
     @property
     def upstream_hash(self) -> str:
-        """The same for project and endpoint alone."""
+        """The same for project, endpoint and api."""
         return _hash(self[1:])
 
 

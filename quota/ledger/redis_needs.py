@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from quota.common.clock import host_clock, moment
 from quota.common.findings import Finding, finding_of, warning
+from quota.common.text import many
 
 # -- rights ------------------------------------------------------------------------------------------------------------
 
@@ -68,6 +70,7 @@ def findings(
     else:
         yield _version(facts)
         yield _persistence(facts)
+        yield from _emptied(facts)
         yield _eviction(facts.get("maxmemory_policy", "?"))
     yield from _lifetimes(lifetimes, keys)
 
@@ -101,6 +104,15 @@ def _persistence(facts: dict[str, str]) -> Finding:
         "no append-only file: a restart loses what was charged since the last snapshot, or everything",
         "set appendonly yes",
     )
+
+
+def _emptied(facts: dict[str, str]) -> Iterator[Finding]:
+    """How often somebody has emptied the server, or a database of it, since it started."""
+    calls = [re.match(r"calls=(\d+)", facts.get(f"cmdstat_{name}", "")) for name in ("flushall", "flushdb")]
+    times = sum(int(match[1]) for match in calls if match is not None)
+    if times:
+        since = moment(host_clock() - int(facts.get("uptime_in_seconds", 0)) * 1_000)
+        yield Finding("ok", "server emptied", f"{many(times, 'time')} since {since}, by FLUSHALL or FLUSHDB")
 
 
 def _eviction(policy: str) -> Finding:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from quota.common.hosts import is_ambiguous
 from quota.common.text import nearest
 from quota.errors import ConfigError
 from quota.ledger.redis_errors import Misconfigured
@@ -37,7 +38,7 @@ _LONGEST_S = 1e6
 
 def checked_target(url: str, label: str, timeout_s: float, what: str = "ledger url") -> Target:
     """What a url names. Raises ConfigError, with `what` and `label` for the url, for one that cannot be used."""
-    if not all(map(_is_database, _databases(url))):
+    if not is_ambiguous(url) and not all(map(_is_database, _databases(url))):
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
         return target_of(url, timeout_s)
@@ -101,7 +102,7 @@ def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tupl
 def target_of(url: str, timeout_s: float) -> Target:
     """Raises ValueError, TypeError or Misconfigured for a url that cannot be used."""
     scheme, slashes, rest = url.partition("://")
-    if not slashes:
+    if not slashes or is_ambiguous(url):
         raise ValueError("nobody can say which of its parts is the host")
     base, _, kind = scheme.partition("+")
     kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
@@ -117,6 +118,8 @@ def target_of(url: str, timeout_s: float) -> Target:
         whole = urlsplit(url)
         parts, path, query = [whole], unquote(whole.path), whole.query
         userinfo = whole.netloc.rpartition("@")[0]
+        if kind == "unix" and whole.netloc.rpartition("@")[2]:
+            raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
     given = _given(query, kind, is_secure=is_secure)
     sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
     if sentinel_ssl not in ("true", "false"):
@@ -124,7 +127,13 @@ def target_of(url: str, timeout_s: float) -> Target:
     username, _, password = userinfo.partition(":")
     for name, text in (("username", username), ("password", password)):
         if text:
+            _only_once(name, name in given)
             given[name] = unquote(text)
+    first = parts[0]
+    _only_once("host", "host" in given and bool(first.hostname))
+    _only_once("port", "port" in given and first.port is not None)
+    _only_once("path", "path" in given and bool(path))
+    _only_once("db", len({int(number) for number in _databases(url) if number}) > 1)
     if kind == "unix":
         path = path or given.get("path", "")
     elif kind == "cluster" and (database_of(url) or path.strip("0")):
@@ -145,7 +154,7 @@ def target_of(url: str, timeout_s: float) -> Target:
         nodes=[
             (
                 unquote(part.hostname or "") or given.get("host", "localhost"),
-                part.port or int(given.get("port", str(port))),
+                _port(given.get("port", str(port)) if part.port is None else str(part.port)),
             )
             for part in parts
         ],
@@ -177,15 +186,20 @@ def target_of(url: str, timeout_s: float) -> Target:
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     """The options of a url. Raises Misconfigured for one that nobody reads."""
     elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
-    given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    several = parse_qs(query, keep_blank_values=True)
+    given = {name: values[0] for name, values in several.items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
     secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
     options = (*_OPTIONS, *elsewhere, *secure, *of_sentinels, *_NEEDLESS)
+    not_clear = "what looks like an option may be a piece of a password"
+    if any("@" in field and field.partition("=")[0] not in _OF_TLS for field in query.split("&")):
+        raise ValueError(not_clear)
     for name in given:
         if name in options:
+            _only_once(name, len(several[name]) > 1)
             continue
-        if "@" in query or not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
-            raise ValueError("what looks like an option may be a piece of a password")
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
+            raise ValueError(not_clear)
         if name in _OF_TLS:
             remedy = "remove it" if kind == "unix" else f"write rediss{'+' if kind else ''}{kind}://"
             raise Misconfigured(f"{name} is an option of TLS, which this url does not speak; {remedy}")
@@ -193,6 +207,18 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
             raise Misconfigured(f"{name} is an option of redis+sentinel:// only; remove it")
         raise Misconfigured(f"it has no option {name!r}; {nearest(name, options)}")
     return {name: text for name, text in given.items() if text}
+
+
+def _only_once(name: str, again: bool) -> None:
+    """Raises Misconfigured for a part of a url that stands in it again: only one of them would be read."""
+    if again:
+        raise Misconfigured(f"it has two of {name}; keep one of them")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65_536):
+        raise ValueError("not a port")
+    return int(text)
 
 
 def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
@@ -229,9 +255,9 @@ def _flag(value: bool) -> str:
 
 
 def _databases(url: str) -> tuple[str, str]:
-    """The database in a url's path, and the one in its option `db`, which wins; "" for none."""
+    """The database in a url's path, and the one in its option `db`; "" for none."""
     scheme, _, rest = url.partition("://")
-    place, _, query = rest.partition("#")[0].partition("?")
+    place, _, query = rest.partition("?")
     path = place.partition("/")[2].strip("/")
     if scheme.endswith("+sentinel"):
         path = path.partition("/")[2]

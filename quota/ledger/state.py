@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
-from quota.common.text import many, one_line
+from quota.common.text import many, one_line, show
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.log import SEAL, Changed, Log, is_fence, is_seal
 from quota.rules import facts as facts_rules
@@ -29,6 +29,7 @@ from quota.rules.claims import (
     Claim,
     Claimed,
     Ending,
+    Holder,
     Record,
     checked_claim,
     checked_place,
@@ -123,6 +124,20 @@ def moved(label: str, epoch: str) -> UnusableLedger:
     return UnusableLedger(f"ledger {label} has moved to {place}: put that url into [ledger]")
 
 
+API = "api"
+"""The field of the state that says which API the charges of a project are of."""
+
+
+def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> None:
+    """Raises UnusableLedger where a project is that of another API: bucket names repeat, and upstream counts each API
+    by itself."""
+    if api and state.get(API, api) != api:
+        raise UnusableLedger(
+            f"ledger {label}: project {project!r} has the charges of api {show(state[API])}, and upstream counts "
+            f"{show(api)} apart; give this credential another project"
+        )
+
+
 @dataclass(frozen=True)
 class State:
     """The state of one project. `new_key` makes the key of a marker, or of an addition. `clock` stands for the ledger's
@@ -195,6 +210,15 @@ class State:
     def claim(self, claim: Claim, *, take_over: bool = False) -> Claimed:
         """Claim regions, and a tick; again, to renew them."""
         return self._change_claims(claim, lambda record, checked: record.claim(checked, take_over=take_over))
+
+    def holders(self, name: str) -> list[Holder]:
+        """Whose the regions of a job are now."""
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[list[Holder]]:
+            record = Record(fields.get(claim_field(name), ""), now_ms)
+            return Change([run.holder() for run in record.runs])
+
+        return self._change((claim_field(name),), rule)
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """A run has ended."""

@@ -38,6 +38,7 @@ from quota.settings.toml import (
     read_toml,
 )
 from quota.terms.api import (
+    GOOGLES_KEY,
     VERBS,
     AnswerRules,
     ClosedRule,
@@ -296,7 +297,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         Label().parse(table, method): tuple(_prices(table, method, buckets, value)) for method, value in table.items()
     }
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").items())
-    return CostBook(
+    book = CostBook(
         name=name,
         api=root.read("api"),
         source=root.read("source"),
@@ -310,11 +311,12 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         probe=_probe(root.read("probe"), methods) if "probe" in root else None,
         monitoring=_monitoring(root.read("monitoring"), buckets, pools) if "monitoring" in root else None,
         hosts=root.read("hosts"),
-        key=_key(root.read("key")) if "key" in root else KeyPlace(),
+        key=_key(root.read("key")) if "key" in root else GOOGLES_KEY,
         scopes=root.read("scopes"),
         routes=_routes(root.read("routes"), methods),
         answers=_answers(root.read("answers"), buckets, pools) if "answers" in root else AnswerRules(),
     )
+    return book if "key" in root or book.googles else book._replace(key=KeyPlace())
 
 
 def _quotas(row: TomlTable) -> tuple[Quota, ...]:

@@ -233,8 +233,7 @@ def _identity(path: Path | None) -> str:
 
 
 def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping[str, JobSettings]) -> StoreSettings:
-    given = Address(table.read("url")) if "url" in table else None
-    url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
+    url, _ = _address(table, address_of(table, folder), folder, "videos.db", ("sqlite",))
     if place_of(url) == place_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name, places_in_ledger = table.read("name") or "", table.read("places") == "ledger"

@@ -194,8 +194,8 @@ class StoreSettings(NamedTuple):
 class NotifySettings(NamedTuple):
     """Who is told what happens: a command with its arguments (empty: none), and where an address is.
 
-    A region is stale if its last complete pass ended `stale_ms` ago; None: no region is. `insecure_endpoint`: the
-    address may be an `http://` one on another machine.
+    A region is stale if its last complete pass, or else the first run of its job, was `stale_ms` ago; None: no region
+    is. `insecure_endpoint`: the address may be an `http://` one on another machine.
     """
 
     command: tuple[str, ...]

@@ -251,7 +251,9 @@ JOB = Keys(
 
 STORE = Keys(
     {
-        "url": Text("Where jobs keep what they fetched: sqlite:///file.db."),
+        "url": Text(
+            'Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH" where it stands.'
+        ),
         "retention": Span(
             "Items that were not fetched again for so long are deleted.", default_ms=DEFAULT_RETENTION_MS
         ),
@@ -267,7 +269,7 @@ NOTIFY = Keys(
     {
         "command": Texts("A command that reads JSON, with its arguments.", several=True),
         "url": Text('An address that gets it: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
-        "stale": Span("A region whose last complete pass is older than this is told too."),
+        "stale": Span("A region whose last complete pass, or else the job's first run, is older is told too."),
         "insecure_endpoint": Flag("That may be an http:// address on another machine."),
     },
     Some(

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from quota.common.files import read_named
-from quota.common.text import nearest, one_line, show
+from quota.common.text import listed, nearest, one_line, show
 from quota.errors import ConfigError, QuotaError
 from quota.terms.limits import DAY_MS, MAX_UNITS, format_duration, parse_duration
 
@@ -78,10 +78,13 @@ class TomlTable:
         self._keys = Keys({}, others=Kind()) if keys is None else keys
         self._places = places
         self.variables = variables
-        for key, value in data.items():
-            if key not in self._keys and not self._keys.name_others(value):
-                hint = places.get(key) or nearest(key, self._keys)
-                raise self.error(f"unknown key; {hint}", key)
+        unknown = [key for key, value in data.items() if key not in self._keys and not self._keys.name_others(value)]
+        hints = [places.get(key) or nearest(key, self._keys) for key in unknown]
+        if len(unknown) == 1:
+            raise self.error(f"unknown key; {hints[0]}", unknown[0])
+        if unknown:
+            named = listed(f"{show(key)} ({hint})" for key, hint in zip(unknown, hints, strict=True))
+            raise self.error(f"unknown keys: {named}")
         for rule in self._keys.rules:
             rule.check(self)
 

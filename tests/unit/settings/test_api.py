@@ -57,6 +57,8 @@ def test_hosts_are_names() -> None:
     assert message(hosts='hosts = ["https://api.github.com"]\n').startswith(
         "hosts[0]: 'https://api.github.com' is not a"
     )
+    for more in ("api.github.com#x", "[::1]x:80", "x[::1]"):
+        assert message(hosts=f'hosts = ["{more}"]\n').startswith(f"hosts[0]: '{more}' is not a host; write")
     assert message(hosts="hosts = []\n") == "hosts: an empty array selects nothing; remove the key or add a name"
 
 

@@ -305,28 +305,12 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         # Numbers.
         ("quota = 1_000", "quota = 0", f"buckets.calls.quota: 0 is not a whole number from 1 to {10**15}"),
         ('"items.list" = 2', '"items.list" = -1', f"methods.'items.list': -1 is not a whole number from 0 to {10**15}"),
-        (
-            '"items.list" = 2',
-            '"items.list" = 1.5',
-            "methods.'items.list': a number with a fraction where a whole number is needed",
-        ),
-        ('"items.list" = 2', '"items.list" = true', "methods.'items.list': a boolean where a whole number is needed"),
         ("units = 4", "units = 'four'", "methods.'items.add'.prices[1].units: a string where a whole number is needed"),
         # Windows.
         (
             'resets = { calendar = "month", zone = "UTC" }',
-            "resets = 5",
-            'buckets.calls.resets: a window is a duration such as "24h" or { calendar = "day", zone = "..." }',
-        ),
-        (
-            'resets = { calendar = "month", zone = "UTC" }',
             'resets = "soon"',
             'buckets.calls.resets: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
-        ),
-        (
-            '"month"',
-            '"weak"',
-            "buckets.calls.resets.calendar: 'weak' is not allowed here; did you mean 'week'?",
         ),
         (
             'calendar = "month"',
@@ -369,11 +353,6 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             "buckets.calls.windows[1].resets: this window stands here twice; keep the smaller quota",
         ),
         (f"quota = 1_000\n{RESETS}", f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has 10 windows at most"),
-        (
-            '"UTC"',
-            '"Mars/Base"',
-            "buckets.calls.resets.zone: 'Mars/Base' is not a time zone; write for example \"America/Los_Angeles\"",
-        ),
         # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
         (
             "[buckets.calls]",

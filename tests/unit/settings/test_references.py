@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -9,6 +10,7 @@ import pytest
 
 from quota.errors import ConfigError
 from quota.inbound.configured import load_rules
+from quota.inbound.redis_storage import RedisStorage
 from quota.ledger.factory import ALIASES, open_ledger
 from quota.ledger.redis_url import target_of
 from quota.session import open_session
@@ -292,8 +294,75 @@ def test_an_option_of_another_scheme_says_so(tmp_path: Path, url: str, message: 
     assert list(tmp_path.glob("*?timeout*")) == []
 
 
+WITH_XX = (
+    "one of its parts cannot be read; write redis://HOST:PORT/DB, a password as USER:PASSWORD@ before HOST and with"
+)
+UNCLEAR = [
+    # A password with the characters that end a host, or stand before one.
+    *(f"redis://:7711{mark}s3cret@192.0.2.1:6379/0" for mark in "#/?"),
+    "redis://:7711?password=s3cret@192.0.2.1:6379/0",
+    "redis://me:7711/s3cret@192.0.2.1/0",
+    "redis+sentinel://me:7711/s3cret@192.0.2.1:26379/0",
+    "redis+sentinel://me:7711#s3cret@192.0.2.1:26379/main/0",
+    "redis+cluster://me:7711#s3cret@192.0.2.1:6379",
+    "unix://me:pass#s3cret@/run/redis.sock",
+    # What redis-py, or Python's parser, would drop.
+    *("redis://h:6379/0#s3cret", "unix:///run/redis#s3cret.sock", "redis+cluster://h:6379#s3cret"),
+    *("redis://a[::1]:6379/0", "redis://[::1]a:6379/0", "redis+sentinel://h,[::1]a:26379/main"),
+    *("redis://h:0/0", "redis://?port=0", "redis://?port=+6379", "redis://s3\tcret:6379/0"),
+]
+TWICE = [
+    ("redis://h/0?db=3", "it has two of db"),
+    ("redis://h?db=1&db=2", "it has two of db"),
+    ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
+    ("redis://me@h/0?username=you", "it has two of username"),
+    ("redis://h/0?host=i", "it has two of host"),
+    ("redis://h:1/0?port=2", "it has two of port"),
+    ("unix:///a.sock?path=/b.sock", "it has two of path"),
+    ("unix://run/redis.sock", "a socket is on this machine and has no host; write unix:///PATH"),
+]
+
+
+@pytest.mark.parametrize("opened", [open_ledger, RedisStorage])
+@pytest.mark.parametrize(("url", "message"), [*((url, WITH_XX) for url in UNCLEAR), *TWICE])
+def test_a_url_of_which_a_part_would_be_dropped_is_refused(
+    url: str, message: str, opened: Callable[[str], object]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        opened(url)
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "node"),
+    [
+        ("redis://:77%2311%2Fs%40x@[::1]:6379/0", ("::1", 6379)),
+        ("redis://me:p:w@h/3?db=3", ("h", 6379)),
+        ("redis://?host=h&port=7", ("h", 7)),
+        ("redis+sentinel://a:1,[::1]:2/main", ("a", 1)),
+        ("redis://h/0?password=p%40i&client_name=a", ("h", 6379)),
+    ],
+)
+def test_a_url_that_says_each_part_once_is_taken(url: str, node: tuple[str, int]) -> None:
+    assert target_of(url, 1.0).nodes[0] == node
+
+
 @pytest.mark.parametrize("url", ["redis://user:12?s3cret=x@h/0", "redis://h/0?s3cret@x=1", "redis://h/0?s3%20cret=1"])
 def test_what_may_be_a_piece_of_a_password_is_not_named(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_ledger(url)
     assert "s3" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["env:STORE", "file:store-url"])
+def test_the_url_of_a_store_may_stand_elsewhere_too(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE", "sqlite:///videos.db")
+    (tmp_path / "store-url").write_text("sqlite:///videos.db\n")
+    assert load_settings(write(tmp_path, f'url = "{url}"', table="store")).store.url == f"sqlite:///{tmp_path}/videos.db"
+
+
+@pytest.mark.parametrize("url", ["env:NOT_SET", "env:EMPTY", "file:nothing", "env:URL"])
+def test_a_url_of_a_store_that_cannot_be_had_is_an_error_in_one_line(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"store\.url: [^\n]+$"):
+        load_settings(write(tmp_path, f'url = "{url}"', table="store"))

@@ -22,81 +22,11 @@ from quota.inbound.configured import rules_of
 from quota.settings.load import load_settings
 from quota.settings.tables import json_schema
 from quota.settings.toml import parse_toml
+from support.configurations import EVERY_KEY
 
 FILES = int(os.environ.get("QUOTA_TEST_EXAMPLES", "200"))
 SCHEMA = json.loads(json_schema())
 VALIDATOR = Draft7Validator(SCHEMA)
-
-GOOD = """
-textfile = "metrics"
-notify = { command = ["tell", "tell"], url = "env:HOOK", stale = "6h", insecure_endpoint = true }
-store = { url = "sqlite:///videos.db", retention = "7d", name = "cluster" }
-[ledger]
-url = "rediss://127.0.0.1:6379/0"
-username = "quota"
-ssl_ca_certs = "ca.pem"
-ssl_cert_reqs = "required"
-ssl_check_hostname = true
-name = "production"
-unavailable = { max_cost = 1, allowance = 50, machines = 2 }
-[credentials.main]
-api = "youtube-v3"
-project = "my-project"
-key = "env:YOUTUBE_API_KEY"
-auth = "adc"
-endpoint = "http://127.0.0.1:8765"
-cloud_project = "my-project-1"
-insecure_endpoint = false
-limits = [
-  { name = "day", quota = 10_000, headroom = 500, window = "24h", count = "calls", bucket = "units" },
-  { name = "part", quota = 10_000, headroom = "5%", window = "1h", per = "job", bucket = ["units"] },
-  { name = "paced", units = 9_000, window = { calendar = "month", zone = "UTC", day = 15 }, pacing = true },
-  { name = "search", units = 4_000, window = "7d", methods = ["search.list"], jobs = ["trending"] },
-  { name = "week", units = 9_000, window = { calendar = "week", zone = "UTC", starts = "sunday" } },
-]
-[jobs.trending]
-credential = "main"
-fetch = "trending"
-regions = ["US", "GB"]
-pages = 4
-schedule = "*/30 * * * *"
-timezone = "Europe/Berlin"
-stagger = "2m"
-jitter = "30s"
-misfire_grace = "10m"
-leave = { day = 500 }
-max_units = 1_000
-max_body_mb = 16
-max_answer_s = 120
-max_items = 10_000
-machines = "each"
-ping = "file:ping"
-tables = { comments = { key = ["thread", "id"], history = ["likes"] } }
-options = { category = "10" }
-[jobs.own]
-fetch = "package.module:function"
-leave = 7
-[inbound]
-url = "redis://127.0.0.1:6379/1"
-password = "p"
-exempt = ["/healthz"]
-trusted_proxies = ["10.0.0.0/8"]
-forwarded = "x-forwarded-for"
-key_field = "X-API-Key"
-x_fields = true
-[inbound.search]
-path = "/search"
-methods = ["GET"]
-limits = [{ limit = 5, window = "1s" }, { limit = 50, window = "60s" }]
-[inbound.default]
-limit = 600
-window = "60s"
-algorithm = "log"
-cost = 1
-fail = "open"
-shadow = false
-count_rejected = true
-"""
 
 ODD = (True, 0, -1, 10**15 + 1, 1.5, "", [], {}, ["x", "x"], [1], {"zzz": 1}, {"a b": 1}, date(2026, 1, 1))
 """Values of every type. Texts stand below: of most only the reader knows which are names of something."""
@@ -169,7 +99,7 @@ def taken(path: Path) -> str:
 
 @pytest.mark.parametrize("part", range(2))
 def test_the_reader_and_the_schema_agree_on_random_files(part: int, tmp_path: Path, state_dir: Path) -> None:
-    path, good, outcomes = tmp_path / "quota.toml", parse_toml(GOOD, "good"), {True: 0, False: 0}
+    path, good, outcomes = tmp_path / "quota.toml", parse_toml(EVERY_KEY, "good"), {True: 0, False: 0}
     for number in range(part, FILES, 2):
         r, data = Random(f"schema {number}"), good
         for _ in range(r.choice((1, 1, 2))):
@@ -185,9 +115,9 @@ def test_the_reader_and_the_schema_agree_on_random_files(part: int, tmp_path: Pa
 
 def test_the_file_from_which_the_random_ones_are_made_is_good(tmp_path: Path, state_dir: Path) -> None:
     path = tmp_path / "quota.toml"
-    path.write_text(GOOD, encoding="utf-8")
+    path.write_text(EVERY_KEY, encoding="utf-8")
     assert taken(path) == ""
-    assert list(VALIDATOR.iter_errors(parse_toml(GOOD, "good"))) == []
+    assert list(VALIDATOR.iter_errors(parse_toml(EVERY_KEY, "good"))) == []
 
 
 def test_the_shipped_schema_is_the_one_that_the_tables_make() -> None:
