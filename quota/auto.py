@@ -1,4 +1,4 @@
-"""Charges what a program sends through requests, urllib3, httpx, aiohttp and httplib2, without a change to it.
+"""Charges what a program sends through the HTTP libraries of Python and gRPC, without a change to it.
 
     quota.instrument()      # from now on each attempt to a host that a cost book names is charged before it leaves
     quota.uninstrument()    # as before
@@ -11,14 +11,15 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quota.clients.instrument.patches import Patches, call_before
+from quota.clients.instrument.patches import UNSEEN, Patches, call_before
 
 if TYPE_CHECKING:
     from quota.clients.instrument.payers import Payers
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # Every Python under `quota exec --auto` imports this file. What it needs to charge comes with the first library.
 
-LIBRARIES = ("aiohttp", "httplib2", "httpx", "requests", "urllib3")
+LIBRARIES = ("aiohttp", "grpc", "http.client", "httplib2", "httpx", "requests", "urllib3", "urllib3_future")
 
 TALLY = "QUOTA_AUTO_TALLY"
 """Names the folder for what the processes of `quota exec --auto` spend."""
@@ -84,6 +85,8 @@ def _close_at_exit() -> None:
 
 
 def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
+    import http.client  # noqa: F401  # first, as `call_before` may wait for it: what follows imports it in the middle
+
     from quota.clients.instrument.tally import FileTally
     from quota.session import open_session
     from quota.terms.arguments import label_process
@@ -155,10 +158,12 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
             give_up(error)
 
     _close_at_exit()
-    if any(name in sys.modules for name in LIBRARIES):  # a .pth file came first
+    if given.get(TALLY):
+        _say_that_a_python_ran(given[TALLY])
+    if any(name in sys.modules for name in (*LIBRARIES, *UNSEEN)):  # a .pth file came first
         begin()
     else:
-        call_before(LIBRARIES, begin)
+        call_before((*LIBRARIES, *UNSEEN), begin)
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -167,6 +172,18 @@ def instrument_by_environment(given: Mapping[str, str]) -> None:
             raise SystemExit(status)
 
     sys.excepthook = excepthook
+
+
+def _say_that_a_python_ran(tally: str) -> None:
+    with suppress(OSError):
+        os.close(os.open(os.path.join(tally, "python"), os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def name_program(command: Sequence[object]) -> None:
+    """Warn of a program that such a Python starts, if nobody charges what it sends."""
+    from quota.clients.instrument import unseen
+
+    unseen.name_program(command)
 
 
 def give_up(error: Exception) -> None:

@@ -54,8 +54,8 @@ async def send(
         raise
     try:
         status, headers = response.status, response.headers
-        body = await peek(response) if attempt.reads_body(status, headers) else b""
-        await gate.answered(attempt, status, body, headers)
+        head, whole = await peek(response) if attempt.reads_body(status, headers) else (b"", False)
+        await gate.answered(attempt, status, head, headers, whole=whole, read=False)
         usage = attempt.usage(status, headers)
         if usage is not None:
             response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
@@ -121,13 +121,14 @@ async def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
     return RequestBody.of(body or None, getattr(body, "size", None))
 
 
-async def peek(response: aiohttp.ClientResponse) -> bytes:
-    """The beginning of an answer, which its reader still gets."""
-    head = b""
+async def peek(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    """The beginning of an answer, which its reader still gets, and whether that is all of it."""
+    head, whole = b"", False
     try:
         async with timeout(PEEK_WITHIN_S) as wall:
-            while len(head) < MAX_PEEK_BYTES and (piece := await response.content.readany()):
-                head += piece
+            while len(head) < MAX_PEEK_BYTES and not whole:
+                piece = await response.content.readany()
+                head, whole = head + piece, not piece
     except aiohttp.ClientError:
         pass  # its reader is told, too
     except TimeoutError:
@@ -136,4 +137,4 @@ async def peek(response: aiohttp.ClientResponse) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # since 2018, and nothing does it instead
         response.content.unread_data(head)
-    return head
+    return head, whole

@@ -4,7 +4,7 @@
     units_in    what a JSON document says of each figure of what a call used
     Usage       finds that in the body of an answer while the caller reads it
 
-A header that is missing, absurd, sent twice or in the past says nothing.
+A header that is missing, absurd or sent twice says nothing. What cannot be read is in `Answer.unread`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cached_property
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
-from quota.terms.api import Field, Form, LevelRule, Match, Pointer, Refill, Used, value_at
+from quota.terms.api import Field, LevelRule, Match, Pointer, Refill, Used, value_at
 from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -33,6 +33,11 @@ MAX_HEADER_LENGTH = 1_024
 MAX_POLICIES = 10
 """How many items of a `RateLimit` header are looked at."""
 
+
+RETRY_AFTER = Field(header="retry-after", form="seconds")
+
+FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
+"""A bare number from here on is a time since 1970, in seconds or in ms: 31 years are no span."""
 
 MAX_EVENT_BYTES = 64 * 1024
 """A longer event says nothing."""
@@ -48,6 +53,8 @@ class Answer:
         self.status = status
         self.body = body if len(body) <= MAX_BODY_BYTES else b""
         self.at_ms = at_ms
+        self.unread: dict[str, str] = {}
+        """The headers that should have a number or a time, and have something else."""
         self._headers: dict[str, str] = {}
         pairs = headers.items() if hasattr(headers, "items") else headers
         for name, value in pairs:
@@ -77,17 +84,17 @@ class Answer:
         """In JSON it is a whole number: an answer that writes it otherwise says nothing."""
         value = self._value(field, "units")
         is_text = bool(field.header) or field.pattern is not None
-        return _whole(value) if isinstance(value, str if is_text else int) else None
+        return self._number(field, value, math.ceil) if isinstance(value, str if is_text else int) else None
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
-        """The units that remain, and of how many."""
+        """The units that remain, and of how many. A fraction is rounded so that less remains."""
         field = rule.remaining
-        limit = _whole(self._value(field, "limit")) if field.pattern is not None else None
+        limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
-            limit = _whole(self._value(rule.limit, "limit"))
-        remaining = _whole(self._value(field, "remaining"))
+            limit = self._number(rule.limit, self._value(rule.limit, "limit"))
+        remaining = self._number(field, self._value(field, "remaining"))
         if remaining is None and field.pattern is not None and limit is not None:
-            used = _whole(self._value(field, "used"))
+            used = self._number(field, self._value(field, "used"), math.ceil)
             remaining = None if used is None else max(0, limit - used)
         return remaining, limit
 
@@ -96,16 +103,16 @@ class Answer:
         return value if isinstance(value, str) and value else None
 
     def moment_ms(self, field: Field, group: str) -> int | None:
-        return self._moment_ms(self._value(field, group), field.form)
+        value = self._value(field, group)
+        at_ms = self._moment_ms(value)
+        if at_ms is None:
+            self._note_unread(field.header, value)
+        return at_ms
 
     @property
     def retry_at_ms(self) -> int | None:
-        """The time that Retry-After names, if it is to come."""
-        value = self._headers.get("retry-after", "")
-        at_ms = self._moment_ms(value, "seconds")
-        if at_ms is None:
-            at_ms = self._moment_ms(value, "http-date")
-        return None if at_ms is None or at_ms <= self.at_ms else at_ms
+        """The time that Retry-After names."""
+        return self.moment_ms(RETRY_AFTER, "")
 
     def lasts_until_ms(self, lasts: Field | Refill) -> int | None:
         """Until when a closing lasts, as the answer says it."""
@@ -119,19 +126,31 @@ class Answer:
             if not span_ms < LATEST_MS:  # it never comes back, or at no time that a ledger can hold
                 return None
             until_ms = self.at_ms + math.ceil(span_ms)
-        return None if until_ms is None or until_ms <= self.at_ms else until_ms
+        return until_ms
 
     def policies(self) -> list[tuple[str, int, int | None, int | None]]:
         """What `RateLimit` says of each policy: its name, what remains, of how many, until when. The draft of the IETF
         (draft-ietf-httpapi-ratelimit-headers) has the numbers of the policies in `RateLimit-Policy`."""
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
-        return [
-            (name, figures["r"], quotas.get(name), self.at_ms + figures["t"] * SECOND_MS if "t" in figures else None)
-            for name, figures in _items(self._headers.get("ratelimit", ""))
-            if "r" in figures
-        ]
+        said = []
+        for name, figures in _items(self._headers.get("ratelimit", "")):
+            remaining, limit = _whole(figures.get("r")), _whole(quotas.get(name))
+            reset_ms = self._moment_ms(figures.get("t"))
+            if remaining is not None:
+                said.append((name, remaining, limit, reset_ms))
+        return said
 
     # -- values ------------------------------------------------------------------------------------------------------
+
+    def _number(self, field: Field, value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
+        number = _whole(value, rounded)
+        if number is None:
+            self._note_unread(field.header, value)
+        return number
+
+    def _note_unread(self, header: str, value: object) -> None:
+        if header and isinstance(value, str) and value.strip():
+            self.unread[header] = value
 
     def _value(self, field: Field, group: str) -> object:
         """What stands at a field: a text of a header, or a value of the JSON."""
@@ -157,19 +176,19 @@ class Answer:
     def _text(self) -> str:
         return self.body.decode("utf-8", "replace").lower()
 
-    def _moment_ms(self, value: object, form: Form | None) -> int | None:
-        """A time in ms by this machine's clock. One of the calendar is reckoned from the answer's own Date, so that it
-        is right whatever this machine's clock says."""
+    def _moment_ms(self, value: object) -> int | None:
+        """A time in ms by this machine's clock, however it is written. One of the calendar is reckoned from the
+        answer's own Date, so that it is right whatever this machine's clock says."""
         text = str(value).strip() if isinstance(value, str | int | float) else ""
-        if form == "duration":
-            span_ms = _duration_ms(text)
-            return None if span_ms is None else self.at_ms + span_ms
-        if form in ("epoch", "seconds"):
-            if not re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", text, re.ASCII):
-                return None
-            ms = math.ceil(float(text) * SECOND_MS)
-            return self.at_ms + ms if form == "seconds" else self._from_date(ms)
-        date_ms = _date_ms(parsedate_to_datetime if form == "http-date" else datetime.fromisoformat, text)
+        if re.fullmatch(r"[+-]?[0-9]{1,13}(?:\.[0-9]{1,9})?", text, re.ASCII):
+            number = float(text)
+            ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
+            return self._from_date(ms) if number >= FIRST_EPOCH_S else self.at_ms + ms
+        if (span_ms := _duration_ms(text)) is not None:
+            return self.at_ms + span_ms
+        reads = (parsedate_to_datetime, datetime.fromisoformat)
+        dates = (date_ms for read in reads if (date_ms := _date_ms(read, text)) is not None)
+        date_ms = next(dates, None)
         return None if date_ms is None else self._from_date(date_ms)
 
     def _from_date(self, ms: int) -> int:
@@ -189,12 +208,13 @@ def _figure(value: object) -> float | None:
     return None
 
 
-def _whole(value: object) -> int | None:
-    """A whole number from 0 to the largest that is stored: as a number, or as its digits."""
+def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
+    """A number from 0 to the largest that is stored, as a number or as its digits. A fraction is `rounded`."""
     if isinstance(value, str):
-        value = int(value) if re.fullmatch(r"\s*[0-9]{1,16}\s*", value, re.ASCII) else None
+        digits = re.fullmatch(r"\s*\+?([0-9]{1,16})(\.[0-9]{0,16})?\s*", value, re.ASCII)
+        value = None if digits is None else int(digits[1]) if not (digits[2] or "").strip(".0") else float(value)
     figure = _figure(value)
-    return int(figure) if figure is not None and figure == int(figure) else None
+    return None if figure is None else rounded(figure)
 
 
 def _duration_ms(text: str) -> int | None:
@@ -218,13 +238,11 @@ def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
 
 
-def _items(text: str) -> list[tuple[str, dict[str, int]]]:
-    """The items of a structured field (RFC 9651), each with those of its parameters that are whole numbers."""
+def _items(text: str) -> list[tuple[str, dict[str, str]]]:
+    """The items of a structured field (RFC 9651), each with those of its parameters that are numbers."""
     items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
-    return [
-        (name, {key: int(number) for key, number in re.findall(r";\s*([a-z]+)=([0-9]{1,15})(?=\s*(?:;|$))", figures)})
-        for name, figures in items
-    ]
+    number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
+    return [(name, dict(re.findall(number, figures))) for name, figures in items]
 
 
 # -- what the call used, as its answer is read -------------------------------------------------------------------------
@@ -239,27 +257,36 @@ class Usage:
 
     Both return what the call used once, as soon as that is known; else None.
 
-    `read` finds the figures in a JSON document, of which `total` makes the units. `events`: the body is a stream of
-    documents (text/event-stream). Of those the last one that says it counts: of a sum, for each of its figures. Nothing
-    is held back, and at most MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON
-    document. Who stops before the end is told nothing: the call may have cost more than was said until then.
+    `read` finds the figures in a JSON document, of which `total` makes the units; `said` is what the headers say of
+    them. A body may be a stream of documents (text/event-stream). Of those the last one that says it counts: of a sum,
+    for each of its figures. Nothing is held back, and at most MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES
+    of an answer that is one JSON document. Who stops before the end is told nothing: the call may have cost more than
+    was said until then. Nor is anybody at the end of a body that is shorter than its Content-Length.
     """
 
     def __init__(
-        self, read: Callable[[bytes], Figures], total: Callable[[Figures], int | None], *, events: bool
+        self,
+        read: Callable[[bytes], Figures],
+        total: Callable[[Figures], int | None],
+        headers: Mapping[str, str],
+        said: Figures = (),
     ) -> None:
         self._read = read
         self._total = total
-        self._events = events
+        self._events = headers.get("content-type", "").lower().startswith("text/event-stream")
+        length = "" if headers.get("content-encoding") else headers.get("content-length", "")
+        self._to_come = int(length) if re.fullmatch("[0-9]{1,15}", length, re.ASCII) else 0
+        """Bytes that the headers announce."""
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
-        self._figures: Figures = ()
+        self._figures = said
         self._over = False
 
     def feed(self, piece: bytes) -> int | None:
         if self._over:
             return None
+        self._to_come -= len(piece)
         if self._events:
             self._feed_lines(piece)
         elif len(self._kept) <= MAX_BODY_BYTES:
@@ -275,7 +302,7 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        return self._units()
+        return None if self._to_come > 0 else self._units()
 
     def _units(self) -> int | None:
         return self._total(self._figures) if self._figures else None

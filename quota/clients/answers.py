@@ -215,10 +215,7 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     ) -> None:
         self.watch = watch
         of_each |= {"watch": watch, "timeout_s": timeout_s}
-        self._types = {
-            scheme: type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
-            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
-        }
+        self._types = {scheme: _made(kind, parent, of_each) for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()}
         loopback = is_loopback(urlsplit(root).hostname or "")
         # A proxy cannot reach this machine's loopback.
         super().__init__(timeout=timeout_s, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
@@ -258,6 +255,14 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
 
     def _answered(self, response: Any, content: bytes) -> None:
         """Is told of each answer."""
+
+
+def _made(kind: type[PatientConnection], parent: type, of_each: dict[str, Any]) -> type:
+    """A connection of this kind over httplib2's own. Where a recorder (vcrpy) stands in its place, it is the one over
+    which the recorder sends what it does not replay."""
+    if not issubclass(parent, HTTPConnection) and hasattr(parent, "_baseclass"):
+        return type(parent.__name__, (parent,), {"_baseclass": _made(kind, parent._baseclass, of_each)})
+    return type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
 
 
 def no_http() -> BadAnswer:

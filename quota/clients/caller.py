@@ -21,7 +21,8 @@ from quota.terms.api import Hosts, KeyPlace
 @dataclass(eq=False, repr=False)
 class Caller:
     """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth, which are renewed in
-    time; that is not charged. With neither it signs nothing. `insecure`: also where others on the way can read it."""
+    time; that is not charged. With neither it signs nothing. `insecure`: also where others on the way can read it.
+    `googles`: the API is one of Google's."""
 
     hosts: tuple[str, ...]
     _: KW_ONLY
@@ -29,6 +30,7 @@ class Caller:
     place: KeyPlace
     credentials: Any = None
     insecure: bool = False
+    googles: bool = False
 
     def __post_init__(self) -> None:
         self._hosts = Hosts(self.hosts)
@@ -45,8 +47,10 @@ class Caller:
                 "insecure_endpoint = true"
             )
         if self.credentials is not None:
+            fields = signed if self.googles else {}
             with _renewing() as ask:
-                self.credentials.before_request(ask, verb, url, signed)
+                self.credentials.before_request(ask, verb, url, fields)
+            signed["authorization"] = fields["authorization"]  # the others are for Google alone
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])
             return with_query(url, own, without=(self.place.query,)), signed

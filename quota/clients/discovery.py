@@ -16,16 +16,14 @@ from contextlib import suppress
 from email.parser import BytesParser
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
+from quota.common.hosts import readings_of
 from quota.common.text import show
 from quota.errors import ConfigError
 
 if TYPE_CHECKING:
     from email.message import Message
-
-KEY_HEADER = "x-goog-api-key"
-"""Where Google's APIs take a key. Not in the URL, which others log."""
 
 
 def discovered(api: str, version: str) -> dict[str, Any] | None:
@@ -82,23 +80,32 @@ class Routes:
         fixed = len(re.sub(r"\{[^}]*\}", "", path))
         self._patterns.append((fixed, method["httpMethod"], _pattern(path), method["id"]))
 
-    def method(self, verb: str, path: str) -> str | None:
-        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method.
+    def methods(self, verb: str, path: str) -> list[str]:
+        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). Several for a path that can be read in
+        several ways; none for an unknown method.
 
         A path that is nearly a method's (`/youtube/v3//Search/`) is that method, and HEAD is GET: upstream may take
         them for it, and the book's default is far less than a search costs.
         """
-        return self._matching(verb, path) or self._matching("GET" if verb == "HEAD" else verb, _plain(path))
+        get = "GET" if verb == "HEAD" else verb
+        names = [self._matching(verb, path), *(self._matching(get, reading) for reading in readings_of(path))]
+        return [name for name in names if name is not None]
+
+    def method(self, verb: str, path: str) -> str | None:
+        """The first of them."""
+        return next(iter(self.methods(verb, path)), None)
 
     def _matching(self, verb: str, path: str) -> str | None:
         return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
 
     def is_batch(self, verb: str, path: str) -> bool:
-        return verb == "POST" and f"{_plain(path)}/".lower().startswith(f"{self._batch}/".lower())
+        begins = f"{self._batch}/".lower()
+        return verb == "POST" and any(f"{reading}/".lower().startswith(begins) for reading in readings_of(path))
 
     def is_part(self, path: str, query: str) -> bool:
         """Whether a request goes on with an upload."""
-        return "upload_id" in parse_qs(query) and any(pattern.fullmatch(path) for pattern in self._uploads)
+        is_clear = len(readings_of(path)) == 1
+        return is_clear and "upload_id" in parse_qs(query) and any(pattern.fullmatch(path) for pattern in self._uploads)
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -111,11 +118,6 @@ def _pattern(path: str) -> re.Pattern[str]:
         ),
         re.IGNORECASE,
     )
-
-
-def _plain(path: str) -> str:
-    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
-    return "/" + "/".join(part for part in unquote(path).split("/") if part)
 
 
 def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

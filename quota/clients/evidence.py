@@ -35,7 +35,7 @@ WORTH_PERCENT = 1
 """The share of a limit that a level must change to be told to the ledger."""
 
 AGAIN_MS = SECOND_MS
-"""A process tells a ledger of one bucket at most so often, and that it is empty at most so often."""
+"""A process tells a ledger of one window of a bucket at most so often, and that it is empty at most so often."""
 
 BELIEVED_MS = DAY_MS
 """How long a smaller limit of an answer is believed. The answers after that say it anew."""
@@ -43,17 +43,20 @@ BELIEVED_MS = DAY_MS
 
 def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
     """Of what the answer to an admitted call says, that which is worth a question to the ledger: it changes a limit by
-    more than WORTH_PERCENT, or empties a bucket. At most one in a second for each bucket. `now_ms` is when the answer
-    came, by the ledger's clock as far as it is known."""
+    more than WORTH_PERCENT, or empties a bucket. At most one answer in a second for each window of a bucket. What was
+    charged to a bucket that the call does not spend is not known here. `now_ms` is when the answer came, by the
+    ledger's clock as far as it is known."""
     used = {state.name: state.used_units for state in decision.limits}
-    worth = []
+    worth: list[Heard] = []
+    of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
     for level in levels:
         news = heard(level, budget.book, budget.limits, charged_ms(decision), now_ms)
         if news is None or not (level.remaining_units == 0 or _changes(news, used) or _granted_anew(budget, (level,))):
             continue
-        topic = level.bucket, level.remaining_units == 0
-        if not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
+        topic = level.bucket, level.remaining_units == 0, tuple([limit.name for limit in news.limits])
+        if topic in of_now or not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
             budget.heard_ms[topic] = now_ms
+            of_now.add(topic)
             worth.append(news)
     return tuple(worth)
 
@@ -73,6 +76,7 @@ def observe(budget: Budget, project: Project, decision: Decision, levels: Sequen
         units = max(news.used_units(limit) - used[limit.name] + counts[limit.name] for limit in news.alone)
         if units > max(counts.values()):
             _count(budget, news, name, units)
+            used |= {limit: used[limit] + units - before for limit, before in counts.items()}
     if granted := _granted_anew(budget, levels):
         standing = project.state.facts().grants
         project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
@@ -123,7 +127,6 @@ def charged_ms(decision: Decision) -> int:
 def _changes(news: Heard, used: Mapping[str, int]) -> bool:
     """Whether upstream has counted so much more than we that it is worth telling."""
     return any(
-        100 * (news.used_units(limit) - used[limit.name]) > WORTH_PERCENT * limit.limit_units
+        100 * (news.used_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
         for limit in news.alone
-        if limit.name in used
     )

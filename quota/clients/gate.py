@@ -202,9 +202,11 @@ class AsyncHostGate:
     async def never_left(self, attempt: Attempt) -> None:
         await self._corrected(attempt.never_left)
 
-    async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers) -> None:
+    async def answered(
+        self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool = True, read: bool = True
+    ) -> None:
         """Note the answer; in a thread where the ledger is told of it."""
-        reading = attempt.read(status, body, headers)
+        reading = attempt.reading(status, body, headers, whole=whole, read=read)
         if reading.changes_something:
             await self._corrected(partial(attempt.follow, reading))
         else:

@@ -37,7 +37,7 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.answers import PatientConnection, PatientHttp, Watch, checked, no_http
-from quota.clients.discovery import KEY_HEADER, Routes, batched_answers, batched_calls, description, scopes_of
+from quota.clients.discovery import Routes, batched_answers, batched_calls, description, scopes_of
 from quota.clients.metering import Attempt, Meter
 from quota.clients.upstream import Google, verb_of
 from quota.common.fork import start_over_in_child
@@ -45,7 +45,7 @@ from quota.common.hosts import default_port, has_hung_up, is_http_address, is_lo
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import Hosts, RequestBody
+from quota.terms.api import GOOGLES_KEY, Hosts, RequestBody
 from quota.terms.arguments import instance, seconds, text
 
 TIMEOUT_S = 60.0
@@ -296,7 +296,7 @@ class _Gate:
         """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
         path, query = urlsplit(url).path, urlsplit(url).query
         verb = verb_of(self._upstream, verb, headers).upper()
-        on_the_wire = self._routes.method(verb, path)
+        on_the_wire = self._upstream.named(self._routes, verb, path)
         is_batch = self._routes.is_batch(verb, path)
         if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
             return []
@@ -324,7 +324,7 @@ class _Gate:
         inner = list(batched_calls(str(content_type), body))
         if not inner:
             return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but it is sent anyway
-        calls = [(self._routes.method(verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
+        calls = [(self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
         attempts = self._meter.attempts(calls)
         return [_Sent(attempt, content_id) for attempt, (_, _, content_id) in zip(attempts, inner, strict=True)]
 
@@ -437,7 +437,7 @@ class MeteredHttp(PatientHttp):
     def _leaving(self, uri: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         self.gate.forget()
         if headers and not self.gate.keeps_key(uri):
-            return {name: value for name, value in headers.items() if name.lower() != KEY_HEADER}
+            return {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
         return headers
 
     def _answered(self, response: Any, content: bytes) -> None:

@@ -120,12 +120,12 @@ def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response
             attempt.never_left()
         raise
     status, headers = response.status_code, response.headers
-    stream, head = cast("httpx.SyncByteStream", response.stream), b""
+    stream, head, whole = cast("httpx.SyncByteStream", response.stream), b"", False
     try:
         if attempt.reads_body(status, headers):
             stream = peeked = _Peeked(stream)
-            head = _decoded(response, peeked.peek())
-        attempt.answered(status, head, headers)
+            head, whole = _decoded(response, peeked.peek()), peeked.whole
+        attempt.answered(status, head, headers, whole=whole, read=False)
     except BaseException:  # interrupted: nobody else knows of the response
         stream.close()
         raise
@@ -146,12 +146,12 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
             await gate.never_left(attempt)
         raise
     status, headers = response.status_code, response.headers
-    stream, head = cast("httpx.AsyncByteStream", response.stream), b""
+    stream, head, whole = cast("httpx.AsyncByteStream", response.stream), b"", False
     try:
         if attempt.reads_body(status, headers):
             stream = peeked = _AsyncPeeked(stream)
-            head = _decoded(response, await peeked.peek())
-        await gate.answered(attempt, status, head, headers)
+            head, whole = _decoded(response, await peeked.peek()), peeked.whole
+        await gate.answered(attempt, status, head, headers, whole=whole, read=False)
     except BaseException:  # cancelled: nobody else knows of the response
         await stream.aclose()
         raise
@@ -164,6 +164,7 @@ class _Peeked(httpx.SyncByteStream):
         self._rest = iter(stream)
         self._head: list[bytes] = []
         self._error: httpx.TransportError | None = None
+        self.whole = False
 
     def peek(self) -> bytes:
         size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
@@ -173,6 +174,8 @@ class _Peeked(httpx.SyncByteStream):
                 size += len(chunk)
                 if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
                     break
+            else:
+                self.whole = True
         except httpx.TransportError as error:
             self._error = error
         return b"".join(self._head)
@@ -193,6 +196,7 @@ class _AsyncPeeked(httpx.AsyncByteStream):
         self._rest = aiter(stream)
         self._head: list[bytes] = []
         self._error: httpx.TransportError | None = None
+        self.whole = False
 
     async def peek(self) -> bytes:
         size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
@@ -202,6 +206,8 @@ class _AsyncPeeked(httpx.AsyncByteStream):
                 size += len(chunk)
                 if size >= MAX_PEEK_BYTES or elapsed_s() >= ends_s:
                     break
+            else:
+                self.whole = True
         except httpx.TransportError as error:
             self._error = error
         return b"".join(self._head)

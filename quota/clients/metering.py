@@ -3,7 +3,7 @@
     attempt = meter.attempt("videos.list", "GET")     # charged; if it raises Refused, send nothing
     ...                                               # send it
     attempt.never_left()                              # only if no byte left this machine
-    attempt.answered(status, body, headers)           # every answer; it may close a bucket for everybody
+    attempt.answered(status, body, headers)           # every answer, whole; it may close a bucket for everybody
 
 A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
 failed calls too.
@@ -18,13 +18,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
-from quota.clients.answer_fields import Headers, Usage, units_in
+from quota.clients.answer_fields import Answer, Headers, Usage, units_in
 from quota.clients.evidence import charged_ms, news, observe
 from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
-from quota.common.text import show, spaced
+from quota.common.redact import redact
+from quota.common.text import shorten, show, spaced
 from quota.deciding.run_limit import RunLimit
 from quota.deciding.spend import Settlement
 from quota.decision import Decision
@@ -102,7 +103,8 @@ class Meter:
                 return name, None, None
         else:
             price = book.default_price(verb)
-            _warn_default_price(book.name, name, price.units)
+            detail = "the cost book has no such method; add it"
+            _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
         return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
     def attempted(self, decision: Decision, call: Call) -> Attempt:
@@ -136,13 +138,13 @@ class Meter:
         return charged
 
 
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str, str]] = set()
 
 
-def _warn_default_price(book: str, method: str, units: int) -> None:
-    if (book, method) not in _warned and len(_warned) < 1_000:
-        _warned.add((book, method))
-        warn("default_price", "the cost book has no such method; add it", book=book, method=method, units=units)
+def _warn_once(event: str, detail: str, book: str, name: str, **fields: object) -> None:
+    if (event, book, name) not in _warned and len(_warned) < 1_000:
+        _warned.add((event, book, name))
+        warn(event, detail, book=book, **fields)
 
 
 class Attempt:
@@ -208,17 +210,22 @@ class Attempt:
         """Whether `answered` needs the body of this answer; else b"" will do."""
         return upstream_of(self._budget.book).reads_body(status, headers)
 
-    def answered(self, status: int, body: bytes, headers: Headers = ()) -> UpstreamError | None:
+    def answered(
+        self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True, read: bool = True
+    ) -> UpstreamError | None:
         """Handle upstream's answer. Returns what an error means, else None.
+
+        Only an answer that came `whole`, with all of its body, is free by that; and only one that its caller has `read`
+        settles the call. Others may still close a bucket. What reads a body later settles the call by `usage`.
 
         What it closes is recorded in the ledger for all processes. Never raises a QuotaError: the caller is about to
         report upstream's own error.
         """
-        reading = self.read(status, body, headers)
+        reading = self.reading(status, body, headers, whole=whole, read=read)
         self.follow(reading)
         return reading.error
 
-    def read(self, status: int, body: bytes, headers: Headers = ()) -> Reading:
+    def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool, read: bool) -> Reading:
         """What the answer means. Asks nobody; `follow` does what follows from it."""
         if self._closed:
             return NOTHING
@@ -229,6 +236,11 @@ class Attempt:
         at_ms = self._clock() + self._ahead_ms
         book = self._budget.book.at(charged_ms(self.decision))
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        for header, value in reading.unread.items():
+            detail, shown = "it is no number or time, so it changes nothing", shorten(redact(value), 60)
+            _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
+        free = reading.free and (whole or book.answers.frees(status))
+        reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)
         if not reading.levels:
             return reading
         heard = news(self._budget, self.decision, reading.levels, at_ms)
@@ -241,7 +253,7 @@ class Attempt:
         QuotaError."""
         for closing in reading.closes:
             try:
-                self._close(closing)
+                self._close(closing, is_pause=reading.is_pause)
             except QuotaError as trouble:
                 warn("exhaustion_not_recorded", trouble, bucket=closing.bucket)
         if reading.free and self.decision.id is not None:
@@ -267,15 +279,15 @@ class Attempt:
             )
 
     def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
-        """What finds in the body of an answer what the call used; None where that settles nothing."""
+        """What finds in an answer what the call used, while its body is read; None where that settles nothing."""
         used = self._budget.book.answers.units
-        if self._settlement is None or status >= 400 or used is None or not used.in_body:
+        if self._settlement is None or used is None:
             return None
-        events = headers.get("content-type", "").lower().startswith("text/event-stream")
-        return Usage(partial(units_in, used), used.total, events=events)
+        said = Answer(status, headers, b"", 0).units(used)
+        return Usage(partial(units_in, used), used.total, headers, said)
 
     def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Settle it by the whole, unpacked body of its answer, if that says what the call used."""
+        """Settle it by the unpacked body of its answer, read to its end, if that says what the call used."""
         if (usage := self.usage(status, headers)) is not None:
             self.settle(usage.feed(body))
             self.settle(usage.end())
@@ -297,7 +309,7 @@ class Attempt:
         except QuotaError as error:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
 
-    def _close(self, closing: Closing) -> None:
+    def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing
         since_ms = charged_ms(self.decision)
         book, project = self._budget.book, project_of(self._budget)
@@ -307,7 +319,9 @@ class Attempt:
             # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
-        stands = project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job)))
+        stands = project.state.exhaust(
+            Exhaustion(bucket, since_ms, until_ms, why, reporter(self._job), is_pause=is_pause)
+        )
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)

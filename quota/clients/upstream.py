@@ -16,14 +16,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, Headers
-from quota.clients.discovery import KEY_HEADER, Routes, description, discovered, scopes_of
+from quota.clients.discovery import Routes, description, discovered, scopes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
-from quota.common.hosts import plain_path
+from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import ClosedRule, KeyPlace, LevelRule, Route
 from quota.terms.costs import CostBook
@@ -45,7 +46,9 @@ class Reading(NamedTuple):
     """What one answer means.
 
     `error` is what the caller is told of an error, also of one inside a good answer. `used_units` is what the call
-    really cost, and a `free` call is one that upstream does not count.
+    really cost, and a `free` call is one that upstream does not count. `unread` has the headers that should say a
+    number or a time, and say something else. `is_pause`: it closes a bucket, and nothing in it says that one is
+    used up.
     """
 
     error: UpstreamError | None = None
@@ -53,6 +56,8 @@ class Reading(NamedTuple):
     levels: tuple[Level, ...] = ()
     used_units: int | None = None
     free: bool = False
+    unread: Mapping[str, str] = MappingProxyType({})
+    is_pause: bool = False
 
     @property
     def changes_something(self) -> bool:
@@ -119,6 +124,28 @@ def upstream_of(book: CostBook) -> Upstream:
     return Described(book) if book.described else Google(book)
 
 
+def passes_on(book: CostBook, endpoint: str | None) -> bool:
+    """Whether `quota proxy` can serve a credential with this book and endpoint: it must know where the API is, and
+    which method a request is."""
+    upstream = upstream_of(book)
+    try:
+        return upstream.access(endpoint).method is not None or upstream.knows_methods
+    except ConfigError:
+        return False
+
+
+def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
+    """Of these methods that which takes most of a bucket, the first of those that take the same; None if there is none.
+    One that the book does not have costs its default."""
+
+    def cost(method: str) -> tuple[float, int]:
+        price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
+        shares = [part.units / book.buckets[part.bucket].quota_units for part in price.parts]
+        return max(shares, default=0), sum(part.units for part in price.parts)
+
+    return max(methods, key=cost, default=None)
+
+
 def verb_of(upstream: Upstream, verb: str, headers: Sent) -> str:
     """By which verb the API reads a request with these header fields. Raises UsageError where that is not clear."""
     if verb.upper() != "POST" or not upstream.overrides:
@@ -164,7 +191,11 @@ class Google:
         routes, path = self._routes, urlsplit(url).path
         if routes is not None and routes.is_batch(verb.upper(), path):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
-        return None if routes is None else routes.method(verb.upper(), path)
+        return None if routes is None else self.named(routes, verb.upper(), path)
+
+    def named(self, routes: Routes, verb: str, path: str) -> str | None:
+        """The method of a request by these routes; of several that it may be, the dearest."""
+        return _dearest(self.book, verb, routes.methods(verb, path))
 
     def fit(self, verb: str, url: str) -> int:
         return -1 if self.method(verb, url) is None else 0
@@ -199,11 +230,11 @@ class Google:
 
         def method(verb: str, url: str) -> str:
             path = urlsplit(url).path
-            return routes.method(verb, path) or f"{verb} {path}"
+            return self.named(routes, verb, path) or f"{verb} {path}"
 
         return Access(
             root,
-            KeyPlace(KEY_HEADER, ""),
+            self.book.key,
             tuple(scopes_of(document)),
             method,
             lambda verb, url: routes.is_batch(verb, urlsplit(url).path),
@@ -238,8 +269,17 @@ class Described:
         return -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
-        path = plain_path(re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2])
-        return next((route for route in self.book.routes if route.matches(verb, path)), None)
+        """Of a path that can be read in several ways, the route of the dearest method: the server may serve that."""
+        path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
+        firsts = (
+            next((route for route in self.book.routes if route.matches(verb, reading)), None)
+            for reading in readings_of(path)
+        )
+        routes = [route for route in firsts if route is not None]
+        if len(routes) < 2:
+            return next(iter(routes), None)
+        method = _dearest(self.book, verb, [route.method for route in routes])
+        return next(route for route in routes if route.method == method)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:
@@ -252,16 +292,19 @@ class Described:
         answer, rules = Answer(status, headers, body, at_ms), self.book.answers
         states = list(self._states(answer, method))
         base = Google(self.book).read(status, headers, body, method=method, at_ms=at_ms)
-        error, closes = self._closed(answer, method, states, base)
+        rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
+        error, closes = self._closed(answer, method, rule, states, base)
         closed = {closing.bucket for closing in closes}
         levels = (
             Level(state.bucket, state.remaining_units, state.limit_units, state.reset_ms)
             for state in states
             if state.remaining_units is not None and state.bucket in self.book.buckets and state.bucket not in closed
+            if not state.is_over(at_ms)
         )
         used_units = None if rules.units is None else rules.units.total(answer.units(rules.units))
         free = any(map(answer.fits, rules.free))
-        return Reading(error, closes, tuple(levels), used_units, free)
+        used_up = any(state.is_empty for state in states) or (rule is not None and rule.says_empty)
+        return Reading(error, closes, tuple(levels), used_units, free, answer.unread, rule is not None and not used_up)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:
@@ -288,14 +331,15 @@ class Described:
     # -- what is closed ----------------------------------------------------------------------------------------------
 
     def _closed(
-        self, answer: Answer, method: str, states: list[_PoolState], base: Reading
+        self, answer: Answer, method: str, rule: ClosedRule | None, states: list[_PoolState], base: Reading
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and what it closes: by the first rule that fits, by the pool that it says is empty,
         or as Google's answers do."""
-        rule = next((rule for rule in self.book.answers.closed if answer.fits(rule.when)), None)
         if rule is not None:
             bucket = rule.bucket or (states[0].bucket if states and states[0].named else bucket_of(method, self.book))
-        elif answer.status in (403, 429) and (empty := [state for state in states if state.remaining_units == 0]):
+        elif answer.status in (403, 429) and (
+            empty := [x for x in states if x.is_empty and not x.is_over(answer.at_ms)]
+        ):
             bucket = empty[0].bucket
         else:
             lasting = base.error is not None and base.error.kind == "project_blocked"
@@ -313,7 +357,7 @@ class Described:
 
     def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[_PoolState]) -> int | None:
         """Until when a bucket is closed: the later of its reset and of Retry-After, else for as long as the rule says;
-        for no longer than its period. None where nobody says.
+        for no longer than its period. A time that is over is a short pause. None where nobody says.
 
         While units remain, the reset is not what upstream waits for where the rule has a time of its own.
         """
@@ -325,9 +369,12 @@ class Described:
             if state.bucket == bucket and not (lasts is not None and state.remaining_units)
         ]
         until_ms = max((time for time in times if time is not None), default=None)
-        if until_ms is None and lasts is not None:
-            until_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
-        return None if until_ms is None else min(until_ms, answer.at_ms + self._period_ms(bucket))
+        if lasts is not None and (until_ms is None or until_ms <= answer.at_ms):
+            own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
+            until_ms = until_ms if own_ms is None else own_ms
+        if until_ms is None:
+            return None
+        return min(max(until_ms, answer.at_ms + PAUSE_MS), answer.at_ms + self._period_ms(bucket))
 
     def _period_ms(self, bucket: str) -> int:
         return self.book.buckets.get(bucket, self.book.main_bucket).window.longest_ms
@@ -364,16 +411,17 @@ class Described:
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
     def _checked(self, answer: Answer, state: _PoolState) -> Iterator[_PoolState]:
-        """What is said, if it may be so: of a window that is over, nothing; a reset beyond the period is none."""
+        """What is said, if it may be so. A reset beyond the period is none."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
-        if reset_ms is not None and reset_ms <= answer.at_ms:
-            return
         if remaining is not None and limit is not None and remaining > limit:
             state = state._replace(remaining_units=None, limit_units=None)
         if reset_ms is not None and reset_ms > answer.at_ms + self._period_ms(state.bucket) + CLOCK_MS:
             state = state._replace(reset_ms=None)
         yield state
 
+
+PAUSE_MS = SECOND_MS
+"""How long a bucket is closed at least: where upstream names a time that is over, it may be asked again at once."""
 
 CLOCK_MS = 5 * SECOND_MS
 """How far a reset may be beyond its bucket's period: clocks differ, and headers count in whole seconds."""
@@ -387,3 +435,11 @@ class _PoolState(NamedTuple):
     remaining_units: int | None
     limit_units: int | None
     reset_ms: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.remaining_units == 0
+
+    def is_over(self, at_ms: int) -> bool:
+        """Whether the window of which it speaks is over."""
+        return self.reset_ms is not None and self.reset_ms <= at_ms

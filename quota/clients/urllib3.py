@@ -39,15 +39,17 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
     status, headers = raw.status, raw.headers
     packing = headers.get("content-encoding", "")
     if preloaded:
+        whole = not raw.length_remaining  # urllib3 may have been told to take less
         head = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
-        attempt.answered(status, head, headers)
-        attempt.settle_by(status, headers, raw.data)
+        attempt.answered(status, head, headers, whole=whole, read=False)
+        if whole:
+            attempt.settle_by(status, headers, raw.data)
         return raw
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # of a HEAD, nothing comes
-        attempt.answered(status, b"", headers)
+        attempt.answered(status, b"", headers, whole=raw.length_remaining == 0, read=False)
         return _watched(attempt, raw)
     body = _PeekedBody(raw)
-    attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers)
+    attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers, whole=body.whole, read=False)
     renewed = HTTPResponse(
         body=body,
         preload_content=False,
@@ -88,7 +90,8 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
         for piece in unwatched(*args, **options):
             attempt.settle(usage.feed(piece))
             yield piece
-        attempt.settle(usage.end())
+        if not raw.length_remaining:
+            attempt.settle(usage.end())
 
     raw.stream = stream
     return raw
@@ -114,6 +117,7 @@ class _PeekedBody(io.RawIOBase):
 
     def __init__(self, raw: Any) -> None:
         self.head = b""
+        self.whole = False
         self._raw = raw
         self._at = 0
         self._error: Exception | None = None
@@ -123,6 +127,7 @@ class _PeekedBody(io.RawIOBase):
             while len(self.head) < MAX_PEEK_BYTES and elapsed_s() < ends_s:
                 more = read(MAX_PEEK_BYTES - len(self.head), decode_content=False)
                 if not more:
+                    self.whole = not raw.length_remaining
                     break
                 self.head += more
         except Exception as error:

@@ -27,7 +27,7 @@ from math import ceil, inf
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from quota.common.hosts import MAX_KNOWN, default_port, is_loopback, plain_path
+from quota.common.hosts import MAX_KNOWN, default_port, is_ambiguous, is_loopback, plain_path, readings_of
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
@@ -35,7 +35,8 @@ from quota.terms.arguments import texts
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 Form = Literal["epoch", "seconds", "duration", "http-date", "rfc3339"]
-"""How a time is written: seconds since 1970, seconds from now, `6m0s` or `40591s` from now, or a date."""
+"""How a time is written: seconds since 1970, seconds from now, `6m0s` or `40591s` from now, or a date. An answer that
+writes it in another of these ways is read, too."""
 
 Pointer = tuple[str, ...]
 """A place in a JSON document: `/errors/0/code` (RFC 6901) as its parts."""
@@ -83,8 +84,8 @@ class Hosts:
         paths = self._paths(parts.hostname or "", port)
         if not paths or "" in paths:
             return bool(paths)
-        path = plain_path(parts.path).lower()
-        return any(path == begins or path.startswith(f"{begins}/") for begins in paths)
+        read = [path.lower() for path in readings_of(parts.path)]
+        return any(path == begins or path.startswith(f"{begins}/") for begins in paths for path in read)
 
     def _paths(self, host: str, port: int | None) -> list[str]:
         """What the paths begin with that are meant of a host: "" for all."""
@@ -130,7 +131,7 @@ def _split_host(name: str) -> tuple[str, int | None, str]:
         host, port = "", None
     is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
     is_path = re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path) is not None if is_host else False
-    if not is_host or not is_path or parts.query or "@" in name or not name.isprintable():
+    if not is_host or not is_path or parts.query or "@" in name or is_ambiguous(f"http://{name}"):
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
     return host, port, parts.path.lower()
 
@@ -269,10 +270,6 @@ class Used(NamedTuple):
 
     figures: tuple[Figure, ...]
 
-    @property
-    def in_body(self) -> bool:
-        return any(place.pointer is not None for figure in self.figures for place in figure.places)
-
     def total(self, read: Sequence[int | None]) -> int | None:
         """Of what was read of each figure; None where nothing was, or where one is missing."""
         if not any(units is not None for units in read):
@@ -326,6 +323,12 @@ class ClosedRule(NamedTuple):
     bucket: str = ""
     lasts: int | Field | Refill | None = None
 
+    @property
+    def says_empty(self) -> bool:
+        """Whether upstream's own words say that a bucket is used up. Where it says only that a call came too soon, it
+        is a status alone, or a pause."""
+        return self.when.reads_body and self.lasts is None
+
 
 class KeyPlace(NamedTuple):
     """Where the API wants its key: in a `header`, after a `scheme` where there is one, or in a field of the `query`."""
@@ -333,6 +336,10 @@ class KeyPlace(NamedTuple):
     header: str = "Authorization"
     scheme: str = "Bearer"
     query: str = ""
+
+
+GOOGLES_KEY = KeyPlace("x-goog-api-key", "")
+"""Where Google's APIs take a key. Not in the URL, which others log."""
 
 
 class LevelRule(NamedTuple):
@@ -352,6 +359,10 @@ class AnswerRules(NamedTuple):
     units: Used | None = None
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
+
+    def frees(self, status: int) -> bool:
+        """Whether upstream counts no answer of this status, whatever its body says."""
+        return any(match.status == status and not match.reads_body for match in self.free)
 
     def reads_body(self, status: int) -> bool:
         """Whether the body of an answer with this status must be read before its caller has it. For `units` it is read

@@ -159,8 +159,8 @@ class CostBook(NamedTuple):
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
     `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
-    `hosts`, `key`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`. `scopes`
-    are what an account asks for that logs in.
+    `hosts`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`. `key` is where
+    any client puts a key, and `scopes` are what an account asks for that logs in.
     """
 
     name: str
@@ -207,6 +207,11 @@ class CostBook(NamedTuple):
     def has_session(self) -> bool:
         """Whether its client is a metered session of `requests`, which may log in with a token. Else it is Google's."""
         return self.described and bool(self.hosts or self.routes)
+
+    @property
+    def googles(self) -> bool:
+        """Whether the API is one of Google's."""
+        return not self.has_session or any(map(is_googles, self.hosts))
 
     @property
     def address(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal, get_args
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 from quota.common.clock import LATEST_MS
 from quota.common.text import show
@@ -196,10 +196,13 @@ the next. A look-up in the time zone database costs more than a whole decision."
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises ValueError if there is none."""
+    """The time zone of this name. Raises ValueError if there is none, or if this machine has no data of any zone."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
+        if not available_timezones():
+            data = "this machine has no time zone data"
+            raise ValueError(f"{data}; install the package tzdata, of the system or with pip") from error
         raise ValueError(f'{show(name)} is not a time zone; write for example "America/Los_Angeles"') from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from quota.settings.limits import default_limits
 from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
 from support.setup import budget_of
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,17 +264,11 @@ def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
     setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
     budgets = [made(setup) for _ in range(8)]
     decisions = [budget.charge("read", units=10) for budget in budgets]
-    ready = threading.Barrier(len(budgets))
 
     def hears(budget: Budget, decision: Decision) -> None:
-        ready.wait()
         hear(budget, decision, Level("core", 620, 1_000, setup.now_ms + MINUTE_MS))
 
-    threads = [threading.Thread(target=hears, args=pair) for pair in zip(budgets, decisions, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(hears, *zip(budgets, decisions, strict=True))
     assert {*others_in(budgets[0]).values()} == {300}
     setup.now_ms += MINUTE_MS
     assert {*others_in(budgets[0]).values()} == {0}, "upstream has reset"
@@ -328,6 +322,39 @@ def test_a_call_of_two_buckets_is_told_of_each(setup: Setup) -> None:
         (101, 100),
         (105, 100),
     ]
+
+
+def test_each_window_of_a_bucket_is_heard_while_the_other_changes(setup: Setup) -> None:
+    budget = made(setup, TWO_WINDOWS)
+    for hour, day in ((900, 8_000), (800, 7_000), (700, 5_000)):
+        setup.now_ms += SECOND_MS
+        decision = budget.charge("read")
+        assert hear(budget, decision, Level("core", hour, 1_000, None), Level("core", day, 9_000, None)) == 2
+        (hours, days) = (state.used_units for state in budget.usage())
+        assert (hours, days) == (1_000 - hour, 9_000 - day)
+
+
+def test_a_window_is_heard_right_after_the_other(setup: Setup) -> None:
+    budget = made(setup, TWO_WINDOWS)
+    assert hear(budget, budget.charge("read"), Level("core", 900, 1_000, None)) == 1
+    assert hear(budget, budget.charge("read"), Level("core", 8_000, 9_000, None)) == 1
+    assert [state.used_units for state in budget.usage()] == [101, 1_000]
+
+
+def test_of_two_rows_about_one_window_the_larger_counts(setup: Setup) -> None:
+    budget = made(setup, SLIDING)
+    assert hear(budget, budget.charge("read"), Level("core", 900, 1_000), Level("core", 880, 1_000)) == 2
+    assert [state.used_units for state in budget.usage()] == [120]
+
+
+def test_a_level_of_a_bucket_that_the_call_does_not_spend_is_heard(setup: Setup) -> None:
+    book = parse_book(
+        CORE.format(resets='"1h"').replace("[default]", '[buckets.search]\nquota = 30\nresets = "1m"\n[default]'), "x"
+    )
+    budget = made(setup, book)
+    assert hear(budget, budget.charge("read"), Level("search", 12, 30, None)) == 1
+    assert {state.name: state.used_units for state in budget.usage()} == {"hour": 1, "search-minute": 18}
+    assert hear(budget, budget.charge("read"), Level("search", 11, 30, None)) == 0, "told within this second"
 
 
 def test_a_smaller_limit_of_an_answer_lowers_ours_until_one_says_otherwise(setup: Setup) -> None:

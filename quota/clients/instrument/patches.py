@@ -24,6 +24,20 @@ _SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)
 """Where Python looks up `_find_spec`. It asks all finders, so none that stands in front hides a module from it."""
 
 
+UNSEEN = (
+    "aiosonic",
+    "curl_cffi",
+    "primp",
+    "pycurl",
+    "pyreqwest",
+    "rnet",
+    "tls_client",
+    "tornado.simple_httpclient",
+    "twisted.web.client",
+)
+"""Libraries that send by code of their own, which has no place to patch."""
+
+
 class Seam(NamedTuple):
     """The method `name` of a class in a module: `wrap` makes of the original what replaces it. It must have the
     `parameters`, or the library is one that nobody has tried."""
@@ -39,7 +53,8 @@ class Patches:
     """Patches for these seams. `put_on` once, `take_off` once."""
 
     def __init__(self, seams: Iterable[Seam]) -> None:
-        self._seams: dict[str, list[Seam]] = {}
+        self._seams: dict[str, list[Seam]] = {name: [] for name in UNSEEN}
+        self._named: set[str] = set()
         for seam in seams:
             self._seams.setdefault(seam.module, []).append(seam)
         self._on: list[tuple[Any, str, Any, Any]] = []
@@ -82,10 +97,13 @@ class Patches:
         owners = [getattr(module, seam.owner, None) for seam in seams]
         if any(owner is patched for patched, *_ in self._on for owner in owners):
             return
-        if not all(map(_fits, seams, owners)):
+        if not seams or not all(map(_fits, seams, owners)):
             library = module.__name__.partition(".")[0]
             version = getattr(sys.modules.get(library), "__version__", None)
-            warn("not_instrumented", "its requests are not charged", library=library, version=version)
+            if library not in self._named:
+                self._named.add(library)
+                remedy = "its requests are not charged; see docs/auto.md"
+                warn("not_instrumented", remedy, library=library, version=version)
             return
         for seam, owner in zip(seams, owners, strict=True):
             self._replace(owner, seam.name, seam.wrap)

@@ -7,12 +7,14 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from threading import RLock
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from quota.budget import Budget
 from quota.clients.gate import AsyncHostGate, HostGate, take_paid
 from quota.clients.metering import Tally
 from quota.clients.upstream import upstream_of
 from quota.common.fork import start_over_in_child
+from quota.common.hosts import default_port
 from quota.common.text import listed
 from quota.errors import Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
@@ -95,6 +97,21 @@ class Payers:
     def _knows(self, host: str, port: int | None) -> bool:
         return any((host, port) in payer.hosts for payer in self._payers)
 
+    def of_connection(
+        self, verb: str, scheme: str, host: str, port: int | None, target: str, *, awaited: bool = False
+    ) -> tuple[Payer | None, str]:
+        """The same for a request by the connection that it leaves on, and its URL. Where the connection is one to a
+        proxy, `target` is the URL."""
+        whole = target[:1] != "/" and "//" in target
+        if whole:
+            parts = urlsplit(target)
+            scheme, host, port = parts.scheme, parts.hostname or "", parts.port
+        if not self.knows(host, port or default_port(scheme)):
+            return None, ""
+        shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        url = target if whole else f"{scheme}://{shown}{'' if port is None else f':{port}'}{target}"
+        return self.of(verb, url, awaited=awaited), url
+
     def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
         """Who pays for a request that is about to leave, with its gate open; None for nobody, also where a layer above
         has paid, or where it was all ended meanwhile.
@@ -148,4 +165,5 @@ def answer_to(refusal: Refused) -> Answer:
     wait_ms = refusal.decision.retry_after_ms
     problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else seconds(wait_ms))
     body = problem.body()
-    return Answer({**dict(problem.fields()), "content-length": str(len(body))}, body)
+    final = {"x-should-retry": "false"}  # the SDKs of OpenAI, Anthropic and others go by it
+    return Answer({**dict(problem.fields()), **final, "content-length": str(len(body))}, body)

@@ -1,10 +1,11 @@
 """Where the bytes of each library leave, and what its caller gets in place of an answer after a refusal.
 
     urllib3     `_make_request` sends one attempt, and reads its head
-    requests    leaves through urllib3: a refusal only becomes the cause of the error that requests makes of it
+    requests    leaves through urllib3, as niquests through its own: only the error for a refusal is another
     httpx       a transport is called once for each attempt, over HTTP/1.1 and HTTP/2
     aiohttp     below all middlewares, which it calls once for each attempt
     httplib2    each `request` of a connection is an attempt; Google's client is built on it
+    http.client, for urllib.request too, is in `http_client.py`, and gRPC in `grpc.py`
 
 Nothing here imports a library before the program has.
 """
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import inspect
 import io
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from http.client import HTTPSConnection
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
+from quota.clients.instrument.grpc import grpc_seams
+from quota.clients.instrument.http_client import http_client
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers, answer_to
 from quota.clients.metering import Attempt
@@ -29,40 +32,33 @@ from quota.terms.api import RequestBody
 
 
 def seams_of(payers: Payers) -> Iterator[Seam]:
-    yield _urllib3(payers)
-    yield _requests()
+    for library in ("urllib3", "urllib3_future"):
+        yield from _urllib3(payers, library)
+    for library in ("requests", "niquests"):
+        yield from _requests(library)
     yield from _httpx(payers)
     yield _aiohttp(payers)
     yield _httplib2(payers)
-
-
-def _address(scheme: str, host: str, port: int | None, target: str) -> str:
-    """The URL of a request by the connection that it leaves on."""
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{scheme}://{shown}{'' if port is None else f':{port}'}{target}"
+    yield from http_client(payers)
+    yield from grpc_seams(payers)
 
 
 # -- urllib3 and requests ----------------------------------------------------------------------------------------------
 
 
-def _urllib3(payers: Payers) -> Seam:
+def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
     def charging(make_request: Callable[..., Any]) -> Callable[..., Any]:
         def _make_request(pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
-            address, scheme, host, port = "", pool.scheme, pool.host, pool.port
-            if url[:1] != "/" and "//" in url:  # the pool is of a proxy
-                parts = urlsplit(url)
-                address, scheme, host, port = url, parts.scheme, parts.hostname or "", parts.port
-            payer = None
-            if payers.knows(host, port or default_port(scheme)):
-                address = address or _address(scheme, host, port, url)
-                payer = payers.of(method, address)
+            payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url)
             if payer is None:
                 return make_request(pool, conn, method, url, *args, **options)
             options = {**dict(zip(("body", "headers"), args, strict=False)), **options} if args else options
             try:
                 return _attempt(payer, address, pool, conn, method, url, options)
             except Refused as refusal:
-                return _refused_by_urllib3(refusal, payer, pool, conn, method, url, options)
+                if payer.answers_429 and options.get("response_conn") is not None:
+                    pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
+                return _refused_by_urllib3(refusal, payer, pool, method, url, options)
 
         def _attempt(
             payer: Payer, address: str, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
@@ -71,42 +67,94 @@ def _urllib3(payers: Payers) -> Seam:
 
             headers = options.get("headers") or {}
             body = RequestBody.of(options.get("body"), headers.get("content-length"))
-            attempt = payer.gate.charge(method, address, body, headers)
-            if attempt is None:
+            charge = partial(payer.gate.charge, method, address, body, headers)
+            real = vars(conn).get("real_connection")
+            attempt = charge() if real is None else None
+            if attempt is None and real is None:
                 return make_request(pool, conn, method, url, **options)
+            send = real and real.request
+
+            def request(*args: Any, **named: Any) -> Any:
+                nonlocal attempt
+                attempt = charge()
+                return send(*args, **named)
+
+            if real is not None:  # a recorder (vcrpy) stands before it: what it replays does not leave
+                real.request = request
             try:
                 raw = make_request(pool, conn, method, url, **options)
+                if attempt is None:
+                    return raw
             except Exception as error:
-                if body.makes_no_requests and never_left(error):
+                if attempt is not None and body.makes_no_requests and never_left(error):
                     attempt.never_left()
                 raise
+            finally:
+                if real is not None:
+                    del real.request
+            if not hasattr(raw, "status"):  # urllib3-future's promise of an answer: the charge stands
+                return raw
             try:
-                return noted(attempt, raw, preloaded=options.get("preload_content", True))
+                if library == "urllib3":
+                    return noted(attempt, raw, preloaded=options.get("preload_content", True))
+                attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
+                return raw
             except BaseException:  # interrupted: nobody else knows of the response
                 raw.close()
                 raise
 
         return _make_request
 
+    def charging_awaited(make_request: Callable[..., Any]) -> Callable[..., Any]:
+        async def _make_request(pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
+            payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url, awaited=True)
+            if payer is None:
+                return await make_request(pool, conn, method, url, *args, **options)
+            options = {**dict(zip(("body", "headers"), args, strict=False)), **options} if args else options
+            headers = options.get("headers") or {}
+            body = RequestBody.of(options.get("body"), headers.get("content-length"))
+            try:
+                attempt = await payer.async_gate.charge(method, address, body, headers)
+            except Refused as refusal:
+                if payer.answers_429 and options.get("response_conn") is not None:
+                    await pool._put_conn(conn)
+                return _refused_by_urllib3(refusal, payer, pool, method, url, options)
+            raw = await make_request(pool, conn, method, url, **options)
+            if attempt is not None and hasattr(raw, "status"):
+                await payer.async_gate.answered(attempt, raw.status, b"", raw.headers, whole=False)
+            return raw
+
+        return _make_request
+
+    def final(increment: Callable[..., Any]) -> Callable[..., Any]:
+        def _increment(
+            retries: Any, method: Any = None, url: Any = None, response: Any = None, *args: Any, **more: Any
+        ) -> Any:
+            refusal = getattr(response, _REFUSAL, None)
+            if refusal is None:
+                return increment(retries, method, url, response, *args, **more)
+            raise _no_retry(sys.modules[library], more.get("_pool"), url or "", refusal) from refusal
+
+        return _increment
+
+    yield Seam(f"{library}.util.retry", "Retry", "increment", ("method", "url", "response", "_pool"), final)
     parameters = ("conn", "method", "url", "preload_content")
-    return Seam("urllib3.connectionpool", "HTTPConnectionPool", "_make_request", parameters, charging)
+    yield Seam(f"{library}.connectionpool", "HTTPConnectionPool", "_make_request", parameters, charging)
+    awaited = f"{library}._async.connectionpool"  # of urllib3-future alone, which may go by the name of urllib3
+    yield Seam(awaited, "AsyncHTTPConnectionPool", "_make_request", parameters, charging_awaited)
 
 
 def _refused_by_urllib3(
-    refusal: Refused, payer: Payer, pool: Any, conn: Any, method: str, url: str, options: dict[str, Any]
+    refusal: Refused, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
 ) -> Any:
     """An answer of 429, or the error that urllib3 itself does not try again."""
-    from urllib3 import HTTPResponse
-    from urllib3.exceptions import MaxRetryError
-
+    path = type(pool).__module__.rpartition(".")[0]
+    library = sys.modules[path.partition(".")[0]]
     if not payer.answers_429:
-        error = MaxRetryError(pool, url.partition("?")[0], refusal)
-        error.args = (str(refusal),)
-        raise error from refusal
-    if options.get("response_conn") is not None:  # else urllib3 itself takes the unused connection back
-        pool._put_conn(conn)
+        raise _no_retry(library, pool, url, refusal) from refusal
     answer = answer_to(refusal)
-    return HTTPResponse(
+    kind = library.AsyncHTTPResponse if path.endswith("._async") else library.HTTPResponse
+    response = kind(
         body=io.BytesIO(b"" if method == "HEAD" else answer.body),
         headers=answer.headers,
         status=answer.status,
@@ -118,22 +166,52 @@ def _refused_by_urllib3(
         request_url=url,
         retries=options.get("retries"),
     )
+    setattr(response, _REFUSAL, refusal)
+    return response
 
 
-def _requests() -> Seam:
+_REFUSAL = "_quota_refusal"
+"""Where an answer of 429 keeps what it was made of: a `Retry` would sleep as long as that says, and try it again."""
+
+
+def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
+    error: Exception = library.exceptions.MaxRetryError(pool, url.partition("?")[0], refusal)
+    error.args = (str(refusal),)
+    return error
+
+
+def _requests(library: str) -> Iterator[Seam]:
+    def final(error: OSError) -> Exception:
+        """What requests raises, but where it is about a refusal: as a ConnectionError it would be tried again."""
+        refusal = getattr(error.args[0] if error.args else None, "reason", None)
+        if not isinstance(refusal, Refused):
+            return error
+        kind = sys.modules[f"{library}.exceptions"].RequestException
+        raised: Exception = kind(*error.args, request=getattr(error, "request", None))
+        raised.__cause__ = refusal
+        return raised
+
     def naming_the_refusal(send: Callable[..., Any]) -> Callable[..., Any]:
         def _send(adapter: Any, *args: Any, **options: Any) -> Any:
             try:
                 return send(adapter, *args, **options)
-            except OSError as error:  # what requests raises is one
-                refusal = getattr(error.args[0] if error.args else None, "reason", None)
-                if isinstance(refusal, Refused):
-                    raise error from refusal
-                raise
+            except OSError as error:
+                raise final(error)  # noqa: B904
 
         return _send
 
-    return Seam("requests.adapters", "HTTPAdapter", "send", ("request",), naming_the_refusal)
+    def naming_the_refusal_awaited(send: Callable[..., Any]) -> Callable[..., Any]:
+        async def _send(adapter: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return await send(adapter, *args, **options)
+            except OSError as error:
+                raise final(error)  # noqa: B904
+
+        return _send
+
+    yield Seam(f"{library}.adapters", "HTTPAdapter", "send", ("request",), naming_the_refusal)
+    if library == "niquests":
+        yield Seam("niquests.adapters", "AsyncHTTPAdapter", "send", ("request",), naming_the_refusal_awaited)
 
 
 # -- httpx -------------------------------------------------------------------------------------------------------------
@@ -183,7 +261,7 @@ def _refused_by_httpx(refusal: Refused, payer: Payer, request: Any) -> Any:
     import httpx
 
     if not payer.answers_429:
-        raise httpx.ConnectError(str(refusal), request=request) from refusal
+        raise httpx.RequestError(str(refusal), request=request) from refusal
     answer = answer_to(refusal)
     return httpx.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
 
@@ -223,7 +301,7 @@ def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
     from multidict import CIMultiDict, CIMultiDictProxy
 
     if not payer.answers_429:
-        raise aiohttp.ClientConnectionError(str(refusal)) from refusal
+        raise aiohttp.ClientError(str(refusal)) from refusal
     answer = answer_to(refusal)
     given = {
         "writer": None,
@@ -255,18 +333,23 @@ def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
 def _httplib2(payers: Payers) -> Seam:
     def charging(conn_request: Callable[..., Any]) -> Callable[..., Any]:
         def _conn_request(http: Any, conn: Any, request_uri: str, method: str, body: Any, headers: Any) -> Any:
-            if getattr(http, "charges", False) or not payers.knows(conn.host, conn.port):
-                return conn_request(http, conn, request_uri, method, body, headers)
-            scheme = "https" if isinstance(conn, HTTPSConnection) else "http"
-            address = _address(scheme, conn.host, conn.port, request_uri)
-            payer = payers.of(method, address)
+            payer = None
+            if not getattr(http, "charges", False):
+                scheme = "https" if isinstance(getattr(conn, "real_connection", conn), HTTPSConnection) else "http"
+                payer, address = payers.of_connection(method, scheme, conn.host, conn.port, request_uri)
             if payer is None:
                 return conn_request(http, conn, request_uri, method, body, headers)
-            charged = _Charged(conn, payer, address)
+            real = vars(conn).get("real_connection")
+            charged = _Charged(real or conn, payer, address)
+            if real is not None:  # a recorder (vcrpy) stands before it: what it replays does not leave
+                vars(conn)["real_connection"] = charged
             try:
-                response, content = conn_request(http, charged, request_uri, method, body, headers)
+                response, content = conn_request(http, conn if real else charged, request_uri, method, body, headers)
             except Refused as refusal:
                 return _refused_by_httplib2(refusal, payer, method)
+            finally:
+                if real is not None:
+                    vars(conn)["real_connection"] = real
             if charged.attempt is not None:
                 status = int(response.status)
                 charged.attempt.answered(status, content, response)
@@ -291,7 +374,7 @@ class _Charged:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._conn, name)
 
-    def request(self, method: str, request_uri: str, body: Any, headers: Any) -> None:
+    def request(self, method: str, url: str, body: Any = None, headers: Any = None) -> None:
         conn, left = self._conn, False
         if conn.sock is not None and has_hung_up(conn.sock):
             conn.close()
@@ -306,12 +389,12 @@ class _Charged:
         request_body = RequestBody.of(body, fields.get("content-length"))
         attempt = self._payer.gate.charge(method, self._address, request_body, fields)
         if attempt is None:
-            conn.request(method, request_uri, body, headers)
+            conn.request(method, url, body, headers or {})
             return
         self.attempt = attempt
         conn.send = send
         try:
-            conn.request(method, request_uri, body, headers)
+            conn.request(method, url, body, headers or {})
         except BaseException:
             if not left:
                 attempt.never_left()
@@ -324,7 +407,7 @@ def _refused_by_httplib2(refusal: Refused, payer: Payer, method: str) -> tuple[A
     import httplib2
 
     if not payer.answers_429:
-        raise ConnectionRefusedError(str(refusal)) from refusal
+        raise httplib2.HttpLib2Error(str(refusal)) from refusal
     answer = answer_to(refusal)
     response = httplib2.Response({**answer.headers, "status": str(answer.status)})
     response.reason = answer.reason

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import quota
 from quota.clients.login import login
 from quota.clients.upstream import upstream_of
+from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import free_port
 from support.setup import charges_at
@@ -126,6 +127,25 @@ def client_of(session: quota.Session, kind: str) -> Any:
 
 def spent(session: quota.Session) -> list[tuple[str, int]]:
     return [(entry.method, entry.units) for entry in charges_at(session.ledger, "main")]
+
+
+@pytest.mark.parametrize("auth", ["key", "bearer", "account"])
+def test_a_credential_of_google_authenticates_alike_through_every_seam(site: Site, auth: str) -> None:
+    named = {"key": 'key = "file:key"', "bearer": 'auth = "bearer:file:key"', "account": site.account()}[auth]
+    with Emulator() as google:
+        site.open(auth=named, address=google.address).close()
+        file = site.folder / "quota.toml"
+        file.write_text(file.read_text().replace("things.toml", "youtube-v3"))
+        asked = {"part": "snippet", "chart": "mostPopular"}
+        url = f"{google.address}/youtube/v3/videos"
+        with quota.open(file) as session:
+            session.google().videos().list(**asked).execute()
+            assert [client_of(session, kind).get(url, params=asked).status_code for kind in KINDS] == [200, 200]
+        by_project = google.usage()["by_project"]
+        assert [project["units"] for project in by_project.values()] == (
+            [{"units": 3}] if auth != "account" else [{"units": 1}] * 3  # each asks for a token of its own
+        )
+    assert len({asked_for(request) for request in site.tokens.arrived}) == (auth == "account")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,6 +266,26 @@ def test_a_token_as_it_stands_is_not_renewed(site: Site, kind: str, monkeypatch:
         assert client_of(session, kind).get(f"{site.api.address}/things/1").status_code == 401
         assert len(spent(session)) == 1
     assert site.api.arrived[0].headers["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host", ["api.things.example", "things.googleapis.com"])
+def test_what_is_for_google_alone_travels_to_no_other_api(
+    site: Site, kind: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.account()
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "account.json"))
+    monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "billed")
+    site.open(auth='auth = "adc"').close()
+    book = site.folder / "things.toml"
+    book.write_text(book.read_text().replace("api.things.example", host))
+    with quota.open(site.folder / "quota.toml") as session:
+        client_of(session, kind).get(f"{site.api.address}/things/1")
+    fields = site.api.arrived[0].headers
+    assert fields["authorization"].startswith("Bearer ")
+    assert [name in fields for name in ("x-goog-user-project", "x-goog-api-client")] == [
+        host != "api.things.example"
+    ] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,18 +7,22 @@ import asyncio
 import contextlib
 import functools
 import gc
+import http.client
 import importlib.util
 import json
 import logging
 import os
 import socket
 import sqlite3
+import time
+import urllib.error
+import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import github
@@ -27,7 +31,9 @@ import httplib2
 import httpx
 import pytest
 import requests
+import tenacity
 import urllib3
+from dlt.sources.helpers import requests as dlt_requests
 from googleapiclient.discovery import build
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -48,6 +54,7 @@ from quota.clients.instrument import patches
 from quota.clients.instrument.payers import Payer, Payers
 from quota.errors import Refused
 from support.cutting_upstream import CuttingServer
+from support.emulator import Emulator
 from support.h2_server import H2Server
 from support.interrupts import at_every_place, interrupt
 from support.plain_http import Answer, Arrived, PlainServer
@@ -164,13 +171,23 @@ def by_httplib2(url: str, verb: str = "GET", body: bytes | None = None, headers:
         http.close()
 
 
+def by_urllib(url: str, verb: str = "GET", body: bytes | None = None, headers: Fields = None) -> Got:
+    request = urllib.request.Request(url, body, headers or {}, method=verb)  # noqa: S310
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
 CLIENTS: dict[str, tuple[Callable[..., Got], type[Exception]]] = {
-    "requests": (by_requests, requests.ConnectionError),
+    "requests": (by_requests, requests.RequestException),
     "urllib3": (by_urllib3, urllib3.exceptions.MaxRetryError),
-    "httpx": (by_httpx, httpx.ConnectError),
-    "httpx awaited": (by_httpx_awaited, httpx.ConnectError),
-    "aiohttp": (by_aiohttp, aiohttp.ClientConnectionError),
-    "httplib2": (by_httplib2, ConnectionError),
+    "httpx": (by_httpx, httpx.RequestError),
+    "httpx awaited": (by_httpx_awaited, httpx.RequestError),
+    "aiohttp": (by_aiohttp, aiohttp.ClientError),
+    "httplib2": (by_httplib2, httplib2.HttpLib2Error),
+    "urllib": (by_urllib, urllib.error.URLError),
 }
 
 
@@ -187,6 +204,8 @@ def answer(request: Arrived) -> Answer:
             return Answer(429, b'{"error": {"message": "Slow down."}}', wait_s=0.3)
         case "/busy":
             return Answer(429, b'{"error": {"message": "Slow down."}}')
+        case "/chat" if b"short" in request.body:
+            return Answer(200, b'{"usage": 0}', {"Content-Length": "900"}, hang_up=True)
         case "/chat":
             return Answer(200, json.dumps({"said": "x" * 500, "usage": 7}).encode())
         case "/nowhere":
@@ -220,11 +239,13 @@ def test_a_post_that_stands_for_a_get_has_its_price_where_the_api_is_googles(
     config(server.address)
     quota.instrument()
     assert client(f"{server.address}/search", "POST", b"q=x", override)[0] == 200
+    assert charged() == [("POST **", 5)]
     quota.uninstrument()
-    Path("quota.toml").write_text(credential("main", server.address, "youtube-v3"), encoding="utf-8")
+    text = '[ledger]\nurl = "sqlite:///other.db"\n' + credential("main", server.address, "youtube-v3")
+    Path("quota.toml").write_text(text, encoding="utf-8")
     quota.instrument()
     assert client(f"{server.address}/youtube/v3/search", "POST", b"q=x", override)[0] == 200
-    assert charged() == [("POST **", 5), ("search.list", 100)]
+    assert charged() == [("search.list", 100)]
 
 
 def test_what_goes_through_a_proxy_is_charged_by_the_host_that_it_is_for(
@@ -260,9 +281,9 @@ def test_a_refusal_is_the_librarys_own_error_and_nothing_leaves(
     client, error = CLIENTS[name]
     config(server.address, units=10)
     quota.instrument()
-    with pytest.raises(error, match=r"^refused search") as refused:
+    with pytest.raises(error, match=r"^(<urlopen error )?refused search") as refused:
         client(f"{server.address}/moved?key=a-secret")
-    assert isinstance(refused.value.__cause__, Refused)
+    assert isinstance(getattr(refused.value, "reason", refused.value).__cause__ or refused.value.__cause__, Refused)
     assert "a-secret" not in repr(refused.value)
     assert [one.target for one in server.arrived] == ["/moved?key=a-secret"]
 
@@ -290,6 +311,98 @@ def test_a_made_answer_says_when_to_come_back_and_never_early(config: Callable[.
     assert 3_590 < int(refused.headers["Retry-After"]) <= 3_600
 
 
+# -- clients that try again --------------------------------------------------------------------------------------------
+
+
+def slept(seconds: float) -> None:
+    pytest.fail(f"it would sleep {seconds} s and try again")
+
+
+def by_google(url: str) -> None:
+    options = {"api_endpoint": url}
+    with build("youtube", "v3", developerKey="k", http=httplib2.Http(), client_options=options) as client:
+        client.videos().list(part="id", chart="mostPopular").execute(num_retries=3)
+
+
+def by_urllib3_again(url: str) -> None:
+    with urllib3.PoolManager(retries=urllib3.Retry(3, backoff_factor=1, status_forcelist=[429])) as pool:
+        pool.request("GET", url)
+
+
+def by_requests_again(url: str) -> None:
+    with requests.Session() as session:
+        session.mount("http://", HTTPAdapter(max_retries=urllib3.Retry(3, backoff_factor=1, status_forcelist=[429])))
+        session.get(url)
+
+
+def under_tenacity(get: Callable[[str], Got], *transient: type[Exception]) -> Callable[[str], Got]:
+    return tenacity.retry(retry=tenacity.retry_if_exception_type(transient), wait=tenacity.wait_fixed(1))(get)
+
+
+AGAIN: dict[str, Callable[[str], Any]] = {
+    "googleapiclient": by_google,
+    "dlt": dlt_requests.get,
+    "urllib3": by_urllib3_again,
+    "requests": by_requests_again,
+    "requests under tenacity": under_tenacity(by_requests, requests.ConnectionError, requests.Timeout),
+    "httpx under tenacity": under_tenacity(by_httpx, httpx.TransportError),
+    "httpx awaited under tenacity": under_tenacity(by_httpx_awaited, httpx.TransportError),
+    "aiohttp under tenacity": under_tenacity(by_aiohttp, aiohttp.ClientConnectionError, TimeoutError),
+    "httplib2 under tenacity": under_tenacity(by_httplib2, ConnectionError, TimeoutError),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_refusal_is_not_tried_again(
+    name: str, config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", slept)
+    config(server.address, units=5)
+    quota.instrument()
+    requests.post(server.address, timeout=100)
+    with pytest.raises(Exception, match=r"^refused"):
+        AGAIN[name](server.address)
+    assert len(server.arrived) == 1
+
+
+@pytest.mark.parametrize("name", ["urllib3", "requests"])
+def test_a_retry_does_not_sleep_on_a_made_answer_of_429(
+    name: str, config: Callable[..., None], server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", slept)
+    config(server.address, units=5, more='on_refusal = "429"')
+    quota.instrument()
+    requests.post(server.address, timeout=100)
+    with pytest.raises((urllib3.exceptions.MaxRetryError, requests.RequestException), match=r"^refused"):
+        AGAIN[name](server.address)
+    assert len(server.arrived) == 1
+
+
+def test_what_is_sent_in_pieces_by_http_client_is_refused_whole(
+    config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address, units=6, more='on_refusal = "429"')
+    quota.instrument()
+    conn = http.client.HTTPConnection(server.address.partition("//")[2])
+    with contextlib.closing(conn):
+        for verb, status in (("POST", 200), ("POST", 429), ("GET", 200), ("GET", 429)):
+            conn.putrequest(verb, "/a")
+            conn.putheader("Content-Length", "3" if verb == "POST" else "0")
+            conn.endheaders()
+            if verb == "POST":
+                conn.send(b"abc")
+            answer = conn.getresponse()
+            assert (answer.status, bool(answer.read())) == (status, True)
+    assert [arrived.verb for arrived in server.arrived] == ["POST", "GET"]
+
+
+def test_a_made_answer_tells_sdks_not_to_try_again(config: Callable[..., None], server: PlainServer) -> None:
+    config(server.address, units=1, more='on_refusal = "429"')
+    quota.instrument()
+    requests.get(server.address, timeout=100)
+    assert requests.get(server.address, timeout=100).headers["x-should-retry"] == "false"
+
+
 def test_an_answer_closes_its_bucket_and_its_reader_gets_it_whole(
     client: Callable[..., Got], config: Callable[..., None], server: PlainServer
 ) -> None:
@@ -311,6 +424,18 @@ def test_what_is_reserved_by_the_request_is_settled_by_the_answer(
     assert charged() == [("chat", 7)]
     assert client(f"{server.address}/chat", "POST", b'{"max_tokens": 54}')[0] == 429
     assert client(f"{server.address}/chat", "POST", asked)[0] == 200
+
+
+def test_an_answer_that_is_shorter_than_announced_settles_nothing(
+    client: Callable[..., Got], config: Callable[..., None], server: PlainServer
+) -> None:
+    config(server.address)
+    book = Path("things.toml")
+    book.write_text(book.read_text().replace("closed = [", 'closed = [{ status = 200, json = "/error" }, '))
+    quota.instrument()
+    with contextlib.suppress(Exception):  # most clients say that it broke off
+        client(f"{server.address}/chat", "POST", b'{"max_tokens": 50, "how": "short"}')
+    assert {units for _, units in charged()} == {50}
 
 
 def test_what_never_left_is_given_back(client: Callable[..., Got], config: Callable[..., None]) -> None:
@@ -786,10 +911,10 @@ def test_other_wrappers_of_the_same_methods_go_on_working_in_either_order(
     call()
     each = {owner.__name__: 1 for owner, _ in PLACES} | {"HTTPConnectionPool": 2}  # requests passes it, too
     assert seen == {f"{when} {name}": count for when in ("inner", "outer") for name, count in each.items()}
-    assert charged() == [("read", 1)] * 6
+    assert charged() == [("read", 1)] * len(CLIENTS)
     quota.uninstrument()
     call()
-    assert len(charged()) == 6
+    assert len(charged()) == len(CLIENTS)
     assert seen.total() == 28
 
 
@@ -929,6 +1054,59 @@ def test_the_streams_of_one_connection_of_http_2_are_charged_one_by_one(config: 
             assert [client.get(f"{server.address}/{number}").http_version for number in range(5)] == ["HTTP/2"] * 5
         got = asyncio.run(main(server.address))
         answered = [one for one in got if isinstance(one, httpx.Response)]
-        refused = [one for one in got if isinstance(one, httpx.ConnectError) and isinstance(one.__cause__, Refused)]
+        refused = [one for one in got if isinstance(one, httpx.RequestError) and isinstance(one.__cause__, Refused)]
         assert (len(answered), len(refused), len(server.connections)) == (25, 15, 2)
         assert len(charged()) == len(server.arrived) == 30
+
+
+# -- a recorder --------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A connection that stands before httplib2's own, as vcrpy's does: it sends once, and replays from then on."""
+
+    _baseclass = httplib2.HTTPConnectionWithTimeout
+    tape: ClassVar[list[Any]] = []
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.real_connection = self._baseclass(*args, **options)
+        self.sock = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real_connection, name)
+
+    def connect(self) -> None: ...
+
+    def request(self, method: str, url: str, body: Any = None, headers: Any = None) -> None:
+        self.asked = {"method": method, "url": url, "body": body, "headers": headers}
+
+    def getresponse(self) -> Any:
+        if not self.tape:
+            self.real_connection.request(**self.asked)
+            response = self.real_connection.getresponse()
+            self.tape.append((response, response.read()))
+        response, body = self.tape[0]
+        response.read = lambda: body
+        return response
+
+
+@pytest.mark.parametrize("by", ["google", "httplib2"])
+def test_what_a_recorder_replays_is_not_charged_and_what_it_sends_is(
+    by: str, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorded, "tape", [])
+    monkeypatch.setitem(httplib2.SCHEME_TO_CONNECTION, "http", Recorded)
+    with Emulator() as upstream:
+        Path("quota.toml").write_text(credential("main", upstream.address, "youtube-v3") + 'key = "file:key"\n')
+        Path("key").write_text("a-key")
+        for _ in range(2):
+            if by == "google":
+                with quota.open() as session:
+                    session.google().videos().list(part="snippet", chart="mostPopular").execute()
+            else:
+                quota.instrument()
+                with contextlib.closing(httplib2.Http()) as http:
+                    http.request(f"{upstream.address}/youtube/v3/videos?part=snippet&chart=mostPopular&key=k")
+                quota.uninstrument()
+        assert charged() == [("videos.list", 1)]
+        assert upstream.usage()["requests"] == 1

@@ -119,6 +119,13 @@ def world(
     world.session.close()
 
 
+@pytest.fixture
+def sqlite_world(state_dir: Path, tmp_path: Path, model: Model) -> Iterator[World]:
+    world = World(f"sqlite:///{tmp_path}/ledger.db", tmp_path, model)
+    yield world
+    world.session.close()
+
+
 # -- the clients, as far as these tests use them -----------------------------------------------------------------------
 
 
@@ -291,6 +298,59 @@ def test_a_header_may_say_it(world: World) -> None:
         client.ask(world.model.url, asking("header", 30 + number)[0])
         client.close()
     assert [entry.units for entry in world.tokens()] == [30, 31, 32, 33]
+
+
+PEEKED = """
+free = [{ json = "/free" }]
+closed = [{ status = 200, json = "/error", bucket = "requests", lasts = "60s" }]"""
+"""With these rules every body is read ahead of its caller."""
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("units", [BODY_JSON, HEADER, BODY_JSON + PEEKED, HEADER + PEEKED])
+def test_an_answer_that_is_shorter_than_announced_settles_and_frees_nothing(
+    sqlite_world: World, units: str, kind: Any
+) -> None:
+    sqlite_world.where_answers_say_it_in(units)
+    client = kind(sqlite_world.budget)
+    with pytest.raises(BROKEN):
+        client.ask(sqlite_world.model.url, asking("short", 0)[0])
+    client.close()
+    (entry,) = sqlite_world.tokens()
+    assert entry.units == entry.charged_units == entry.reserved_units
+
+
+@pytest.mark.parametrize("units", [BODY_JSON, HEADER, BODY_JSON + PEEKED, HEADER + PEEKED])
+def test_an_answer_that_nobody_reads_settles_nothing(sqlite_world: World, units: str) -> None:
+    sqlite_world.where_answers_say_it_in(units)
+    url, data = sqlite_world.model.url, asking("header" if HEADER in units else "json", 0)[0]
+    by_requests, by_httpx = Requests(sqlite_world.budget), Httpx(sqlite_world.budget)
+    by_requests.session.post(url, json=data, timeout=100, stream=True).close()
+    with by_httpx.client.stream("POST", url, json=data):
+        pass
+    by_requests.close()
+    by_httpx.close()
+    assert [entry.units - entry.charged_units for entry in sqlite_world.tokens()] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_whole_answer_that_closes_a_bucket_by_its_body_settles_as_it_is_read(sqlite_world: World, kind: Any) -> None:
+    sqlite_world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(sqlite_world.budget)
+    client.ask(sqlite_world.model.url, asking("closed", 12)[0])
+    with pytest.raises(quota.Refused):
+        client.ask(sqlite_world.model.url, asking("json", 1)[0])
+    client.close()
+    assert [entry.units for entry in sqlite_world.tokens()] == [12]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_whole_answer_may_be_free_by_its_body(sqlite_world: World, kind: Any) -> None:
+    sqlite_world.where_answers_say_it_in(BODY_JSON + PEEKED)
+    client = kind(sqlite_world.budget)
+    client.ask(sqlite_world.model.url, asking("free", 12)[0])
+    client.close()
+    assert [entry.units for entry in charges_at(sqlite_world.session.ledger, "model")] == [0, 0]
 
 
 def test_a_bound_that_does_not_fit_is_refused_and_one_that_never_can_says_so(world: World, client: Any) -> None:

@@ -16,7 +16,7 @@ TOTAL = Used((Figure((Field(pointer=("usage", "total_tokens")),)),))
 
 
 def usage(used: Used = TOTAL, *, events: bool = True) -> Usage:
-    return Usage(partial(units_in, used), used.total, events=events)
+    return Usage(partial(units_in, used), used.total, {"content-type": "text/event-stream"} if events else {})
 
 
 def units_said(*pieces: bytes, used: Used = TOTAL, events: bool = True, end: bool = True) -> int | None:

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from quota.clients import metering
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, Refused, UsageError
@@ -91,6 +92,19 @@ def test_what_was_answered_is_not_given_back(ledger: Log, clock: Clock) -> None:
     assert attempt.answered(200, b"{}") is None
     attempt.never_left()
     assert units(ledger) == [100]
+
+
+def test_a_header_that_cannot_be_read_is_said_once(
+    ledger: Log, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "_warned", set())
+    meter = make_meter(ledger, clock, book=load_book("github"))
+    for _ in range(3):
+        meter.attempt("read", "GET").answered(200, b"", {"X-RateLimit-Remaining": "plenty"})
+    assert caplog.messages == [
+        "header_unread book=github header=x-ratelimit-remaining value=plenty: it is no number or time, so it changes "
+        "nothing"
+    ]
 
 
 def test_several_attempts_are_charged_together_or_not_at_all(ledger: Log, clock: Clock) -> None:

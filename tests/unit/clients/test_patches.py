@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from quota.clients.instrument.patches import _SEARCHES, Patches, Seam, call_before
+from quota.clients.instrument.unseen import unseen_program
 
 
 def louder(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +73,7 @@ def test_of_a_library_without_the_seam_nothing_is_patched_and_one_line_says_so(
     finally:
         patches.take_off()
     assert library.Client().say("a") == "a"
-    assert caplog.messages == ["not_instrumented library=a_library: its requests are not charged"]
+    assert caplog.messages == ["not_instrumented library=a_library: its requests are not charged; see docs/auto.md"]
 
 
 def by_its_own_one(name: str, path: Any = None, target: Any = None) -> Any:
@@ -126,3 +128,58 @@ def test_a_library_that_was_found_before_all_was_taken_off_is_left_alone(made: s
     library = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(library)
     assert library.Client().say("a") == "a"
+
+
+def test_a_library_that_has_no_place_to_patch_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patches: Patches
+) -> None:
+    (tmp_path / "pycurl.py").touch()
+    patches.put_on()
+    importlib.import_module("pycurl")
+    sys.modules.pop("pycurl")
+    importlib.import_module("pycurl")
+    sys.modules.pop("pycurl")
+    assert caplog.messages == ["not_instrumented library=pycurl: its requests are not charged; see docs/auto.md"]
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("fetch -s http://api.example/", "fetch"),
+        ("/usr/bin/env A=b fetch", "fetch"),
+        ("env -i python x.py", "env -i"),
+        ("timeout 5 nice -n 3 fetch x", "fetch"),
+        ("sh -c 'cat x | A=b fetch - >y 2>&1'", "fetch"),
+        ("bash -ec 'if true; then fetch; fi'", "fetch"),
+        ("bash -c 'x=$(fetch y)\necho $x'", "fetch"),
+        ("python -I x.py", "python -I"),
+        ("python -W ignore -Ec pass", "python -E"),
+        ("python -BS x.py", "python -S"),
+        ("script", "script"),
+        ("python x.py -I", None),
+        ("python -m tool -E", None),
+        ("python -Wignore -c -I", None),
+        ("env A=b python x.py", None),
+        ("tool -I", None),
+        ("sh script.sh", None),
+        ("sh -c 'python x.py; echo done | tee y'", None),
+        ("sh -c 'echo \"unclosed", None),
+        ("uname -a", None),
+        ("not-there", None),
+        ("", None),
+    ],
+)
+def test_a_program_that_nobody_charges_is_known_by_its_command(
+    command: str, program: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = f"#!{sys.executable}"
+    for name, begins in (("fetch", "\x7fELF"), ("tool", interpreter), ("script", f"{interpreter} -Es")):
+        (tmp_path / name).write_text(f"{begins}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    options, quote, text = command.partition("'")
+    assert unseen_program([*options.split(), *([text.removesuffix("'")] if quote else [])]) == program

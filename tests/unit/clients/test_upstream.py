@@ -17,6 +17,7 @@ from quota.clients.upstream_errors import bucket_of, classify
 from quota.deciding.project import Project
 from quota.ledger.sqlite_log import SqliteLog
 from quota.settings.books import load_book, parse_book
+from quota.terms.api import Hosts
 from quota.terms.costs import CostBook, Part
 from quota.terms.evidence import Level
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Limit, Selector, Sliding, View
@@ -239,7 +240,7 @@ def test_every_recorded_answer_of_google_is_read_as_without_the_seam(shared_data
         ({"Retry_After": "Wed, 18 Nov 2026 11:46:40 GMT"}, NOW_MS + 2_400_000),
         # Never for longer than the period.
         ({"Retry_After": "86400"}, NOW_MS + HOUR_MS),
-        # What is in the past, negative, sent twice or no time at all changes nothing.
+        # The later one counts also where the other is over. What is sent twice or no time at all changes nothing.
         ({"Retry_After": "0"}, NOW_MS + 1_800_000),
         ({"Retry_After": "-1"}, NOW_MS + 1_800_000),
         ({"Retry_After": "1900, 1900"}, NOW_MS + 1_800_000),
@@ -249,6 +250,16 @@ def test_every_recorded_answer_of_google_is_read_as_without_the_seam(shared_data
         ({"X_RateLimit_Reset": "9" * 12}, None),
         ({"X_RateLimit_Reset": "1e3"}, None),
         ({"X_RateLimit_Reset": ""}, None),
+        # Another notation than the book's, wherever only one makes sense.
+        ({"X_RateLimit_Reset": "1700"}, NOW_MS + 1_700_000),
+        ({"X_RateLimit_Reset": f"{NOW_MS + 1_700_250}"}, NOW_MS + 1_700_250),
+        ({"X_RateLimit_Reset": f"{at(1_700)}.25"}, NOW_MS + 1_700_250),
+        ({"X_RateLimit_Reset": "28m20s"}, NOW_MS + 1_700_000),
+        ({"X_RateLimit_Reset": "2026-11-18T11:35:00Z"}, NOW_MS + 1_700_000),
+        ({"Retry_After": at(1_900)}, NOW_MS + 1_900_000),
+        ({"Retry_After": "1900.5"}, NOW_MS + 1_900_500),
+        ({"Retry_After": "31m40s"}, NOW_MS + 1_900_000),
+        ({"Retry_After": "2026-11-18T11:38:20Z"}, NOW_MS + 1_900_000),
         # The answer's own Date is what its reset is reckoned from: both may be a day off.
         ({"Date": "Thu, 19 Nov 2026 11:06:40 GMT", "X_RateLimit_Reset": at(87_000)}, NOW_MS + 600_000),
         ({"Date": "no date"}, NOW_MS + 1_800_000),
@@ -261,7 +272,51 @@ def test_a_bucket_is_closed_until_the_answer_says(headers: dict[str, str], until
 def test_an_answer_of_a_window_that_is_over_closes_nothing_by_itself() -> None:
     reading = github(403, X_RateLimit_Reset=at(-1))
     assert (reading.closes, reading.levels) == ((), ())
-    assert github(429, X_RateLimit_Reset=at(-1)).closes == (Closing("core", None, "HTTP 429"),), "the book says so"
+    assert github(429, X_RateLimit_Reset=at(-1)).closes == (Closing("core", NOW_MS + 1_000, "HTTP 429"),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "after_ms"),
+    [
+        ({}, None),
+        ({"Retry-After": "0"}, 1_000),
+        ({"Retry-After": "0.0"}, 1_000),
+        ({"Retry-After": "-30"}, 1_000),
+        ({"Retry-After": "0s"}, 1_000),
+        ({"Retry-After": at(-60)}, 1_000),
+        ({"Retry-After": "Tue, 17 Nov 2026 11:06:40 GMT"}, 1_000),
+        ({"X-RateLimit-Reset": at(-60), "X-RateLimit-Remaining": "0"}, 1_000),
+        ({"X-RateLimit-Reset": "0"}, 1_000),
+        ({"X-RateLimit-Reset": at(-60), "Retry-After": "90"}, 90_000),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "inf"}, None),
+    ],
+)
+def test_a_time_that_is_over_is_a_short_pause(headers: dict[str, str], after_ms: int | None) -> None:
+    (closing,) = read(a_book(GITHUB), 429, headers | {"Date": DATE}).closes
+    assert closing.until_ms == (None if after_ms is None else NOW_MS + after_ms)
+
+
+@pytest.mark.parametrize(
+    ("lasts", "body", "after_ms"),
+    [
+        ('"60s"', {}, 60_000),
+        ('{ json = "/wait", as = "duration" }', {"wait": "0s"}, 1_000),
+        ('{ json = "/wait", as = "seconds" }', {"wait": 0}, 1_000),
+        ('{ json = "/wait", as = "seconds" }', {"wait": -5}, 1_000),
+        ('{ asked = "/a", left = "/b", per_second = "/c" }', {"a": 5, "b": 9, "c": 1}, 1_000),
+    ],
+)
+def test_a_rules_own_pause_is_kept_where_retry_after_is_over(lasts: str, body: object, after_ms: int) -> None:
+    book = a_book(f"closed = [{{ status = 429, lasts = {lasts} }}]")
+    (closing,) = read(book, 429, {"Retry-After": "0"}, json.dumps(body).encode()).closes
+    assert closing.until_ms == NOW_MS + after_ms
+
+
+@pytest.mark.parametrize("header", ["Retry-After", "X-RateLimit-Remaining", "X-RateLimit-Limit", "X-RateLimit-Reset"])
+def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
+    assert read(a_book(GITHUB), 429, {header: "soon"}).unread == {header.lower(): "soon"}
+    assert not read(a_book(GITHUB), 429, {header: "3.0"}).unread
 
 
 def test_another_pool_than_the_books_changes_nothing() -> None:
@@ -292,7 +347,11 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
         ({"X_RateLimit_Reset": at(0)}, None),
         ({"X_RateLimit_Remaining": "5001"}, None),
         ({"X_RateLimit_Remaining": "-1"}, None),
-        ({"X_RateLimit_Remaining": "12.5"}, None),
+        ({"X_RateLimit_Remaining": "98.0"}, Level("core", 98, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Remaining": "12.9"}, Level("core", 12, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Limit": "5000.9"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
+        ({"X_RateLimit_Remaining": "12,5"}, None),
+        ({"X_RateLimit_Remaining": "1e3"}, None),
         ({"X_RateLimit_Remaining": "0, 0"}, None),
         ({"X_RateLimit_Remaining": "9" * 300}, None),
         ({"X_RateLimit_Remaining": "१"}, None),
@@ -351,6 +410,13 @@ def test_a_header_that_was_sent_twice_changes_nothing() -> None:
             None,
             Level("core", 50, 100, NOW_MS + 30_000),
         ),
+        (
+            "remaining = { header = 'x-used', pattern = '(?P<used>[0-9.]+)/(?P<limit>[0-9]+)' }",
+            {"x-used": "18.2/5000"},
+            None,
+            Level("core", 4_981, 5_000),
+        ),
+        ("", {"RateLimit": '"core";r=50.9;t=29.5'}, None, Level("core", 50, None, NOW_MS + 29_500)),
         ("", {"RateLimit": '"core";r=50'}, None, Level("core", 50)),
         ("", {"RateLimit": '"other";r=50;t=30'}, None, None),
         ("", {"RateLimit": '"core";r=-5;t=30'}, None, None),
@@ -401,7 +467,7 @@ def test_what_a_call_cost_is_a_whole_number(usage: object, units: int | None) ->
     assert read(book, 200, {}, json.dumps({"usage": [{"total": usage}]}).encode()).used_units == units
 
 
-@pytest.mark.parametrize(("cost", "units"), [("12", 12), ("-1", None), ("1.5", None), ("9" * 20, None), ("", None)])
+@pytest.mark.parametrize(("cost", "units"), [("12", 12), ("-1", None), ("1.5", 2), ("9" * 20, None), ("", None)])
 def test_a_header_may_say_what_a_call_cost(cost: str, units: int | None) -> None:
     assert read(a_book("units = { header = 'X-Cost' }"), 200, {"x-cost": cost}).used_units == units
 
@@ -495,3 +561,57 @@ def test_hostile_answers_raise_nothing_and_free_nothing() -> None:
             assert 0 <= level.remaining_units <= (10**15 if level.limit_units is None else level.limit_units), case
             assert level.reset_ms is None or NOW_MS < level.reset_ms <= NOW_MS + DAY_MS, case
         assert reading.used_units is None or 0 <= reading.used_units <= 10**15, case
+
+
+# -- a path that can be read in two ways -------------------------------------------------------------------------------
+
+TWO_WAYS = a_book(
+    methods='user = { units = 0 }\nexport = 300\n"read" = 2',
+    routes='[routes]\n"GET /users/export" = "export"\n"GET /users/{id}" = "user"\n'
+    '"GET /users/{id}/export" = "export"\n"GET /projects/{id}" = "read"\n"GET /**" = "repos.get"\n',
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/users/1%2Fexport", "/users/1%2fexport", "/users/1%5Cexport", "/users/1\\export", "/users/1%252Fexport"),
+        *("/users/1%255Cexport", "/users/export;x", "/users/export;a=b/", "/users;x/1/export", "/users/1;/export%3Bx"),
+        *("/users/export%00.json", "/users/export%3Fx", "/users/export%23x", "/users/x/../export", "/users/%2e%2e%2f"),
+        *("/users/x%2F..%2Fexport", "/users/..;/users/export", "/%75sers/1%2F%65xport", "/projects/..%2Fusers/export"),
+    ],
+)
+def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(path: str) -> None:
+    method = upstream_of(TWO_WAYS).method("GET", f"https://api.vendor.example{path}")
+    assert method == ("repos.get" if path.endswith("%2f") else "export")
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        *(("/users/1", "user"), ("/users/1%20a", "user"), ("/users/a.b", "user"), ("/users/a;b", "user")),
+        *(("/projects/group%2Fproject", "read"), ("/projects/group%2Fexport", "read"), ("/other", "repos.get")),
+    ],
+)
+def test_a_path_costs_what_it_says_where_no_reading_is_dearer(path: str, method: str) -> None:
+    assert upstream_of(TWO_WAYS).method("GET", f"https://api.vendor.example{path}") == method
+
+
+def test_a_path_below_a_host_is_metered_however_its_slashes_are_written() -> None:
+    hosts = Hosts(["api.example/calendar/v3"])
+    for path in ("/calendar/v3/x", "/calendar%2Fv3/x", "/calendar%5Cv3%5Cx", "/calendar;x/v3", "/x/..%2Fcalendar/v3"):
+        assert hosts.serve(f"https://api.example{path}"), path
+    assert not hosts.serve("https://api.example/drive/v3/x")
+
+
+@pytest.mark.parametrize("path", ["/youtube/v3/x%2F..%2Fsearch", "/youtube/v3/search;x", "/youtube%5Cv3/search"])
+def test_googles_paths_are_read_in_all_ways_too(path: str) -> None:
+    url = f"https://youtube.googleapis.com{path}"
+    assert upstream_of(load_book("youtube-v3")).method("GET", url) == "youtube.search.list"
+
+
+def test_an_upload_whose_path_is_not_clear_is_charged() -> None:
+    upstream = upstream_of(load_book("youtube-v3"))
+    root = "https://youtube.googleapis.com/upload/youtube/v3"
+    assert upstream.continues("PUT", f"{root}/videos?upload_id=a")
+    assert not upstream.continues("PUT", f"{root}/videos;x?upload_id=a")

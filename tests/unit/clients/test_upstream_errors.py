@@ -34,22 +34,6 @@ def body(
     return json.dumps({"error": error}).encode()
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"&#" + b"9" * 5_000 + b";",  # more digits than Python reads
-        b"a." * 10_000,  # time by the square of it, once
-        b"[" * 100_000,
-        body(message=[[]]),  # type: ignore[arg-type]
-        rb'{"error": {"message": "\ud800"}}',
-    ],
-)
-def test_a_body_that_is_odd_is_judged_by_its_status(raw: bytes) -> None:
-    error = classify(503, raw, method="videos.list", book=POOL)
-    assert (error.kind, error.bucket) == ("transient_server", None)
-    assert error.message.isprintable()
-
-
 # The names that the recordings' index uses for upstream's pools, and a method that would draw on each.
 METHODS = {"search_list": "search.list", "video_insert": "videos.insert"}
 CLOSED = {"default": "units", "search_list": "search", "video_insert": "uploads"}
@@ -179,6 +163,9 @@ GARBAGE = [
     b'{"error": {"errors": [null, 1, "x", []], "details": [{"metadata": "1/d/"}], "message": 12}}',
     b'{"error": {"details": [{"metadata": {"other": "1/d/"}}]}}',
     b'{"error": {"message": "\\ud800"}}',
+    b"&#" + b"9" * 5_000 + b";",  # more digits than Python reads
+    b"a." * 10_000,  # time by the square of it, once
+    body(message=[[]]),  # type: ignore[arg-type]
     b" " * (MAX_BODY_BYTES + 1) + body("Spent.", "quotaExceeded"),
 ]
 

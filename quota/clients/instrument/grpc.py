@@ -1,0 +1,230 @@
+"""gRPC, blocking and awaited: interceptors of ours stand below all others, and charge each call of a channel.
+
+A call is a POST to `/package.Service/Method`, as it is on the wire, and `routes` of a cost book may name it so.
+Messages are read as the JSON that the same API speaks over REST. A channel's own retries are off: nobody would see
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from quota.clients.instrument.patches import Seam
+from quota.clients.instrument.payers import Payer, Payers
+from quota.clients.metering import Attempt
+from quota.errors import Refused
+from quota.terms.api import RequestBody
+
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+STATUS = {
+    "OK": 200,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "OUT_OF_RANGE": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "ABORTED": 409,
+    "RESOURCE_EXHAUSTED": 429,
+}
+"""What a code is over REST. The others gRPC also makes by itself, without an answer: there the charge stands."""
+
+
+def grpc_seams(payers: Payers) -> Iterator[Seam]:
+    def charged(kind: str, multi_callable: Callable[..., Any]) -> Callable[..., Any]:
+        def made(channel: Any, method: str, *args: Any, **options: Any) -> Any:
+            unmetered = multi_callable(channel, method, *args, **options)
+            place = _place_of(channel)
+            if not payers.knows(*place):
+                return unmetered
+            below = type("Below", (), {kind: lambda *_, **__: unmetered})()
+            above = sys.modules["grpc"].intercept_channel(below, _interceptor(payers, place))
+            return getattr(above, kind)(method, *args, **options)
+
+        return made
+
+    def without_retries(init: Callable[..., Any]) -> Callable[..., Any]:
+        def made(channel: Any, target: Any, options: Any, *args: Any, **more: Any) -> None:
+            if payers.knows(*_place(target)):
+                options = _without_retries(options)
+            init(channel, target, options, *args, **more)
+
+        return made
+
+    def intercepted(init: Callable[..., Any]) -> Callable[..., Any]:
+        def made(channel: Any, target: Any, options: Any, credentials: Any, compression: Any, above: Any) -> None:
+            place = _place(target)
+            if payers.knows(*place):
+                options, above = _without_retries(options), (*(above or ()), *_async_interceptors(payers, place))
+            init(channel, target, options, credentials, compression, above)
+
+        return made
+
+    for kind in KINDS:
+        yield Seam("grpc._channel", "Channel", kind, ("method",), partial(charged, kind))
+    yield Seam("grpc._channel", "Channel", "__init__", ("target", "options"), without_retries)
+    parameters = ("target", "options", "credentials", "compression", "interceptors")
+    yield Seam("grpc.aio._channel", "Channel", "__init__", parameters, intercepted)
+
+
+def _without_retries(options: Any) -> tuple[Any, ...]:
+    return (*(options or ()), ("grpc.enable_retries", 0))
+
+
+def _place_of(channel: Any) -> tuple[str, int]:
+    return _place(getattr(channel, "_target", None) or channel._channel.target())
+
+
+def _place(target: str | bytes) -> tuple[str, int]:
+    """Host and port of a channel's target, as `dns:///api.example.com:443`."""
+    text = target.decode() if isinstance(target, bytes) else target
+    if "://" in text:
+        text = text.partition("://")[2].partition("/")[2]
+    text = re.sub("^(dns|ipv4|ipv6|passthrough):", "", text).partition(",")[0]
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or (":" in host and host[-1] != "]"):
+        host, port = text, "443"
+    return host.strip("[]"), int(port)
+
+
+def _body(request: Any) -> RequestBody:
+    return RequestBody(None) if hasattr(request, "__next__") else RequestBody(_json(request))
+
+
+def _json(message: Any) -> bytes:
+    """A message of protobuf or of proto-plus as JSON; b"" for another."""
+    try:
+        to_json = import_module("google.protobuf.json_format").MessageToJson
+        return str(to_json(getattr(message, "_pb", message))).encode()
+    except Exception:
+        return b""
+
+
+def _answer(code: Any, details: str | None, response: Any) -> tuple[int, bytes] | None:
+    """Status and body as over REST; None where there may have been no answer."""
+    status, text = STATUS.get(code.name), details or ""
+    if status is None or "message larger than max" in text:  # gRPC's own bound on what it sends and takes
+        return None
+    if status == 200:
+        return status, b"" if response is None else _json(response)
+    return status, json.dumps({"error": {"code": status, "message": text, "status": code.name}}).encode()
+
+
+def _fields(*metadata: Any) -> dict[str, str]:
+    fields = {name: text for each in metadata for name, text in each or () if isinstance(text, str)}
+    return {**fields, "content-type": "application/json"}
+
+
+def _code(payer: Payer) -> Any:
+    """What a refusal is: a code that no client tries again, or that of a 429."""
+    codes = sys.modules["grpc"].StatusCode
+    return codes.RESOURCE_EXHAUSTED if payer.answers_429 else codes.FAILED_PRECONDITION
+
+
+# -- blocking ----------------------------------------------------------------------------------------------------------
+
+
+def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
+    def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any) -> Any:
+        payer, url = payers.of_connection("POST", "https", *place, details.method)
+        if payer is None:
+            return below(details, request)
+        try:
+            attempt = payer.gate.charge("POST", url, _body(request))
+        except Refused as refusal:
+            raise _error(payer, refusal) from refusal
+        call = below(details, request)
+        if attempt is not None:
+            (getattr(call, "add_done_callback", None) or call.add_callback)(lambda *_: _note(attempt, call))
+        return call
+
+    grpc = sys.modules["grpc"]
+    bases = tuple(getattr(grpc, f"{_camel(kind)}ClientInterceptor") for kind in KINDS)
+    return type("Charging", bases, {f"intercept_{kind}": intercept for kind in KINDS})()
+
+
+def _camel(kind: str) -> str:
+    return kind.title().replace("_", "")
+
+
+def _note(attempt: Attempt, call: Any) -> None:
+    code = call.code()
+    is_unary = code is not None and code.name == "OK" and not hasattr(call, "__next__")
+    answer = _answer(code, call.details(), call.result() if is_unary else None) if code is not None else None
+    if answer is not None:
+        status, body = answer
+        fields = _fields(call.initial_metadata(), call.trailing_metadata())
+        attempt.answered(status, body, fields)
+        attempt.settle_by(status, fields, body)
+
+
+def _error(payer: Payer, refusal: Refused) -> Any:
+    channel = sys.modules["grpc._channel"]
+    return channel._InactiveRpcError(channel._RPCState((), (), (), _code(payer), str(refusal)))
+
+
+# -- awaited -----------------------------------------------------------------------------------------------------------
+
+
+def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]:
+    running: set[Any] = set()
+
+    async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any, *, streams: bool) -> Any:
+        method = details.method
+        path = method.decode() if isinstance(method, bytes) else method
+        payer, url = payers.of_connection("POST", "https", *place, path, awaited=True)
+        if payer is None:
+            return await below(details, request)
+        try:
+            attempt = await payer.async_gate.charge("POST", url, _body(request))
+        except Refused as refusal:
+            aio = sys.modules["grpc.aio"]
+            raise aio.AioRpcError(_code(payer), aio.Metadata(), aio.Metadata(), str(refusal)) from refusal
+        call = await below(details, request)
+        if attempt is None:
+            return call
+        noting = partial(_note_awaited, payer, attempt, call, streams=streams)
+        if not streams:
+            await noting()
+            return call
+
+        def ended(_: Any) -> None:
+            task = asyncio.ensure_future(noting())
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        call.add_done_callback(ended)
+        return call
+
+    aio = sys.modules["grpc.aio"]
+    for kind in KINDS:
+        streams = kind.endswith("_stream")
+
+        async def of_kind(self: Any, below: Any, details: Any, request: Any, streams: bool = streams) -> Any:
+            return await intercept(self, below, details, request, streams=streams)
+
+        yield type("Charging", (getattr(aio, f"{_camel(kind)}ClientInterceptor"),), {f"intercept_{kind}": of_kind})()
+
+
+async def _note_awaited(payer: Payer, attempt: Attempt, call: Any, *, streams: bool) -> None:
+    code = await call.code()
+    response = await call if code.name == "OK" and not streams else None
+    answer = _answer(code, await call.details(), response)
+    if answer is not None:
+        status, body = answer
+        fields = _fields(await call.initial_metadata(), await call.trailing_metadata())
+        gate = payer.async_gate
+        await gate.answered(attempt, status, body, fields, whole=True)
+        usage = attempt.usage(status, fields)
+        if usage is not None:
+            await gate.settle(attempt, usage.feed(body))
+            await gate.settle(attempt, usage.end())

@@ -1,0 +1,127 @@
+"""Programs that send requests where no seam is, because they are not Python. Each is named once.
+
+A program is known by its command. A shell and `env` send nothing themselves, so the commands that they are given count.
+What a shell script, or a program that is not Python, starts in its turn is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from quota.common.log import warn
+
+REMEDY = "what it sends is not charged; see docs/auto.md, or let it ask `quota proxy`"
+
+_SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
+
+_STARTERS = frozenset(
+    shlex.split("command env exec nice nohup pdm pipenv pipx poetry setsid stdbuf taskset time timeout uv uvx xargs")
+)
+"""Send nothing of the program's, and start what they are given."""
+
+_SILENT = frozenset(
+    shlex.split(
+        "[ awk basename cat cc chmod chown clear cp cut date df dirname du echo expr false file find g++ gcc getconf "
+        "grep head hostname id ld ldconfig ln ls lsb_release lscpu lsof mkdir mktemp mv objdump printenv printf ps pwd "
+        "readlink realpath rm rmdir sed seq sleep sort stat stty tail tar tee test touch tput tr true tty uname uniq "
+        "wc which who whoami"
+    )
+)
+"""Tools of the system that ask no API."""
+
+_KEYWORDS = frozenset(("!", "do", "elif", "else", "if", "then", "until", "while", "{"))
+
+MAX_DEPTH = 8
+"""How many programs that start each other are looked through."""
+
+
+def name_program(command: Sequence[Any]) -> None:
+    """Warn of a program that a Python starts, if nobody charges what it sends. Each is named once."""
+    program = unseen_program(command)
+    if program is not None:
+        _warn(program)
+
+
+@cache
+def _warn(program: str) -> None:
+    warn("not_instrumented", REMEDY, program=program)
+
+
+def unseen_program(command: Sequence[Any]) -> str | None:
+    """The program of a command that may send what nobody sees; None where there is none. Never raises: whoever runs it
+    is told what is wrong with it."""
+    try:
+        return _unseen([os.fsdecode(word) for word in command])
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _unseen(words: Sequence[str], depth: int = 0) -> str | None:
+    words = _without_assignments(words)
+    name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
+    if name in _SHELLS:
+        at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
+        return None if at is None else _first(_commands("".join(words[at + 1 : at + 2])), depth)
+    if name in _STARTERS:
+        if name == "env" and {"-", "-i", "--ignore-environment"} & set(words):
+            return "env -i"
+        starts = (at for at, word in enumerate(words) if at and shutil.which(word) is not None)
+        return _unseen(words[next(starts, len(words)) :], depth + 1)
+    path = None if name in _SILENT or not name else shutil.which(words[0])
+    if path is None:
+        return None
+    if re.match("(python|pypy)[0-9.]*[a-z]*$", os.path.basename(os.path.realpath(path))):
+        isolated = _isolated(words[1:])
+        return None if isolated is None else f"{name} {isolated}"
+    with open(path, "rb") as file:
+        interpreter = re.match(rb"#!([^\n]+)", file.read(512))
+    if interpreter is None:
+        return name
+    behind = interpreter[1].decode("utf-8", "replace").split()
+    return name if _unseen([*behind, path], depth + 1) is not None else None
+
+
+def _first(commands: Iterable[Sequence[str]], depth: int) -> str | None:
+    return next((name for each in commands if (name := _unseen(each, depth + 1)) is not None), None)
+
+
+def _without_assignments(words: Sequence[str]) -> Sequence[str]:
+    at = 0
+    while at < len(words) and (words[at] in _KEYWORDS or re.match("[A-Za-z_][A-Za-z_0-9]*=", words[at])):
+        at += 1
+    return words[at:]
+
+
+def _commands(text: str) -> list[list[str]]:
+    """The commands in a text for a shell."""
+    lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=True)
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();|&"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return commands
+
+
+def _isolated(options: Sequence[str]) -> str | None:
+    """The option with which a Python ignores its environment, or imports no sitecustomize."""
+    left = iter(options)
+    for word in left:
+        if not re.match("-[A-Za-z]", word):
+            return None
+        letters = re.match("[^cmWX]*", word[1:])
+        harmful = re.search("[EIS]", letters[0] if letters else "")
+        if harmful:
+            return f"-{harmful[0]}"
+        if word[-1] in "WX":
+            next(left, None)
+        elif re.search("[cm]", word):
+            return None
+    return None
