@@ -7,7 +7,7 @@ near_limit     80% of a limit is used                              once in its w
 refused        the budget stopped a run, not its own `max_units`   once in the limit's window
 exhausted      upstream has closed a bucket                        once for each time
 reopened       somebody opened it again                            once for each time
-stale          a region's last complete pass is too long ago       once a day
+stale          a region was complete too long ago, or never        once a day
 run_failed     a run failed                                        once a day
 ledger_lost    the ledger had lost charges, and got them back      once for each machine that put some back
 ledger_away    a run lived on the machine's allowance              once a day, on each machine
@@ -29,7 +29,7 @@ from quota.jobs.store.store import Store
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.reports.notify import Notice, Ping, notify
 from quota.reports.spending import read_sums
-from quota.reports.status import LimitRow, Status, read_status
+from quota.reports.status import LimitRow, Status, allowances, read_status
 from quota.rules.refusals import OTHER, RefusedSum
 from quota.rules.spent import ChargedSum
 from quota.session import Session
@@ -37,6 +37,8 @@ from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS, Calendar
 
 NEAR_PERCENT = 80
+
+_Region = tuple[Checkpoint, int | None]
 
 
 def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
@@ -52,21 +54,23 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport, p
             status = read_status(session, session.settings.jobs[job].credential)
         except quota.LedgerError:
             status = None
-        checkpoints = _checkpoints(session, job)
+        regions = _regions(session, job)
+        checkpoints = [checkpoint for checkpoint, _ in regions]
         _write_metrics(session, job, None if report.outcome == "elsewhere" else exit_status, status, checkpoints)
-        _tell(session, job, exit_status, report, status, checkpoints)
+        _tell(session, job, exit_status, report, status, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
         ping.end(exit_status)
 
 
-def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
-    """Where the job is in each region; nothing if the store cannot be read, or nobody asks for it."""
+def _regions(session: Session, name: str) -> list[_Region]:
+    """Where the job is in each region, and since when that is due; nothing if the store cannot be read, or nobody asks
+    for it."""
     job, settings, notices = session.settings.jobs[name], session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
         return []
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            return checkpoints_of(session, job, store)
+            return [(place, store.due_since(place)) for place in checkpoints_of(session, job, store)]
     except (StoreError, quota.LedgerError) as error:
         if session.settings.textfile is not None:
             warn("textfile_without_store", error, job=name)
@@ -144,7 +148,7 @@ def _tell(
     exit_status: int,
     report: RunReport,
     status: Status | None,
-    checkpoints: Sequence[Checkpoint],
+    regions: Sequence[_Region],
 ) -> None:
     """Tell whom `[notify]` names what there is to say after a run. Raises nothing."""
     settings = session.settings.notify
@@ -153,12 +157,13 @@ def _tell(
     credential = session.settings.jobs[job].credential
     project = session.credential(credential).project
     notices = [*_notices_of_run(project, job, exit_status, report, status)]
-    notices += _notices_of_regions(project, job, settings.stale_ms, checkpoints)
+    notices += _notices_of_regions(project, job, settings.stale_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
     elif exit_status in (0, 75) and (owed_units := session.budget(credential).owed_units()):
         owes = f"{many(owed_units, 'unit')} of this machine's allowance"
         message = f"ledger {session.ledger.label} does not answer; job {job} goes on with {owes}"
+        message = "; ".join([message, *map(str, allowances(session, credential).values())])
         notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
     notify(session, notices)
 
@@ -205,12 +210,11 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
             message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
             yield Notice("near_limit", project, subject, message, once_ms, facts)
     for credential in status.credentials:
-        for loss in credential.put_back:
+        for loss in credential.losses:
             lost = f"{many(loss.charges, 'charge')} of {many(loss.units, 'unit')}"
-            message = f"the ledger had lost {lost} of project {project}; {loss.machine} has put them back"
-            put_back_at = rfc3339(loss.at_ms)
-            facts = {"put_back_at": put_back_at, **members(loss, "machine charges units")}
-            yield Notice("ledger_lost", project, f"{put_back_at} {loss.machine}", message, DAY_MS, facts)
+            message = f"the ledger had lost {lost} of project {project}; {loss.machine} put them back"
+            facts = {"put_back_at": rfc3339(loss.at_ms), **members(loss, "machine charges units")}
+            yield Notice("ledger_lost", project, rfc3339(loss.at_ms), message, DAY_MS, facts)
         for closed in credential.exhausted:
             event, since_ms = "exhausted", closed.since_ms
             state = f"is closed by upstream: {closed.evidence}"
@@ -221,17 +225,17 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
             yield Notice(event, project, f"{closed.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": closed.bucket})
 
 
-def _notices_of_regions(
-    project: str, job: str, stale_ms: int | None, checkpoints: Sequence[Checkpoint]
-) -> Iterator[Notice]:
+def _notices_of_regions(project: str, job: str, stale_ms: int | None, regions: Sequence[_Region]) -> Iterator[Notice]:
     now_ms = host_clock()
-    for checkpoint in checkpoints:
+    for checkpoint, due_ms in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
-        if stale_ms is None or completed_ms is None or not is_stale(completed_ms, now_ms, stale_ms):
+        if due_ms is None or not is_stale(due_ms, now_ms, stale_ms):
             continue
         where = f"region {region} of job {job}" if region else f"job {job}"
-        message = f"{where} was last complete {spell(now_ms - completed_ms)} ago"
-        if (ahead_ms := completed_ms - now_ms) > 0:
-            message = f"{where} was last complete while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
-        facts = {"job": job, "region": region, "completed_at": rfc3339(completed_ms)}
+        did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
+        message = f"{where} {did} {spell(now_ms - due_ms)} ago"
+        if (ahead_ms := due_ms - now_ms) > 0:
+            message = f"{where} {did} while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
+        completed_at = None if completed_ms is None else rfc3339(completed_ms)
+        facts = {"job": job, "region": region, "completed_at": completed_at}
         yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts)

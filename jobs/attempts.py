@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
@@ -24,7 +25,7 @@ from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
 from quota.jobs import interruption
-from quota.jobs.job import Fetch, Page, attempt_of, wants_store
+from quota.jobs.job import Fetch, Page, attempt_of, line_of, wants_store
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
@@ -103,8 +104,8 @@ class Attempts:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, checkpoint: Checkpoint) -> Page:
-        """One step of the fetch function. Raises what its last attempt raised, Refused, and Interrupted."""
+    def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS) -> Page:
+        """One step of the fetch function. Raises what the last of these attempts raised, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
         self._budget.of_run = self.job.name, checkpoint.region
@@ -112,7 +113,7 @@ class Attempts:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
         retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS),
+            stop=stop_after_attempt(attempts),
             wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
             retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
             before_sleep=lambda state: self._say_retry(state, checkpoint),
@@ -161,10 +162,19 @@ class Attempts:
             if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
 
+    @property
+    def connected(self) -> bool:
+        """Whether the run has a client: until then no error is about one region alone."""
+        return self._client is not None
+
     def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
         """What an error of the step at this checkpoint means."""
         method = attempt_of(self.fetch, checkpoint.cursor) or ""
-        return classify_failure(error, method=method, book=self._budget.book)
+        failure = classify_failure(error, method=method, book=self._budget.book)
+        if failure.kind == "region" and not failure.answered:
+            failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
+        silent = failure.kind == "transient" and not failure.answered
+        return failure._replace(silent=self._address(error)) if silent else failure
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
@@ -192,8 +202,13 @@ class Attempts:
         """The decision that refuses the next call; None if there is none."""
         return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
-    def address(self) -> str:
-        """The address to which the client sends its calls."""
+    def _address(self, error: Exception) -> str:
+        """The address to which the call went: as requests and httpx say it, or else that of all calls of the client."""
+        url = urlsplit(str(getattr(getattr(error, "request", None), "url", "")))
+        if url.netloc:
+            return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+        if self._client is None:
+            return "upstream"
         return self._upstream.address(self._client, self.session.credential(self.job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
@@ -214,7 +229,8 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
 class Failure(NamedTuple):
-    """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it.
+    """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it;
+    `silent`: the address that did not answer.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   worth another attempt
@@ -228,6 +244,7 @@ class Failure(NamedTuple):
     message: str
     bucket: str | None = None
     answered: bool = False
+    silent: str = ""
 
     @property
     def of_one_call(self) -> bool:

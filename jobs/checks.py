@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from operator import itemgetter
 
 import quota
+from quota.common.clock import host_clock
 from quota.common.findings import Finding, examine_folder, finding_of, obstacle, warning
-from quota.common.text import nearest, one_line
+from quota.common.text import one_line
+from quota.deciding.run_limit import RunLimit
 from quota.jobs.emulator.catalogue import REGIONS
-from quota.jobs.job import NotImported, fetch_to_look_at, sink_to_look_at
+from quota.jobs.job import Fetch, NotImported, attempt_of, fetch_to_look_at, names_in, sink_to_look_at
+from quota.jobs.runner import no_region_codes, regions_of_users
 from quota.jobs.store.file import StoreError, is_made, path_of
 from quota.jobs.store.store import Store
 from quota.ledger.files import refuse_others
+from quota.rules.calls import Checklists
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
+from quota.terms.limits import Limit
 
 
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each job whose fetch function or sink cannot be used: its place in the configuration and what `quota run` would
-    say; and the regions of built-in jobs that upstream does not know."""
+    say; the regions of built-in jobs that upstream does not know; and a first call that fits no limit."""
     looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
     looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
-    # A function of the user's own names its regions as it likes, and may have stored rankings under these names.
-    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
-    regions = {*REGIONS, *chain.from_iterable(own)}
+    users = regions_of_users(settings)
+    listed = {*REGIONS, *users}
+    limits = {name: _limits_by_job(credential.limits) for name, credential in settings.credentials.items()}
     for job in settings.jobs.values():
         for key, look in looks:
             try:
@@ -36,20 +43,64 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
                 message = str(error).removeprefix(f"{key} = ")
                 remedy = "" if "; " in message else "; no run of this job can begin: correct it"
                 yield f"jobs.{job.name}.{key}", message + remedy
+        with suppress(quota.ConfigError):  # it is said above
+            fetch = fetch_to_look_at(settings, job)
+            yield from _unfit_call(settings, job, fetch, limits[job.credential])
+            yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
-            yield from _unknown_regions(job, regions)
+            yield from _unknown_regions(job, users, listed)
 
 
-def _unknown_regions(job: JobSettings, regions: Container[str]) -> Iterator[Finding]:
+def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) -> Iterator[Finding]:
+    errors = {location: (message, near) for location, message, near in no_region_codes(job, users)}
     for index, region in enumerate(job.regions):
-        if region in regions:
-            continue
-        location, code = f"jobs.{job.name}.regions[{index}]", region.upper()
-        if region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK":
+        location = f"jobs.{job.name}.regions[{index}]"
+        if location in errors:
+            yield Finding("error", location, *errors[location])
+        elif region not in listed:
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
-        else:
-            near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
-            yield Finding("error", location, f"{region!r} is no region code of ISO 3166-1, like 'US'", near)
+
+
+LimitsByJob = Mapping[str, Sequence[tuple[int, Limit]]]
+"""The limits that name a job, each with its place in the configuration; under "" those that name none."""
+
+
+def _limits_by_job(limits: Sequence[Limit]) -> LimitsByJob:
+    by_job: dict[str, list[tuple[int, Limit]]] = {}
+    for place, limit in enumerate(limits):
+        for name in limit.view.selector.jobs or ("",):
+            by_job.setdefault(name, []).append((place, limit))
+    return by_job
+
+
+def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: LimitsByJob) -> Iterator[Finding]:
+    """What a run would say of its first call where that can never be made."""
+    method = attempt_of(fetch, None)
+    if method is None:
+        return
+    credential = settings.credentials[job.credential]
+    limits = tuple([limit for _, limit in sorted((*by_job.get("", ()), *by_job.get(job.name, ())), key=itemgetter(0))])
+    leave = dict(job.leave)
+    for limit in limits:
+        if limit.name in leave:  # `leave` has a finding of its own where it leaves too little for any call
+            most = limit.limit_units - credential.book.least_units(limit.view.selector)
+            leave[limit.name] = min(leave[limit.name], max(0, most))
+    try:
+        checklists = Checklists(credential.name, credential.book, limits, {job.name: leave}, host_clock)
+        units = checklists.make((method, None, None, job.name)).units
+        if job.max_units is not None and job.fetch not in BUILT_IN_FETCHES:
+            RunLimit(job.max_units).take(units)
+    except quota.UsageError as error:
+        yield finding_of("error", f"jobs.{job.name}.fetch", str(error))
+
+
+def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
+    """The ids in the options that upstream could take, but that do not look like its own."""
+    for names, values in names_in(fetch, job.options):
+        for value in values:
+            if names.kind and not re.fullmatch(names.shape, value):
+                location = f"jobs.{job.name}.options.{names.option}"
+                yield warning(location, f"{value!r:.100} does not look like {names.like}", "a run says if it is none")
 
 
 def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:

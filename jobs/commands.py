@@ -70,7 +70,8 @@ def plan(
 ) -> None:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
-    Exits 0 if no tick would be refused. Otherwise it exits 1 and prints the smallest changes that make it fit.
+    Exits 0 if no tick would be refused, or only by what is spent already. Otherwise it exits 1 and prints the smallest
+    changes that make it fit.
 
     \b
     Example:
@@ -222,6 +223,8 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
                     say(f"upstream counted {many(requests, 'request')}, the ledger charged {report.attempts:,}")
         if keep and not as_json:
             say(f"kept: {config}")
+        if not as_json:
+            say("next, with your own key: quota init")
     click.get_current_context().exit(report.exit_status)
 
 

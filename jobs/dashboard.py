@@ -1,28 +1,34 @@
-"""What the page shows of jobs: the entry points of `quota.dashboard`. `quota spend` shows the last one.
+"""What the page shows of jobs: the entry points of `quota.dashboard`. `quota spend` and `quota status` show some of it.
 
 jobs        where each job stands in each region, the last runs, and pages that bring little for their units
 bought      what the pages of each job brought: the entry point of `quota.bought`
+standing    who runs each job, and whether a run could go on now: the entry point of `quota.status`
 forecast    what the schedule will charge, by the simulation behind `quota plan`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Container, Iterator, Sequence
+from contextlib import nullcontext, redirect_stdout, suppress
 
 from quota.common.clock import host_clock
 from quota.common.text import many, spell
 from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, Stand
+from quota.decision import Decision
+from quota.errors import ConfigError, UsageError
 from quota.jobs.afterwards import samples_of_regions, samples_of_run
-from quota.jobs.places import checkpoints_of
+from quota.jobs.job import attempt_of, fetch_to_look_at
+from quota.jobs.places import checkpoints_of, runs_on
 from quota.jobs.plan.plan import Plan, make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.schedule.ticks import streams
-from quota.jobs.store.checkpoints import Checkpoint, is_stale
-from quota.jobs.store.file import is_made
+from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
+from quota.jobs.store.file import StoreError, is_made
 from quota.jobs.store.store import Elsewhere, Store
 from quota.reports.metrics import Sample
 from quota.reports.runs import Bought, Run, stands_out
+from quota.reports.status import JobRow
 from quota.session import Session
 from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS
@@ -46,7 +52,12 @@ def jobs(session: Session) -> Contribution:
         for job in settings.jobs.values():
             here = {checkpoint.region: checkpoint for checkpoint in checkpoints_of(session, job, store)}
             project = session.credential(job.credential).project
-            regions += _regions(job, project, here, now_ms, stale_ms)
+            stale = {
+                region
+                for region, checkpoint in here.items()
+                if store is not None and is_stale(store.due_since(checkpoint), now_ms, stale_ms)
+            }
+            regions += _regions(job, project, here, now_ms, stale)
             labels = {"project": project, "quota_job": job.name}
             last = None if store is None else store.runs.last_ended(job.name)
             if last is not None and last.ended_ms is not None and last.exit_status is not None:
@@ -74,8 +85,45 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
         return store.bought(since_ms)
 
 
+def standing(session: Session) -> Iterator[JobRow]:
+    """Who runs each job, when its next tick is, and whether a run could go on now. Raises LedgerError."""
+    now_ms = host_clock()
+    for job in session.settings.jobs.values():
+        hosts, is_running = runs_on(session, job)
+        next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
+        yield JobRow(job.name, job.credential, hosts, is_running, next_ms, *_refusal(session, job))
+
+
+def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
+    """Why the first call of a run would be refused now, in words too: empty where it would not. Of a fetch function
+    that names no call, or cannot be looked at, it is the cheapest one."""
+    budget, checkpoint = session.budget(job.credential), _next_of(session, job)
+    method = None
+    with suppress(ConfigError), redirect_stdout(sys.stderr):  # what a module of the user prints as it is imported
+        method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+    methods = [name for name in budget.book.methods if budget.book.price(name).units]
+    method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
+    if method is None:
+        return "", None
+    try:
+        decision = budget.peek(method, job=job.name, region=checkpoint.region)
+    except UsageError as error:
+        return str(error), None
+    return ("", None) if decision.admitted else (decision.why(), decision)
+
+
+def _next_of(session: Session, job: JobSettings) -> Checkpoint:
+    """Where the next run goes on."""
+    here: list[Checkpoint] = []
+    with suppress(StoreError):
+        made = is_made(session.settings.store.url)
+        with Store.existing(session.settings.store) if made else nullcontext() as store:
+            here = by_rotation(checkpoints_of(session, job, store))
+    return here[0] if here else Checkpoint(job.name, (job.regions or ("",))[0])
+
+
 def _regions(
-    job: JobSettings, project: str, here: dict[str, Checkpoint], now_ms: int, stale_ms: int | None
+    job: JobSettings, project: str, here: dict[str, Checkpoint], now_ms: int, stale: Container[str]
 ) -> Iterator[Region]:
     nexts: dict[str, int] = {}
     for stream in streams([job]):
@@ -85,9 +133,8 @@ def _regions(
     for region in job.regions or ("",):
         checkpoint = here.get(region)
         completed_ms = None if checkpoint is None else checkpoint.completed_at_ms
-        stale = stale_ms is not None and completed_ms is not None and is_stale(completed_ms, now_ms, stale_ms)
         stand, detail = _stand_of(checkpoint, now_ms)
-        yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), stale)
+        yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), region in stale)
 
 
 def _stand_of(checkpoint: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:

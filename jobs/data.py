@@ -23,12 +23,12 @@ from quota.cli.options import (
     since_option,
 )
 from quota.cli.output import json_text, print_json, print_rich, say
-from quota.common.clock import host_clock, moment, weekday
-from quota.common.text import many, members, nearest, one_line, printable, shorten, show, spell
+from quota.common.clock import host_clock, moment
+from quota.common.text import listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.tick import configured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from rich.console import RenderableType
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from quota.jobs.store.search import SearchResult
     from quota.jobs.store.store import Elsewhere, Store
     from quota.reports.runs import Run
+    from quota.settings.model import JobSettings
+
+NAMED_REGIONS = 3
+"""The most regions of a run that a table names."""
 
 MAX_WHY = 60
 """The most characters of a run's reason that a table shows; the JSON has all."""
@@ -69,14 +73,14 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     if as_json:
         print_json({"runs": [run_json(run) for run in past_runs]})
     elif past_runs:
-        print_rich(_runs_table(past_runs))
+        print_rich(_runs_table(past_runs, session.settings.jobs))
     else:
         of = "" if job is None else f" of {show(job)}"
         hint = "" if job is None or job in session.settings.jobs else f"; {nearest(job, session.settings.jobs)}"
         say(f"no run{of} in the last {since} on this machine{hint}")
 
 
-def _runs_table(runs: Sequence[Run]) -> RenderableType:
+def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
     from quota.cli.tables import Column, FirstThatFits
     from quota.cli.tables import tables as narrower_tables
@@ -89,10 +93,10 @@ def _runs_table(runs: Sequence[Run]) -> RenderableType:
     ]
     rows = [
         (
-            weekday(run.began_ms),
+            moment(run.began_ms),
             run.job,
             run.outcome,
-            f"{sum(region.outcome == 'done' for region in run.regions)} of {len(run.regions)}" if run.regions else "",
+            _regions(run, jobs.get(run.job)),
             f"{sum(region.items for region in run.regions):,}",
             f"{run.units:,}",
             "" if run.ended_ms is None else spell(run.ended_ms - run.began_ms),
@@ -102,6 +106,14 @@ def _runs_table(runs: Sequence[Run]) -> RenderableType:
     ]
     styles = [{"failed": "red", UNFINISHED: "yellow"}.get(run.outcome, "") for run in runs]
     return FirstThatFits(narrower_tables(columns, rows, styles=styles, without=(6, 4), least_fold=24))
+
+
+def _regions(run: Run, job: JobSettings | None) -> str:
+    """How many of its regions a run covered, and which they were where they are few of its job's."""
+    names = [region.region for region in run.regions]
+    done = f"{sum(region.outcome == 'done' for region in run.regions)} of {len(names)}" if names else ""
+    few = 0 < len(names) <= NAMED_REGIONS and job is not None and len(names) < len(job.regions)
+    return f"{done}: {listed(names)}" if few else done
 
 
 def _why(run: Run) -> str:
@@ -136,9 +148,9 @@ def search(
 
     A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
     more than 50,000 match, it looks at the latest of them.
-    Accents and case do not matter. WORD* matches every word that begins with WORD. Punctuation and emoji separate words
-    and are ignored: rock-n-roll matches these three words in a row. Chinese, Japanese, Korean and Thai words match
-    inside longer text.
+    Accents and case do not matter. WORD* matches every word that begins with WORD. An emoji is a word, and so are C++
+    and C#. Punctuation separates words and is ignored: rock-n-roll matches these three words in a row. Chinese,
+    Japanese, Korean and Thai words match inside longer text.
 
     \b
     Example:
@@ -174,9 +186,9 @@ def search(
 
 def _elsewhere_line(job: Elsewhere) -> str:
     now_ms = host_clock()
-    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"
+    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms)}"
     old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
-    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
+    return f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms)}); this store has {age}{old}"
 
 
 def _video_line(video: SearchResult) -> str:
@@ -386,17 +398,16 @@ def _print(checkpoints: list[Checkpoint], as_json: bool, *, cursors: bool = Fals
         names = "job region pending pages items cursor started_at completed_at failed_at"
         print_json({"places": [members(checkpoint, names) for checkpoint in checkpoints]})
         return
-    now_ms = host_clock()
     for checkpoint in checkpoints:
         name = f"{checkpoint.job} {checkpoint.region}".rstrip()
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
-        stored = f"{pages} and {items} stored" if checkpoint.begun else "nothing stored"
+        stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
         ended = completed_ms or failed_ms  # neither: no run has come to it
         due = checkpoint.pending or checkpoint.cursor or not ended
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if due else "this round is done"
-        complete = "never complete" if completed_ms is None else f"complete {moment(completed_ms, now_ms)}"
-        failed = "" if failed_ms is None else f", failed {moment(failed_ms, now_ms)}"
+        complete = "never complete" if completed_ms is None else f"complete {moment(completed_ms)}"
+        failed = "" if failed_ms is None else f", failed {moment(failed_ms)}"
         say(f"{name}: {stands}; {complete}{failed}")
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")

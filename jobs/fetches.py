@@ -19,7 +19,7 @@ from operator import index
 from typing import Any
 
 from quota.errors import BadAnswer
-from quota.jobs.job import Cursor, Page, checked_id, first_attempt, leave_out, resources
+from quota.jobs.job import Cursor, Names, Page, checked_id, first_attempt, leave_out, names, resources
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
 from quota.jobs.walks import PAGE_ITEMS, Place, Walks, with_next
@@ -50,6 +50,11 @@ def trending(client: Any, region: str, cursor: Cursor | None, *, category: str |
     return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)
 
 
+def _channels_in(option: str) -> Names:
+    return Names(option, "channel", "UC[A-Za-z0-9_-]{22}", "UC_x5XG1OV2P6uZZ5FSM9Ttw")
+
+
+@names(_channels_in("ids"))
 @first_attempt("channels.list")
 def channels(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
@@ -67,8 +72,10 @@ def channels(
     if not wanted:
         return Page(complete=False)
     answer = client.channels().list(part=PARTS, id=",".join(wanted), maxResults=PAGE_ITEMS).execute()
+    described = resources(answer)
+    unknown = set() if ids is None else {*wanted} - {channel["id"] for channel in described}
     more = len(wanted) == PAGE_ITEMS
-    return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)
+    return Page(channels=described, cursor={"after": wanted[-1]} if more else None, unknown=sorted(unknown))
 
 
 _ASKED_LONGEST_AGO = f"""
@@ -110,6 +117,7 @@ def _search_attempt(cursor: Cursor | None) -> str:
     return "videos.list" if cursor and "ids" in cursor else "search.list"
 
 
+@names(Names("words"))
 @first_attempt(_search_attempt)
 def search(
     client: Any,
@@ -199,6 +207,7 @@ _WITH_DETAILS = """
 """
 
 
+@names(_channels_in("channels"))
 @first_attempt("playlistItems.list")
 def uploads(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: str | Sequence[str] | None = None
@@ -229,7 +238,8 @@ def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
     """Find the playlists of channels. One that has none is not asked for again in this pass."""
     answered = resources(client.channels().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute())
     have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
-    return walks.page(*({"id": name} for name in names if name not in have), channels=answered)
+    unknown = {*names} - {channel["id"] for channel in answered}
+    return walks.page(*({"id": name} for name in names if name not in have), channels=answered, unknown=unknown)
 
 
 def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
@@ -292,6 +302,7 @@ _REPLY_COUNTS = """
 """
 
 
+@names(Names("videos", "video", "[A-Za-z0-9_-]{11}", "dQw4w9WgXcQ"))
 @first_attempt("commentThreads.list")
 def comments(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: str | Sequence[str] | None = None

@@ -21,21 +21,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import quota
-from quota.common.clock import local, moment, rfc3339
+from quota.common.clock import moment
 from quota.common.functions import made_by
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
-from quota.terms.limits import DAY_MS
+from quota.terms.arguments import texts
 
 
 class NotImported(quota.ConfigError):
@@ -71,6 +73,7 @@ class Page:
     `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
     takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
     `places`: rows too, which only say where the job stands. They are no items, and no sink gets a page for them.
+    `unknown`: ids of the configuration that upstream does not know. A run names each of them once.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -81,6 +84,7 @@ class Page:
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     again: bool = False
     places: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
 
     @property
     def items(self) -> int:
@@ -105,6 +109,8 @@ class Page:
                 check_table(table)
                 if not isinstance(objects, (list, tuple)):
                     raise ValueError(f"a page's {what} of table {table!r} must be a list, not {type(objects).__name__}")
+        if not isinstance(self.unknown, (list, tuple)) or not all(isinstance(name, str) for name in self.unknown):
+            raise ValueError(f"a page's unknown ids must be a list of texts, not {show(self.unknown)}")
         if self.cursor is not None and not isinstance(self.cursor, dict):
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if is_deep(self.cursor):
@@ -161,11 +167,8 @@ class Away(NamedTuple):
     new_store: bool = False
 
     def __str__(self) -> str:
-        last = local(self.heard_ms).strftime("%H:%M:%S")
-        if self.heard_ms + DAY_MS <= self.now_ms:
-            last = moment(self.heard_ms, self.now_ms)
-        until = moment(self.until_ms, self.now_ms)
-        heard = f"(last {last}, {spell(self.now_ms - self.heard_ms)} ago)"
+        until = moment(self.until_ms)
+        heard = f"(last {moment(self.heard_ms)}, {spell(self.now_ms - self.heard_ms)} ago)"
         if self.same_store:
             return f"runs on {self.runs_on} for the same store {heard}; goes on here if silent until {until}"
         return f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
@@ -207,9 +210,10 @@ class RunReport(Run):
             now = f"; this store is new: `quota run {self.job} --here` takes over now" if is_new else ""
             return f"{self.job}: {began}{self.away or self.why}{now}"
         if self.outcome == "done":
+            why = f"; {self.why}" if self.why else ""
             covered = [r.region for r in self.regions if r.outcome == "done"]
             regions = "" if covered == [""] else f"{many(len(covered), 'region')}, "
-            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}{self._rest()}"
+            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}{why}{self._rest()}"
         if self.outcome == "failed":
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
         # Without a ledger, `why` is printed as an error too.
@@ -218,9 +222,7 @@ class RunReport(Run):
         if self.outcome == "stopped" and self.next_step:
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
-                # Rounded up to the second: a run at this time is not early.
-                at = rfc3339(-(-self.retry_at_ms // 1_000) * 1_000).replace(".000Z", "Z")
-                line += f" at {at} (in {spell(self.retry_at_ms - now_ms)})"
+                line += f" at {moment(self.retry_at_ms)} (in {spell(self.retry_at_ms - now_ms)})"
         return line + self._rest()
 
     def _rest(self) -> str:
@@ -257,6 +259,36 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
     return mark
 
 
+class Names(NamedTuple):
+    """What an option of a fetch function names: `kind` ids of upstream, which have this `shape`; or words, without."""
+
+    option: str
+    kind: str = ""
+    shape: str = ""
+    example: str = ""
+
+    @property
+    def like(self) -> str:
+        return f"the id of a {self.kind}, like {self.example!r}"
+
+
+def names(given: Names) -> Callable[[F], F]:
+    """Mark a fetch function with what one of its options names."""
+
+    def mark(fetch: F) -> F:
+        fetch.names = given  # type: ignore[attr-defined]
+        return fetch
+
+    return mark
+
+
+def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:
+    """What the options of a marked function name. Raises UsageError where that is no list of names."""
+    given: Names | None = getattr(fetch, "names", None)
+    if given is not None and given.option in options:
+        yield given, texts(options[given.option], f"{given.option}:")
+
+
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is no
     name of one, or a function that fails: it only saves work."""
@@ -289,6 +321,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     function = f"quota.jobs.fetches:{name}" if name in BUILT_IN_FETCHES else name
     fetch: Fetch = _load("fetch", name, function, folder)
     _check_signature(fetch, name, dict(options or {}))
+    _check_names(fetch, name, options or {})
     return fetch
 
 
@@ -337,6 +370,17 @@ def _doubt_of(path: Path) -> str:
         return f"nobody can say who wrote {one_line(path)} ({error.strerror or error})"
 
 
+def line_of(error: BaseException, name: str) -> str:
+    """Where the user's code raised this error, behind a space: the last file and line beside the module of the function
+    `name`. Empty for a built-in one, and where the error came from elsewhere."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    if not file or name in BUILT_IN_FETCHES:
+        return ""
+    folder = Path(file).parent
+    frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
 def wants_store(fetch: Fetch) -> bool:
     """Whether the function has a parameter called `store`."""
     return "store" in signature(fetch).parameters
@@ -383,7 +427,13 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{where}") from error
+        frames = [f for f in extract_tb(error.__traceback__) if folder and Path(f.filename).is_relative_to(folder)]
+        line = (
+            f" ({frames[-1].filename}, line {frames[-1].lineno})"
+            if frames and not missing and isinstance(error, Exception)
+            else ""
+        )
+        raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{line}{where}") from error
 
 
 def _hides_own(module_name: str, folder: Path | None) -> str:
@@ -394,6 +444,19 @@ def _hides_own(module_name: str, folder: Path | None) -> str:
         return ""
     own = (folder / top).is_dir() or (folder / f"{top}.py").is_file()
     return f"; {top} is {origin} here: give yours another name" if own else ""
+
+
+def _check_names(fetch: Fetch, name: str, options: Mapping[str, Any]) -> None:
+    setting = f"fetch = {name!r:.100}"
+    try:
+        for given, values in names_in(fetch, options):
+            if not values:
+                raise quota.ConfigError(f"{setting}: {given.option} = [] asks for nothing; name at least one")
+            wrong = next((value for value in values if given.kind and not re.fullmatch("[A-Za-z0-9_-]+", value)), None)
+            if wrong is not None:
+                raise quota.ConfigError(f"{setting}: {given.option}: {show(wrong)} is not {given.like}; write the id")
+    except quota.UsageError as error:
+        raise quota.ConfigError(f"{setting}: {error}; correct it") from None
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 A run has one in the state folder, which others cannot fill or empty, and one beside the store: users who write there
 may have another state folder.
 
-only_one      takes the lock for a block
+only_one      takes the lock for a block, if need be after the run that has it
+Lock          the lock of a run, with what that run covers
 lock_name     names it, so that the ledger can tell a dead run from one on another machine
 store_id_of   the id of the store, which the locked file keeps too
 hashed        a short name for a long text
@@ -12,13 +13,16 @@ hashed        a short name for a long text
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import quota
 from quota.common.files import NotAloneError, open_alone
@@ -29,30 +33,94 @@ from quota.terms.arguments import machine_name
 log = logging.getLogger("quota.jobs")
 
 
-@contextmanager
-def only_one(store_url: str, job: str) -> Iterator[int | None]:
-    """Lock this job and this store on this machine for the block. Yields the locked file; None if another run has it.
+POLL_S = 0.1
+"""How often a run asks whether the run before it has ended."""
 
-    It is a lock on a file, so that the kernel releases it however the process ends.
+_COVERS_AT = 64
+"""Where a locked file says what its run covers, behind the store's id."""
+
+
+class Covers(NamedTuple):
+    """What a run covers: these regions. `whole`: it was asked for all that its job has to do."""
+
+    whole: bool = False
+    regions: tuple[str, ...] = ()
+
+
+WHOLE = Covers(whole=True)
+
+
+class Lock:
+    """The locked files of a run: `descriptor` is the first one."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._descriptors = descriptors
+        self.descriptor = descriptors[0]
+
+    def note(self, covers: Covers | None) -> None:
+        """Let other runs read what this one covers; None: nothing."""
+        text = b"" if covers is None else json.dumps(covers).encode()
+        for descriptor in self._descriptors:
+            with suppress(OSError):  # some may only read the file
+                os.ftruncate(descriptor, _COVERS_AT)
+                os.pwrite(descriptor, text, _COVERS_AT)
+
+
+@contextmanager
+def only_one(
+    store_url: str,
+    job: str,
+    covers: Covers = WHOLE,
+    waits: Callable[[Covers], bool] = lambda covers: False,
+) -> Iterator[Lock | None]:
+    """Lock this job and this store on this machine for the block, which `covers` this. Yields None if another run has
+    the lock.
+
+    It is a lock on a file, so that the kernel releases it however the process ends. As long as another run has it,
+    `waits` is asked whether to try again, and told what that run covers.
     """
     descriptors = [lock_file(store_url, job)]
     try:
         beside = _lock_beside(_path_beside(store_url, job), descriptors[0])
         descriptors += [] if beside is None else [beside]
-        for descriptor in descriptors:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        while (taken := _lock_all(descriptors, beside)) is not None:
+            if not waits(_covers_of([taken, *descriptors])):
                 yield None
                 return
-            except OSError:
-                if descriptor != beside:  # a store may be on a file system without such locks
-                    raise
+            time.sleep(POLL_S)
         # The files stay. If this run removed one, a third run could lock a new one while a second holds the old one.
-        yield descriptors[0]
+        lock = Lock(descriptors)
+        lock.note(covers)
+        try:
+            yield lock
+        finally:
+            lock.note(None)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
+    """Lock all of these files, or none. Returns the one that another run has; None if there is none."""
+    for descriptor in descriptors:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(descriptors[0], fcntl.LOCK_UN)
+            return descriptor
+        except OSError:
+            if descriptor != beside:  # a store may be on a file system without such locks
+                raise
+    return None
+
+
+def _covers_of(descriptors: Sequence[int]) -> Covers:
+    """What the run covers that has locked these files: nothing, as long as none of them says so."""
+    for descriptor in descriptors:
+        with suppress(OSError, ValueError, TypeError):
+            whole, regions = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, _COVERS_AT))
+            return Covers(whole, tuple(regions))
+    return Covers()
 
 
 def lock_name(descriptor: int) -> str:
@@ -78,7 +146,7 @@ def hashed(text: str, size: int) -> str:
 def store_id_of(store: Store, lock: int) -> str:
     """The store's id. The locked file keeps it too: a store that was moved away, or lost, is followed by one that holds
     the same regions."""
-    kept = os.pread(lock, 33, 0).decode("ascii", "replace")
+    kept = os.pread(lock, _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
     if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
         store.take_id(kept)
     store_id = store.id()

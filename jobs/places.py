@@ -3,6 +3,7 @@ claims in the ledger.
 
     Hold             one run's hold on its regions, and on its tick; `hold_ms` is how long that lasts after the run
     SharedPlaces     the places of one job in the ledger
+    runs_on          which machines have the regions of a job
     work_of          what the checkpoints of a job are of
     checkpoints_of   where a job stands, wherever that lies
     reset_shared     begin regions anew whose places lie in the ledger
@@ -29,7 +30,7 @@ from itertools import islice
 import quota
 from quota import Session
 from quota.common.log import line
-from quota.common.text import many
+from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
 from quota.jobs.lock import hashed
 from quota.jobs.store.checkpoints import Checkpoint, digest_of, place_of, read_place
@@ -193,6 +194,17 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
             return MAX_HOLD_MS
         gap_ms = max(following[0] - now_ms, following[1] - following[0])
     return min(MAX_HOLD_MS, max(MIN_HOLD_MS, 2 * (gap_ms or UNKNOWN_GAP_MS)))
+
+
+def runs_on(session: Session, job: JobSettings) -> tuple[str, bool]:
+    """The machines that have the job's regions, empty where nobody has any; and whether a run is under way there, as
+    far as the ledger was told. Raises LedgerError."""
+    if job.on_each_machine:
+        return "each machine", False
+    if not session.ledger.shared:
+        return machine_name(), False
+    holders = session.project(job.credential).state.holders(_claim_name(job))
+    return listed(dict.fromkeys(holder.host for holder in holders)), any(holder.running for holder in holders)
 
 
 # -- where a job stands -----------------------------------------------------------------------------------------------

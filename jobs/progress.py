@@ -37,8 +37,11 @@ def named(job: str, region: str) -> str:
 class Watcher:
     """Follows the progress of a run, and says nothing. The methods of others must not raise.
 
-    `began` is told the regions that the run covers, with the most pages of each.
+    `waits`: for another run of the job to end. `began` is told the regions that the run covers, with the most pages of
+    each.
     """
+
+    def waits(self) -> None: ...
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None: ...
 
@@ -73,6 +76,9 @@ class _Lines(Watcher):
         """What the run has spent so far, and what is left of its tightest limit."""
         left = "" if self.left_units is None else f", {self.left_units:,} left"
         return f"{many(self.spent_units, 'unit')}{left}"
+
+    def waits(self) -> None:
+        self.say(f"{self.job}: waits for another run of the job to end")
 
     def began(self, checkpoints: Sequence[Checkpoint], pages: int) -> None:
         self.pages = pages

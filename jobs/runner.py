@@ -11,6 +11,7 @@ How a step may end, and what follows:
     a refusal by the budget          the run stops at once: outcome "stopped"
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
+    no answer at all                 the same; the next region has one attempt, and fails the run at the same address
     an answer beyond its limits      the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the page is fetched again
     an error of this region alone    the region fails and begins its next pass with the first page
@@ -21,48 +22,53 @@ How a step may end, and what follows:
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
 one of several searches or lists in its pass, which goes on without it (`leave_out`) and then fails; at once after two
-in a row.
+in a row. Where the run ends before a call of the region was charged, the region stays pending, behind the others.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import quota
 from quota import Decision, Session
 from quota.common.clock import host_clock
-from quota.common.log import line
+from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, members, nearest, show
+from quota.common.text import describe, many, members, nearest, show
 from quota.jobs.attempts import ATTEMPTS, MAX_WAIT_S, Attempts, Failure, Interrupted
 from quota.jobs.job import (
+    Fetch,
     Page,
     RegionOutcome,
     RunOutcome,
     RunReport,
     Sink,
     left_out_by,
+    line_of,
     load_fetch,
     load_sink,
     pages_of,
 )
-from quota.jobs.lock import lock_name, only_one, store_id_of
+from quota.jobs.lock import Covers, lock_name, only_one, store_id_of
 from quota.jobs.places import Hold, check_cursor, work_of
 from quota.jobs.progress import Watcher
-from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.jobs.store.tables import rows_of
 from quota.reports.runs import RegionOfRun
 from quota.rules.claims import Ending
-from quota.settings.model import JobSettings
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings
 from quota.terms.arguments import texts
-from quota.terms.limits import HOUR_MS
+from quota.terms.limits import HOUR_MS, format_duration
 
 MAX_STEPS = 10
 """A fetch function that takes more steps than this without completing a page is going round in circles."""
@@ -79,6 +85,7 @@ def run_job(
     here: bool = False,
     tick: str = "",
     tick_ms: int = HOUR_MS,
+    wait_ms: int | None = None,
     refusal: Callable[[], Decision | None] = lambda: None,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
@@ -93,6 +100,8 @@ def run_job(
     On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.places`);
     `here`: it takes over the others too. `tick` names the tick of a schedule, which is run once, and remembered for
     `tick_ms`. With its regions and its tick in hand the run asks for a `refusal`; if there is one, it ends with that.
+    If another run of the job on this machine covers other regions, this one waits for its end: `wait_ms` at most, or
+    else the job's `misfire_grace`.
     The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
     between attempts, and `clock` (ms since 1970) dates what is stored; both are for tests.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
@@ -104,21 +113,29 @@ def run_job(
     max_regions = len(chosen)
     if by_rotation:
         chosen = _regions(job, ())
-    path = session.settings.path
-    folder = None if path is None else path.absolute().parent
-    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
-    with only_one(session.settings.store.url, job.name) as lock:
-        if lock is None:
-            return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
+    fetch, sink = functions_of(session.settings, job)
+    whole, asked_ms = max_regions == len(_regions(job, ())), clock()
+    turn = _Turn(job, chosen, by_rotation, whole, stop, watcher, wait_ms)
+    with only_one(session.settings.store.url, job.name, Covers(whole), turn.waits) as lock:
         store_settings = session.settings.store
         try:
+            if lock is None and not turn.missed:
+                return _overlap(session, job, "already running on this machine; nothing done")
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                hold = _hold(session, job, store, lock, clock(), tick, tick_ms)
+                if lock is None:
+                    return _missed(session, job, store, turn, tick)
+                if turn.waited and not by_rotation:
+                    places = store.checkpoints(job.name, chosen, work_of(session, job))
+                    chosen = tuple(place.region for place in places if ended_at(place) < asked_ms)
+                    if not chosen:
+                        return _overlap(session, job, "another run has covered it meanwhile")
+                hold = _hold(session, job, store, lock.descriptor, clock(), tick, tick_ms)
                 with _ending(hold) as endings:
                     hold.begin(chosen, here=here)
                     mine = [region for region in chosen if region not in hold.away]
                     elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
                     if elsewhere is not None:
+                        session.project(job.credential).repay()  # no decision follows that would
                         return elsewhere
                     row = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
                     refused = refusal()
@@ -129,7 +146,7 @@ def run_job(
                     attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
                     run = _Run(session, job, store, hold, attempts, sink, stop, watcher, clock)
                     try:
-                        report = run.cover(mine, max_regions)
+                        report = run.cover(mine, max_regions, lambda regions: lock.note(Covers(whole, regions)))
                     except BaseException as error:
                         _keep(store, row, failed_report(session, name, error))
                         if run.added and isinstance(error, quota.QuotaError):
@@ -146,6 +163,57 @@ def run_job(
                     return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
             return failed_report(session, name, error)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """When the turn of a run comes, if another run of its job is under way on this machine. `waited`: it did not come
+    at once. `missed`: it has not come in time."""
+
+    job: JobSettings
+    regions: Sequence[str]
+    by_rotation: bool
+    whole: bool
+    stop: Callable[[], int]
+    watcher: Watcher
+    wait_ms: int | None
+    waited: bool = False
+    missed: bool = False
+
+    def __post_init__(self) -> None:
+        wait_ms = self.job.misfire_grace_ms if self.wait_ms is None else self.wait_ms
+        self._until_s = time.monotonic() + wait_ms / 1_000
+
+    def waits(self, covers: Covers) -> bool:
+        """Whether to wait for the run that covers this. A tick always does; else that run may do all of the work."""
+        if not self.by_rotation and ((self.whole and covers.whole) or set(self.regions) <= set(covers.regions)):
+            return False
+        if not self.waited:
+            self.watcher.waits()
+        self.waited = True
+        self.missed = time.monotonic() >= self._until_s or self.stop() != 0
+        return not self.missed
+
+
+def _overlap(session: Session, job: JobSettings, why: str) -> RunReport:
+    """The report of a run whose work another one on this machine does."""
+    return RunReport(session.run, job.name, "overlap", why=why)
+
+
+def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick: str) -> RunReport:
+    """The report of a run whose turn has not come. It names, and the store keeps, what was asked for."""
+    skipped = tuple(RegionOfRun(region, "skipped") for region in (() if turn.by_rotation else turn.regions))
+    regions = ", ".join(region.region for region in skipped) or "nothing"
+    grace = format_duration(job.misfire_grace_ms)
+    why = f"{regions} not fetched: another run of the job has not ended within misfire_grace ({grace})"
+    report = replace(_overlap(session, job, f"{why}; if it hangs, end it"), regions=skipped)
+    if turn.stop():
+        why = f"interrupted; {regions} not fetched: another run of the job has not ended"
+        report = replace(report, outcome="stopped", why=why, exit_status=128 + turn.stop())
+    elif not tick:  # of a tick the schedule says it
+        warn("run_skipped", report.why, job=job.name)
+    _keep(store, store.runs.begin(session.run, session.credential(job.credential).project, job.name), report)
+    return report
 
 
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
@@ -239,14 +307,18 @@ class _Run:
     clock: Callable[[], int]
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
+    silent: list[str] = field(default_factory=list)  # the addresses that did not answer, since upstream last did
+    early: list[Checkpoint] = field(default_factory=list)  # the regions that failed since then, before any answer
+    unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
+    idle: bool = False  # whether a region had nothing to ask for
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
     def __post_init__(self) -> None:
         self.work = work_of(self.session, self.job)
         self.here = Checkpoint(self.job.name, "", work=self.work)  # of the current region
 
-    def cover(self, regions: Sequence[str], max_regions: int) -> RunReport:
-        """Cover these regions, as far as their turn has come."""
+    def cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
+        """Cover these regions, as far as their turn has come. `covers` is told which those are."""
         outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
@@ -255,9 +327,13 @@ class _Run:
             pending = self.store.start_round(self.job.name, regions, self.work)
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]
+            covers(tuple(checkpoint.region for checkpoint in checkpoints))
             self.watcher.began(checkpoints, pages_of(self.job))
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
+                if self.end is None and len(self.silent) > 1 and len({*self.silent[-2:]}) == 1:
+                    why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
+                    self.end = self._ended("failed", why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
@@ -267,6 +343,8 @@ class _Run:
                     left = self.here
                 outcomes.append(outcome)
                 self.watcher.ended(outcome)
+            if self.end is not None and self.end.outcome == "failed":
+                self._give_back()
             return self._report(outcomes, left)
         finally:
             self.attempts.close()
@@ -286,6 +364,8 @@ class _Run:
         except quota.QuotaError as error:
             if not isinstance(error, (quota.LedgerError, StoreError)):
                 self._others_first()
+                if not self.attempts.connected:
+                    self.early.append(self.here)
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
@@ -296,6 +376,20 @@ class _Run:
         """What ends this run may be about this region alone: the next one covers the others before it."""
         with suppress(quota.QuotaError):  # the run ends with an error already
             self._fail(keep_cursor=True)
+
+    def _give_back(self) -> None:
+        """Give the regions that failed before any call their turns back, behind the others of the round: what ended the
+        run is hardly about them alone."""
+        units, _, _ = self.attempts.spent()
+        with suppress(quota.QuotaError):  # the run ends with an error already
+            if any(place.pending for place in self.store.checkpoints(self.job.name, self.job.regions, self.work)):
+                for checkpoint in self.early:
+                    if not units.get(checkpoint.region):
+                        self.hold.keep(self.store.turn_back(checkpoint))
+
+    def _answered(self) -> None:
+        self.silent.clear()
+        self.early.clear()
 
     def _fail(self, *, keep_cursor: bool) -> None:
         self.here = self.store.fail(self.here, keep_cursor=keep_cursor)
@@ -312,7 +406,7 @@ class _Run:
             self.store.check_space()
             started_at_ms = self.clock()
             try:
-                page = self.attempts.step(checkpoint)
+                page = self._note_unknown(self.attempts.step(checkpoint, 1 if self.silent else ATTEMPTS))
                 rows = rows_of(self.job.name, self.job.tables, {**page.rows, **page.places})
                 if self.session.settings.store.places_in_ledger:
                     check_cursor(page.cursor)
@@ -324,6 +418,8 @@ class _Run:
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
                 failure = self.attempts.failure_of(error, checkpoint)
+                if failure.answered or failure.kind == "answer":
+                    self._answered()
                 here = members(checkpoint, "job region")
                 log.debug(
                     "%s", line("step_failed", **here, page=checkpoint.pages + 1, kind=failure.kind), exc_info=True
@@ -343,6 +439,7 @@ class _Run:
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost = 0
+                self._answered()
             inherited = False
             finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
             if not finished and self.store.was_at(checkpoint, page.cursor):
@@ -352,6 +449,7 @@ class _Run:
             self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(checkpoint.region, (0, 0))
             self.added[checkpoint.region] = pages + page.complete, items + page.items
+            self.idle |= finished and not page.complete and not checkpoint.begun
             self.watcher.page(self.here)
             stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
             took_ms = self.clock() - started_at_ms
@@ -368,6 +466,15 @@ class _Run:
         self.hold.keep(self.here)
         return self._done()
 
+    def _note_unknown(self, page: Page) -> Page:
+        """The page, with a row for each id that upstream does not know: the store remembers which were named."""
+        if not page.unknown:
+            return page
+        sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
+        named = self.store.select(sql, table=_UNKNOWN, ids=json.dumps(page.unknown))
+        self.unknown += sorted({*page.unknown} - {key for (key,) in named} - {*self.unknown})
+        return replace(page, places={**page.places, _UNKNOWN: [{"id": name} for name in page.unknown]})
+
     def _hand_over(self, page: Page) -> Failure | None:
         """Give the page to the job's sink, which may change what it gets. What it raises fails the step."""
         if self.sink is None or not page.items:
@@ -376,7 +483,8 @@ class _Run:
             self.sink(copy.deepcopy(page), self.job.name, self.here.region)
         except (Exception, SystemExit) as error:
             log.debug("%s", line("sink_failed", job=self.job.name, region=self.here.region), exc_info=True)
-            return Failure("answer", f"sink = {self.job.sink!r}: {redact(describe(error))}; the page is fetched again")
+            why = redact(describe(error) + line_of(error, self.job.sink))
+            return Failure("answer", f"sink = {self.job.sink!r}: {why}; the page is fetched again")
         return None
 
     def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
@@ -386,15 +494,18 @@ class _Run:
                 return self._unfinished()
             case "config":
                 self._others_first()
+                self.early.append(self.here)
                 self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
                 return self._outcome("failed", failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
         self._fail(keep_cursor=failure.kind in ("answer", "transient"))
         message = failure.message
         if failure.kind == "transient":
-            message += f", in {ATTEMPTS} attempts"
-            if not failure.answered:
-                message += f" to reach {self.attempts.address()}; check network and endpoint, then run again"
+            message += f", in {many(1 if self.silent else ATTEMPTS, 'attempt')}"
+            if failure.silent:
+                message += f" to reach {failure.silent}; check network and endpoint, then run again"
+                self.silent.append(failure.silent)
+                self.early.append(self.here)
         return self._outcome("failed", message)
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> RunReport:
@@ -422,19 +533,29 @@ class _Run:
     def _ended(self, outcome: RunOutcome, why: str) -> RunReport:
         return RunReport(self.session.run, self.job.name, outcome, why=why)
 
+    def _notes(self, attempts: int) -> str:
+        """What is to be said of a run that is done."""
+        return "there was nothing to ask for" if self.idle and not attempts else self._unknown()
+
+    def _unknown(self) -> str:
+        ids = ", ".join(map(show, self.unknown))
+        return f"upstream does not know {ids}: correct or remove them" if ids else ""
+
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
         units, of_pages, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row says it
             self.store.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
+        if self.unknown:
+            warn("unknown_ids", self._unknown(), job=job)
         for region in regions:
             ended = members(region, "region outcome pages items units")
             _debug("region_ended", run=run, job=job, **ended, why=region.error)
         failed = [o for o in regions if o.outcome == "failed"]
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
         outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
-        end = self.end or self._ended(outcome, _count_failed(failed, regions) if failed else "")
+        end = self.end or self._ended(outcome, _count_failed(failed, regions) if failed else self._notes(attempts))
         status = end.exit_status
         if not status and failed:
             status = quota.QuotaError.exit_status
@@ -462,6 +583,9 @@ class _Run:
         )
         return report
 
+
+_UNKNOWN = "unknown_ids"
+"""The table of the ids that upstream does not know."""
 
 _CIRCLE = Failure(
     "region",
@@ -491,6 +615,39 @@ def job_called(session: Session, name: str) -> JobSettings:
     if name not in jobs:
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
     return jobs[name]
+
+
+def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | None]:
+    """The fetch function of a job and its sink, to run it. Raises ConfigError where no run of it can begin."""
+    folder = None if settings.path is None else settings.path.absolute().parent
+    fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
+    for location, message, near in no_region_codes(job, regions_of_users(settings)):
+        raise quota.ConfigError(f"{settings.source}: {location}: {message}; {near}")
+    return fetch, sink
+
+
+def regions_of_users(settings: Settings) -> frozenset[str]:
+    """The regions of jobs whose function is the user's own: it names them as it likes, and built-in jobs may read what
+    it stored under these names."""
+    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
+    return frozenset(chain.from_iterable(own))
+
+
+def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+    """The regions of a built-in job that upstream cannot know: where each stands, what it is, and what may be meant.
+    `users` are the regions of jobs with functions of the user's own."""
+    if job.fetch not in BUILT_IN_FETCHES:
+        return
+    for index, region in enumerate(job.regions):
+        code = region.upper()
+        is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
+        if is_code or region in users:
+            continue
+        from quota.jobs.emulator.catalogue import REGIONS  # most ticks need no names of regions
+
+        near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
+        message = f"{region!r:.100} is no region code of ISO 3166-1, like 'US'"
+        yield f"jobs.{job.name}.regions[{index}]", message, near
 
 
 def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:

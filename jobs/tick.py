@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} when the budget stopped the run."
 )
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
-@click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
+@click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--verbose", is_flag=True, help="Print each decision, too.")
 @textfile_option
 @json_option
@@ -91,7 +91,7 @@ def run(
         status = report.exit_status
         if fail_on_refusal and report.refused and not status:
             status = Refused.exit_status
-        print_report(report, as_json, quiet)
+        print_report(report, as_json, quiet and status != Refused.exit_status)
         _ended(session, job, ping, status, report)
     return status
 
@@ -134,8 +134,8 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
 
 
 def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """Print how a run ended. With `quiet` nothing if it is done or somebody else runs it, its errors if it failed, and
-    otherwise why it stopped."""
+    """Print how a run ended. With `quiet` nothing if it is done, somebody else runs it or the budget stopped it, its
+    errors if it failed, and otherwise why it stopped."""
     from quota.common.clock import host_clock
 
     for region in report.regions:
@@ -144,7 +144,8 @@ def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     is_error = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
     if is_error:
         fail(f"{report.job}: {printable(report.why)}")
-    if quiet and (report.outcome in ("done", "elsewhere", "overlap") or (is_error and not as_json)):
+    is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
+    if quiet and (is_regular or (is_error and not as_json)):
         return
     sentence = printable(report.sentence(host_clock()))
     if as_json:

@@ -16,7 +16,7 @@ time, before its items expire.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from operator import index
 from typing import Any
@@ -62,6 +62,7 @@ class Walks:
     def __init__(self, store: Store, table: str, lists: str, cursor: Cursor | None, **values: object) -> None:
         self._store = store
         self._table = table
+        self._named = values.get("ids") is not None
         if cursor is None:
             first = store.select(_LAST, table=table)[0][0] + 1
             cursor = {"began": first, "step": first}
@@ -74,16 +75,18 @@ class Walks:
         self.places: list[Place] = begun if begun and (self._step % 2 or not due) else due
         """The place that this step is about; where nobody has looked at its list in this pass, also the next ones."""
 
-    def page(self, *places: Place, **more: Any) -> Page:
-        """The page of this step, with these places as they stand after it."""
+    def page(self, *places: Place, unknown: Collection[str] = (), **more: Any) -> Page:
+        """The page of this step, with these places as they stand after it. Of the lists that upstream does not know, it
+        has those that the configuration names."""
         stand = {self._table: [{**place, "step": self._step} for place in places]}
-        return Page(places=stand, cursor={"began": self._began, "step": self._step + 1}, **more)
+        cursor = {"began": self._began, "step": self._step + 1}
+        return Page(places=stand, cursor=cursor, unknown=sorted(unknown) if self._named else (), **more)
 
     def failed(self, error: Exception, what: str, passed: Place) -> Page:
         """The page of a step whose call failed: with this place where upstream refused it for its list. Else raises
         the error, with which the pass may go on to other lists."""
-        if _is_passed_over(error):
-            return self.page(passed)
+        if reason := _passed_over(error):
+            return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
         place = {**self.places[0], "failed": self._step}
         leave_out(error, f"{what} {place['id']}", self.page(place, complete=False))
         raise error
@@ -121,10 +124,14 @@ _PASSED_OVER = frozenset(
 """What upstream's pages on playlistItems.list, commentThreads.list and comments.list say of one list alone."""
 
 
-def _is_passed_over(error: Exception) -> bool:
-    """Whether upstream refused a call for the list that it was about, or for its page: the others may go on. If that
-    failed the region, the same list would come first in the next pass, and the others never."""
+_NOT_THERE = frozenset(("channelNotFound", "playlistNotFound", "videoNotFound"))
+
+
+def _passed_over(error: Exception) -> str:
+    """Why upstream refused a call, if that is for the list that it was about, or for its page: the others may go on. If
+    that failed the region, the same list would come first in the next pass, and the others never."""
     answer = answer_in(error)
     with suppress(ValueError, LookupError, TypeError):
-        return answer is not None and json.loads(answer.body)["error"]["errors"][0]["reason"] in _PASSED_OVER
-    return False
+        reason = "" if answer is None else json.loads(answer.body)["error"]["errors"][0]["reason"]
+        return str(reason) if reason in _PASSED_OVER else ""
+    return ""

@@ -13,9 +13,12 @@ from quota.jobs.store.reader import Pass, Reader
 from quota.session import Session, ledger_answers
 from quota.web.documents import Check, health
 
+Passes = tuple[list[Pass], dict[str, int]]
+"""The regions of all jobs, and when each job first ran."""
+
 
 class Read(Protocol):
-    def __call__(self, question: Callable[[Reader], list[Pass]]) -> Awaitable[list[Pass]]: ...
+    def __call__(self, question: Callable[[Reader], Passes]) -> Awaitable[Passes]: ...
 
 
 KEPT_S = 2.0
@@ -41,22 +44,19 @@ class Health:
 
     async def _store(self) -> list[Check]:
         try:
-            passes = await self._read(lambda reader: reader.passes())
+            passes, first_runs = await self._read(lambda reader: (reader.passes(), reader.first_runs()))
         except Exception as error:  # the store is away: `read` has logged why
             return [Check("store", "fail", str(error))]
-        return [Check("store"), self._freshness(passes)]
+        return [Check("store"), self._freshness(passes, first_runs)]
 
-    def _freshness(self, passes: list[Pass]) -> Check:
+    def _freshness(self, passes: list[Pass], first_runs: dict[str, int]) -> Check:
         """How old what is served is, of the jobs in the configuration. It warns where that says what is stale."""
         now_ms = host_clock()
         jobs = self._session.settings.jobs
-        completed = [
-            of_region.completed_ms
-            for of_region in passes
-            if of_region.completed_ms is not None
-            and of_region.job in jobs
-            and of_region.region in (jobs[of_region.job].regions or ("",))
-        ]
+        ended = {(of_region.job, of_region.region): of_region.completed_ms for of_region in passes}
+        regions = [(job.name, region) for job in jobs.values() for region in job.regions or ("",)]
+        due = [ended.get(region) or first_runs.get(region[0]) for region in regions]
+        completed = [ms for region in regions if (ms := ended.get(region)) is not None]
         if not completed:
             return Check("freshness", "warn", "no pass of a region is complete yet")
         notify = self._session.settings.notify
@@ -68,7 +68,7 @@ class Health:
             "age_s": max(0, now_ms - newest_ms) // 1_000,
             "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
         }
-        if stale_ms is not None and any(is_stale(completed_ms, now_ms, stale_ms) for completed_ms in completed):
+        if any(is_stale(due_ms, now_ms, stale_ms) for due_ms in due):
             return Check("freshness", "warn", "a region is stale", members)
         return Check("freshness", members=members)
 

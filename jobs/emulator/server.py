@@ -13,8 +13,10 @@ therefore book more than the emulator counts, but never less.
 Cloud Monitoring's calls are served too, and counted separately, as "free". They spend no units.
 
 A request without a usable key counts as a request, but no project is charged for it. The emulator
-accepts bearer tokens, and any key that does not start with "invalid" or "disabled". It also accepts
-writes that carry only a key; upstream requires a token for them. Of an upload it takes the first request
+accepts any key, and any token, that does not start with "invalid" or "disabled", each where Google takes
+it: a key in the header X-Goog-Api-Key or as `key` of the query, a token as a bearer or as `access_token`.
+A secret is a key if it starts as Google's do ("AIza"), has a project here, or came as a key before. It also
+accepts writes that carry only a key; upstream requires a token for them. Of an upload it takes the first request
 for all of it, and ignores its content.
 """
 
@@ -38,6 +40,7 @@ from quota.jobs.emulator.wire import Request, Server
 
 _CONTROL = "/emulator/"
 _POLL_SECONDS = 0.02
+_MAX_SECRETS = 10_000
 
 
 class Emulator:
@@ -70,6 +73,8 @@ class Emulator:
         if lag_ms < 0:
             raise ValueError(f"lag_ms must be 0 or more, not {lag_ms}")
         self._projects = dict(projects or {})
+        self._keys = set(self._projects)
+        self._tokens: set[str] = set()
         self._api = Api(RecordedCatalogue(recorded) if recorded else GeneratedCatalogue())
         self._lock = threading.RLock()  # of the meter
         self._meter = Meter(allocation, quota, clock)
@@ -152,8 +157,8 @@ class Emulator:
 
     def _serve_monitoring(self, request: Request, project: str) -> Reply:
         """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
-        token = _bearer(request.headers)
-        if not token or token.startswith("invalid"):
+        token = _token(request.params, request.headers)
+        if not token or not self._is_token(token):
             return replies.error("401 authError")
         if project.startswith("denied"):
             return replies.error("permission_denied", project=project)
@@ -171,20 +176,36 @@ class Emulator:
 
     def _identify(self, params: Mapping[str, str], headers: Message) -> str | Reply:
         """The project, or upstream's reply to a caller that it does not know."""
-        secret = params.get("key") or headers.get("X-Goog-Api-Key")
-        unusable = replies.error("key_invalid")
+        key, token = params.get("key") or headers.get("X-Goog-Api-Key") or "", _token(params, headers)
+        if token and not self._is_token(token):
+            return replies.error("401 authError")
+        if key and not self._is_key(key):
+            return replies.error("key_invalid")
+        secret = key or token
         if not secret:
-            secret, unusable = _bearer(headers), replies.error("401 authError")
-            if not secret:
-                return replies.error("unregistered_caller")
+            return replies.error("unregistered_caller")
         # Anybody who reads the usage sees the project's name, but nobody sees the key.
         digest = hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()
         project = self._projects.get(secret) or f"key-{digest}"
-        if secret.startswith("invalid"):
-            return unusable
         if secret.startswith("disabled"):
             return replies.error("service_disabled", number=replies.project_number(project))
         return project
+
+    def _is_token(self, secret: str) -> bool:
+        with self._lock:
+            if secret.startswith(("invalid", "AIza")) or secret in self._keys:
+                return False
+            if len(self._tokens) < _MAX_SECRETS:
+                self._tokens.add(secret)
+            return True
+
+    def _is_key(self, secret: str) -> bool:
+        with self._lock:
+            if secret.startswith(("invalid", "ya29.")) or secret in self._tokens:
+                return False
+            if len(self._keys) < _MAX_SECRETS:
+                self._keys.add(secret)
+            return True
 
     def _answer(self, request: Request, method: str, charge: Charge | Reply) -> Reply:
         """The answer to a call that was counted. Raises Rejected."""
@@ -217,10 +238,10 @@ class Emulator:
                 return replies.error("method_not_found")
 
 
-def _bearer(headers: Message) -> str:
-    """The bearer token of a request; empty if it has none."""
+def _token(params: Mapping[str, str], headers: Message) -> str:
+    """The token of a request; empty if it has none."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" else params.get("access_token", "")
 
 
 def json_object(body: bytes) -> Json:

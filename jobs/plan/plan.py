@@ -4,7 +4,8 @@
     LimitPlan   one limit: how much of it the schedule needs, and its days
     JobPlan     one job: its ticks, and the first one that is refused
 
-A schedule fits if no tick is refused. Jobs that are meant to live on what others leave can be excepted.
+A schedule fits if no tick is refused. Jobs that are meant to live on what others leave can be excepted, and what is
+spent or closed today is not held against it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 from quota.cli.output import takes_unicode
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
-from quota.common.clock import rfc3339, utc
+from quota.common.clock import moment, rfc3339, utc
 from quota.common.text import many, members, nearest, show
 from quota.errors import UsageError
 from quota.jobs.job import Fetch, attempt_of, fetch_to_look_at
@@ -85,11 +86,11 @@ class JobPlan(NamedTuple):
 
 class Plan(NamedTuple):
     """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`. `spent` is
-    what would be charged, in slots of 15 minutes."""
+    what would be charged, in slots of 15 minutes. `held_up_ms` is when a schedule that fits is refused last, by what is
+    spent or closed already; None if it is not."""
 
     start_ms: int
     until_ms: int
-    zone: str
     fits: bool
     limits: tuple[LimitPlan, ...]
     jobs: tuple[JobPlan, ...]
@@ -97,6 +98,7 @@ class Plan(NamedTuple):
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
     spent: tuple[Spent, ...] = ()
+    held_up_ms: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """The plan as `quota plan --json` prints it."""
@@ -146,8 +148,9 @@ def make_plan(
     """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar.
 
     With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs named in `may_be_refused` are refused. Raises UsageError for a job that does not exist
-    or too many days. Also raises ConfigError and UsageError where a run of one of the jobs would.
+    schedule fits even if jobs named in `may_be_refused` are refused, or others only because of what `state` holds.
+    Raises UsageError for a job that does not exist or too many days. Also raises ConfigError and UsageError where a run
+    of one of the jobs would.
     """
     if not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
@@ -166,18 +169,26 @@ def make_plan(
     for _ in range(days):
         until_ms = calendar.edges(until_ms)[1]
     fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
-    coming = ticks(settings.jobs.values(), start_ms, until_ms)
-    outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
-    fits = all(refusal.job in may_be_refused for refusal in outcome.refusals)
+
+    def simulated(until_ms: int, state: State) -> tuple[Simulated, bool]:
+        coming = ticks(settings.jobs.values(), start_ms, until_ms)
+        outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
+        return outcome, all(refusal.job in may_be_refused for refusal in outcome.refusals)
+
+    outcome, fits = simulated(until_ms, state)
+    alone = outcome  # what the schedule would do if nothing were spent yet
+    if not fits and state != EMPTY:
+        alone, fits = simulated(_through_each_window(settings, start_ms, until_ms), state.lasting(until_ms))
+    unwanted = [refusal.at_ms for refusal in outcome.refusals if refusal.job not in may_be_refused]
+    held_up_ms = unwanted[-1] if fits and unwanted else None
     changes: tuple[Change, ...] = ()
     notes = [*_notes(settings, fetches), *(f"in the last 7 days {line}" for line in stands_out(state.bought))]
     if not fits and find_changes:
-        changes, more = smallest_changes(settings, outcome, state, fetches, may_be_refused)
+        changes, more = smallest_changes(settings, alone, state.lasting(until_ms), fetches, may_be_refused)
         notes += more
     return Plan(
         start_ms=start_ms,
         until_ms=until_ms,
-        zone=zone,
         fits=fits,
         limits=tuple(_limit_plans(settings, outcome, state)),
         jobs=tuple(_job_plans(settings, outcome)),
@@ -185,7 +196,19 @@ def make_plan(
         changes=changes,
         notes=tuple(notes),
         spent=tuple(outcome.spent),
+        held_up_ms=held_up_ms,
     )
+
+
+def _through_each_window(settings: Settings, start_ms: int, until_ms: int) -> int:
+    """The end of a time that holds a whole window of each limit, and all until `until_ms`."""
+    ends_ms = [until_ms]
+    for window in {limit.view.window for credential in settings.credentials.values() for limit in credential.limits}:
+        if isinstance(window, Calendar):
+            ends_ms.append(window.edges(window.edges(start_ms)[1])[1])
+        else:
+            ends_ms.append(start_ms + window.window_ms)
+    return max(ends_ms)
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
@@ -336,10 +359,13 @@ def render_plan(plan: Plan) -> RenderableType:
     that would make it fit."""
     refused = sum(job.refused_ticks for job in plan.jobs)
     total = sum(job.ticks for job in plan.jobs)
-    span = f"{_when(plan.start_ms, plan.zone)} to {_when(plan.until_ms, plan.zone)} {plan.zone}"
+    span = f"{moment(plan.start_ms)} to {moment(plan.until_ms)}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if not total:
         verdict = line(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
+    elif plan.held_up_ms is not None:
+        now = f"what is spent or closed now refuses {refused:,} of {many(total, 'tick')}"
+        verdict = line(f"fits; {now}, the last at {moment(plan.held_up_ms)}", style="bold yellow")
     elif plan.fits:
         verdict = line(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
     else:
@@ -370,7 +396,7 @@ def render_plan(plan: Plan) -> RenderableType:
 
 
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
-    """One line a day, one bar an hour, scaled to the busiest hour."""
+    """One line a day, one bar an hour, scaled to the busiest hour. Days and hours are upstream's."""
     for row in rows:
         name = _name(row, several=several)
         kind = (", paced" if row.limit.paced else "") + (", a shadow: it refuses nothing" if row.limit.shadow else "")
@@ -380,6 +406,7 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
         enforced = not row.limit.shadow and window.longest_ms >= DAY_MS
         style = "red" if enforced and row.needs_units > row.enforced_units else "bold"
         yield line(f"{name} ({window.name}{kind}): {needs}", style=style)
+    yield line(f"days and hours of {rows[0].zone}", style="dim")
     numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
     tight = 1 + max(map(len, ["used", *numbers]))
     yield FirstThatFits(
@@ -387,6 +414,7 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
             _days_drawn(rows, "%a %d %b", 10),
             _days_drawn(rows, "%a %d %b", tight),
             _days_drawn(rows, "%a %d", tight),
+            _days_drawn(rows, "%a %d %b", tight, dry=False),
             _days_drawn(rows, "%a %d", tight, dry=False),
             _days_drawn(rows, "%a %d", tight, dry=False, left=False),
         ]
@@ -404,19 +432,19 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
     dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
     of_date = 1 + max(map(len, dates), default=0)
     heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
-    lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<26}{heads}", style="dim")]
+    lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<25}{heads}", style="dim")]
     for index, day in enumerate(first.days):
         same = [row.days[index] for row in rows]
         line = Text(f"{dates[index]:<{of_date}}")
         for units in day.hours:
             line.append(bars[-(-units * 8 // busiest) if busiest else 0])
-        line.append(f"{'':<{26 - len(day.hours)}}{day.used_units:>{width},}")
+        line.append(f"{'':<{25 - len(day.hours)}}{day.used_units:>{width},}")
         lefts = [other.left_units for other in same if other.left_units is not None]
         if left:
             line.append(f"{f'{min(lefts):,}' if lefts else '':>{width}}")
         dries = [other.dry_ms for other in same if other.dry_ms is not None]
         if dries and dry:
-            line.append(f"  dry at {_in(min(dries), first.zone, '%H:%M')}", style="red")
+            line.append(f"  dry at {moment(min(dries))}", style="red")
         lines.append(line)
     return Text("\n").join(lines)
 
@@ -438,7 +466,7 @@ def _refused_jobs(plan: Plan) -> RenderableType:
                 f"{job.ticks:,}",
                 f"{job.refused_ticks:,}",
                 f"{job.refused_regions:,}",
-                _when(job.first_refused_ms, plan.zone),
+                moment(job.first_refused_ms),
                 job.first_refused_by or "",
             )
         )
@@ -449,7 +477,3 @@ def _refused_jobs(plan: Plan) -> RenderableType:
 
 def _in(at_ms: int, zone: str, pattern: str) -> str:
     return utc(at_ms).astimezone(ZoneInfo(zone)).strftime(pattern)
-
-
-def _when(at_ms: int, zone: str) -> str:
-    return _in(at_ms, zone, "%a %d %b %H:%M")

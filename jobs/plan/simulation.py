@@ -159,6 +159,15 @@ class State:
     def facts_of(self, project: str) -> Facts:
         return self.facts.get(project, Facts())
 
+    def lasting(self, until_ms: int) -> State:
+        """What no reset before this time changes: what upstream grants each project, and the buckets closed longer."""
+        return State(
+            facts={
+                project: Facts(tuple(x for x in facts.exhaustions if x.until_ms > until_ms), facts.grants)
+                for project, facts in self.facts.items()
+            }
+        )
+
 
 EMPTY = State()
 

@@ -51,7 +51,7 @@ from quota.common.text import describe, many
 from quota.jobs import interruption, runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
-from quota.jobs.job import Fetch, RunReport, load_fetch, load_sink
+from quota.jobs.job import RunReport
 from quota.jobs.places import checkpoints_of
 from quota.jobs.schedule.ticks import Stream, Tick, streams
 from quota.jobs.store.checkpoints import by_rotation
@@ -67,7 +67,7 @@ REPORT_WITHIN_S = 0.5
 """How long a run may take to end after it has abandoned its page."""
 
 POLL_S = 0.1
-"""How often the main thread checks for a signal, and a tick whether another process's run has ended."""
+"""How often the main thread checks for a signal."""
 
 WAKE_S = 10.0
 """The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
@@ -242,13 +242,10 @@ class _JobQueue:
     """The ticks of one job, run one after the other. `running` is the current one."""
 
     def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
-        path = session.settings.path
-        folder = None if path is None else path.absolute().parent
         self.settings = session.settings
         self.job = job
         # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
-        self.fetch: Fetch = load_fetch(job.fetch, job.options, folder)
-        load_sink(job.sink, folder)
+        self.fetch, _ = runner.functions_of(session.settings, job)
         session.check_key(job.credential)
         self.running: Tick | None = None
         self._pool = pool
@@ -344,13 +341,13 @@ class _JobQueue:
                 by_rotation=True,
                 tick=tick.name,
                 tick_ms=self.job.misfire_grace_ms + REMEMBER_SLACK_MS,
+                wait_ms=tick.at_ms + self.job.misfire_grace_ms - host_clock(),
                 refusal=refusal,
                 stop=self._stop,
             )
-            overlaps = report.outcome == "overlap"
-            if not (overlaps or report.waits) or self._stop() or self._late(tick):
+            if not report.waits or self._stop() or self._late(tick):
                 return report
-            time.sleep(POLL_S if overlaps else ASK_AGAIN_S)
+            time.sleep(ASK_AGAIN_S)
 
     def _say_refused(self, tick: Tick, decision: Decision) -> None:
         retry_at = None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms)
@@ -402,7 +399,5 @@ def log_schedule() -> None:
     from quota.cli.output import log_to_stderr
     from quota.common.log_lines import LineFormatter
 
-    formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    log_to_stderr(formatter)
+    log_to_stderr(LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     log.setLevel(min(logging.INFO, logging.getLogger().level))

@@ -2,8 +2,9 @@
 
 Checkpoint      where one job stands in one region
 by_rotation     the order in which a run covers its regions; the simulation of a schedule uses it too
+ended_at        when the last pass over a region ended
 place_of        a checkpoint as text, for a ledger that keeps it; `read_place` reads it
-is_stale        whether a pass was complete too long ago
+is_stale        whether a region was last complete too long ago
 """
 
 from __future__ import annotations
@@ -83,8 +84,13 @@ def by_rotation(states: Iterable[S]) -> list[S]:
     """
     return sorted(
         (state for state in states if state.pending),
-        key=lambda state: (state.cursor is None, max(state.completed_at_ms or 0, state.failed_at_ms or 0)),
+        key=lambda state: (state.cursor is None, ended_at(state)),
     )
+
+
+def ended_at(state: RegionState) -> int:
+    """When the last pass over the region ended, well or not; 0 if none has."""
+    return max(state.completed_at_ms or 0, state.failed_at_ms or 0)
 
 
 def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
@@ -163,6 +169,9 @@ def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
     )
 
 
-def is_stale(completed_ms: int, now_ms: int, stale_ms: int) -> bool:
-    """Whether a pass that was complete then is stale. One dated ahead is: nobody knows how old it is."""
-    return now_ms - completed_ms > stale_ms or completed_ms > now_ms + AHEAD_MS
+def is_stale(due_ms: int | None, now_ms: int, stale_ms: int | None) -> bool:
+    """Whether a region that is due since then is stale. One dated ahead is: nobody knows how old its pass is. None is,
+    where the owner does not want to know it, or it is not known since when."""
+    if due_ms is None or stale_ms is None:
+        return False
+    return now_ms - due_ms > stale_ms or due_ms > now_ms + AHEAD_MS

@@ -16,7 +16,7 @@ import quota
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile, Wording
 from quota.ledger.files import file_wording
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 

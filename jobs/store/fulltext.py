@@ -7,18 +7,26 @@
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
 This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
 東京 finds 東京タワー. Forms that Unicode calls compatible are treated as the same: full width and half width,
-ligatures, a letter with its accent in one code point or in two. So are Strasse and Straße.
+ligatures, a letter with its accent in one code point or in two. So are a letter and what people type for it: Strasse
+and Straße, Lodz and Łódź, елка and ёлка.
+
+The index knows letters and digits only. So each symbol, and each word that ends in + or #, stands once more behind the
+text, spelled with private letters: 🔥 and C++ are words, and `win🔥goal` is still the words win and goal in a row.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import groupby
 
 from quota.errors import UsageError
 
 MAX_INDEXED = 100_000
 """The index covers this many characters of one text: several times the length that upstream allows."""
+
+MAX_WORD = 64
+"""The index covers this many characters of a word that ends in + or #."""
 
 MAX_WORDS = 32
 MAX_CHARACTERS = 500
@@ -43,25 +51,68 @@ _ACCENTS = (
     "["
     "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"  # any script's
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
-    "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
+    "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0640"  # Arabic vowels
+    "\u093c"  # the dot of Devanagari
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
     "]+"
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
+_NOT_LATIN = "[\u0370-\u1dff\u1f00-\u1fff]+"
+"""Text in scripts whose accents the index does not know."""
+
+_NEW_CASES = "[\u13f8-\u13fd\u1c80-\u1cbf\uab70-\uabbf\U000104b0-\U0001e943]+"
+"""Letters whose capitals the index does not know."""
+
+_TYPED = str.maketrans(
+    {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
+    | dict(zip("øØǿǾłŁđĐħĦŧŦðÐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDinN\u0433Г#", strict=True))
+    | dict(zip("\u0671\u0649\u06cc\u06a9\u0629", "\u0627\u064a\u064a\u0643\u0647", strict=True))  # Arabic, Persian
+)
+"""What people type for letters that Unicode does not take apart."""
+
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
+
+_ALONE = r"(?<!\S)[$+#<=>^~]{1,3}(?!\S)"  # a longer row is a ruler
+_AT_A_WORD = r"(?:\+{1,3}|#)(?![^\W\d_]|[+#])"  # C++, F#, C++17; no part of an address
 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 """Matches symbols and punctuation, and marks too. SQLite takes those for letters that are newer than its Unicode 6."""
 
 
 def indexed(text: str) -> str:
-    """The text with its words separated. The index itself folds case and the accents of composed letters."""
-    text = text[:MAX_INDEXED]
+    """The text with its words separated. The index itself folds case and the accents of composed Latin letters."""
+    text = _typed(text[:MAX_INDEXED])
+    return " ".join([_words(text), *_signs(text)])
+
+
+def _words(text: str) -> str:
     if text.isascii():
         return text
-    text = re.sub(_SYMBOLS, lambda run: "".join(map(_kept, run[0])), re.sub(_ACCENTS, "", _compatible(text)))
+    text = re.sub(_SYMBOLS, lambda run: "".join(map(_kept, run[0])), text)
     return re.sub(_UNSPACED, lambda run: f" {' '.join(run[0])} ", text)
+
+
+def _signs(text: str) -> list[str]:
+    """The words of `text` that have symbols, as the index knows them. Of a row of the same symbol one counts."""
+    signs = ["".join(map(_letter, alone)) for alone in re.findall(_ALONE, text)]
+    for sign in re.finditer(_AT_A_WORD, text):
+        if word := re.search(r"[^\W_]+\Z", text[max(0, sign.start() - MAX_WORD) : sign.start()]):
+            signs.append(word[0] + "".join(map(_letter, sign[0])))
+    if not text.isascii():
+        for row in re.findall(_SYMBOLS, text):
+            signs += [_letter(char) for char, _ in groupby(filter(_is_symbol, row))]
+    return signs
+
+
+def _is_symbol(character: str) -> bool:
+    """Also one that is newer than Python, and none of the colours that a hand may have."""
+    category = unicodedata.category(character)
+    return category in ("Sm", "Sc", "So") or (category == "Cn" and character < "\U00020000")
+
+
+def _letter(symbol: str) -> str:
+    return chr(0xF0000 + ord(symbol))
 
 
 def _kept(character: str) -> str:
@@ -87,21 +138,39 @@ def query(words: str) -> str:
 def length_of_last(text: str) -> int:
     """How many characters the last word in `text` has for the index, which sees no punctuation and no accents: of what
     begins like that, `text*` finds the words. Of text in a script without spaces all of it counts."""
-    seen = re.sub(_ACCENTS, "", _compatible(text))
+    seen = _typed(text)
     words = "".join(character if unicodedata.category(character)[0] in "LMN" else " " for character in seen).split()
     if not words:
         return 0
-    last = indexed(words[-1]).split()[-1]
+    last = _words(words[-1]).split()[-1]
     return len(words[-1]) if re.fullmatch(_UNSPACED, last) else len(last)
 
 
 def _phrase(term: str) -> str:
-    start = term.rstrip("*")
-    return '"' + indexed(start).replace('"', '""') + ('"' if start == term else '"*')
+    """A term with letters means its words in a row, and those in + and #; any other its symbols, if it has some."""
+    start = _typed(term.rstrip("*"))
+    signs = _signs(start)
+    if signs and not re.search(r"[^\W_]", start):
+        return f'"{" ".join(signs)}"'
+    words = '"' + _words(start).replace('"', '""') + ('"*' if term.endswith("*") else '"')
+    return " ".join([words, *(f'"{sign}"' for sign in signs if sign[0].isalnum())])
+
+
+def _typed(text: str) -> str:
+    """The text in the letters that people type: without accents, except those that the index folds itself."""
+    if text.isascii():
+        return text
+    text = re.sub(_NOT_LATIN, lambda run: _without_accents(run[0]), _compatible(text).translate(_TYPED))
+    return re.sub(_NEW_CASES, lambda run: run[0].casefold(), re.sub(_ACCENTS, "", text))
+
+
+def _without_accents(text: str) -> str:
+    """A breve makes й and ў, which are letters of their own."""
+    apart = unicodedata.normalize("NFD", text)
+    return unicodedata.normalize("NFC", re.sub(rf"(?<![иИуУ])\u0306|(?!\u0306){_ACCENTS}", "", apart))
 
 
 def _compatible(text: str) -> str:
     """The text in normal form NFKC. NFKC sorts the marks of one letter in quadratic time, and upstream may send a
     million of them. Unicode's stream-safe form therefore splits them with a mark that counts as an accent here."""
-    whole = unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))
-    return whole.replace("\u00df", "ss").replace("\u1e9e", "SS")
+    return unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))

@@ -199,6 +199,12 @@ class Reader:
         rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
         return [Pass(str(job), str(region), ms if is_time(ms) else None) for job, region, ms in rows]
 
+    def first_runs(self) -> dict[str, int]:
+        """When each job first ran; nothing of those that run on another machine."""
+        sql = "SELECT job, min(first_ms) FROM runs WHERE runs_on IS NULL GROUP BY job"
+        rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
+        return {str(job): ms for job, ms in rows if is_time(ms)}
+
 
 def _chart(
     db: sqlite3.Connection, job: str, region: str, after: int, count: int, taken_ms: int, completed_ms: int

@@ -112,10 +112,10 @@ class RunHistory:
         return [run for run in map(_read, rows) if run is not None]
 
     def last_ended(self, job: str) -> Run | None:
-        """The newest run of a job that has ended: one that is under way says nothing yet of how runs end."""
+        """The newest run of a job that has ended: one that is under way, or never got its turn, does not say how."""
         sql = (
             f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND ended_at_ms IS NOT NULL"  # noqa: S608  # a constant
-            " ORDER BY id DESC LIMIT 1"
+            " AND outcome <> 'overlap' ORDER BY id DESC LIMIT 1"
         )
         row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
         return None if row is None else _read(row)

@@ -121,6 +121,7 @@ INSERT INTO store (id) VALUES (lower(hex(randomblob(16))));
 CREATE TABLE runs (
     job         TEXT    NOT NULL,
     work        TEXT    NOT NULL,               -- as in checkpoints
+    first_ms    INTEGER NOT NULL,               -- of the first run
     started_ms  INTEGER NOT NULL,               -- of the last run
     gap_ms      INTEGER,                        -- from the run before until then
     runs_on     TEXT,                           -- the host where the job ran instead; null: it ran here
@@ -135,7 +136,7 @@ CREATE TABLE past_runs (
     run         TEXT    NOT NULL,               -- the first 8 characters of the idempotency keys of its charges
     project     TEXT    NOT NULL,
     job         TEXT    NOT NULL,
-    outcome     TEXT    NOT NULL,               -- done, stopped, failed, elsewhere; unfinished: it runs, or was killed
+    outcome     TEXT    NOT NULL,               -- done, stopped, failed, elsewhere, overlap; unfinished: it runs, or was killed
     why         TEXT    NOT NULL DEFAULT '',
     refused_by  TEXT,                           -- the limit that ended it
     retry_at_ms INTEGER,

@@ -168,13 +168,23 @@ class Store:
             started_ms, before_ms = (int(ms) if is_time(ms) else 0 for ms in row)
             gap_ms = max(0, now_ms - started_ms) if started_ms else 0  # 0 if the clock went back
             db.execute(
-                "INSERT INTO runs (job, work, started_ms) VALUES (:job, :work, :now_ms) ON CONFLICT (job, work)"
+                "INSERT INTO runs (job, work, first_ms, started_ms) VALUES (:job, :work, :now_ms, :now_ms)"
+                " ON CONFLICT (job, work)"
                 " DO UPDATE SET started_ms = :now_ms, gap_ms = :gap_ms",
                 {"job": job, "work": work, "now_ms": now_ms, "gap_ms": gap_ms},
             )
             return max(gap_ms, before_ms) or None
 
         return self._write(write)
+
+    def due_since(self, checkpoint: Checkpoint) -> int | None:
+        """When the region's last complete pass ended; if none has, when the job first ran. None: it never has, or on
+        another machine."""
+        sql = "SELECT first_ms, runs_on FROM runs WHERE job = ? AND work = ?"
+        row = self._read(lambda db: db.execute(sql, (checkpoint.job, checkpoint.work)).fetchone())
+        if checkpoint.completed_at_ms is not None or row is None or (row[1] and is_empty(checkpoint)):
+            return checkpoint.completed_at_ms
+        return int(row[0]) if is_time(row[0]) else None
 
     def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int = 0, until_ms: int = 0) -> None:
         """Note where the job runs instead; None: here."""
@@ -374,6 +384,10 @@ class Store:
                 db.execute(RESTART, key_of(checkpoint))
 
         return self._changed(checkpoint, work)
+
+    def turn_back(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Have the round under way cover the region after all, behind those that did not fail."""
+        return self._changed(checkpoint, lambda db: db.execute(PENDING, key_of(checkpoint)))
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Begin a pass again from its first page, and delete the rankings it has stored so far."""

@@ -175,22 +175,25 @@ def test_a_bucket_that_upstream_closes_and_somebody_opens_again(tmp_path: Path, 
 def test_a_region_that_is_stale(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream, told=TELL + 'stale = "1ms"\n')
     assert command("run", "trending", "--region", "US").returncode == 0
-    stale = [one for one in told(command) if one["event"] == "stale"]
-    assert [(one["job"], one["region"]) for one in stale] == [("trending", "US")]
+    stale = [notice for notice in told(command) if notice["event"] == "stale"]
+    assert [(notice["job"], notice["region"]) for notice in stale] == [("trending", "US"), ("trending", "DE")]
+    complete, never = (notice["message"] for notice in stale)
+    assert (" was last complete " in complete, " was never complete: its job first ran " in never) == (True, True)
 
 
 def test_what_a_ledger_lost_and_got_back_is_told_once(tmp_path: Path, upstream: Emulator) -> None:
     server = RedisServer()
     try:
-        command = machine(tmp_path / "one", upstream, server.url)
-        assert command("charge", "videos.list", "--units", "7").returncode == 0
+        command, other = (machine(tmp_path / name, upstream, server.url) for name in ("one", "two"))
+        assert command("charge", "videos.list", "--units", "3").returncode == 0
+        assert other("charge", "videos.list", "--units", "4").returncode == 0
         server.kill()
         server.start()
-        for _ in range(2):
-            assert command("run", "trending").returncode == 0
-        lost = [notice for notice in told(command) if notice["event"] == "ledger_lost"]
-        assert [(notice["charges"], notice["units"]) for notice in lost] == [(1, 7)]
-        assert lost[0]["message"].startswith("the ledger had lost 1 charge of 7 units of project research; ")
+        for each in (other, command, other):
+            assert each("run", "trending").returncode == 0
+        lost = [notice for each in (command, other) for notice in told(each) if notice["event"] == "ledger_lost"]
+        assert [(notice["charges"], notice["units"]) for notice in lost] == [(2, 7)]
+        assert lost[0]["message"].startswith("the ledger had lost 2 charges of 7 units of project research; ")
     finally:
         server.close()
 
@@ -355,6 +358,22 @@ def test_an_address_of_another_machine_is_not_asked_in_plain_text(
     assert "ping_failed job=trending ping=0: env:HOOK holds an http:// address" in caplog.text
     Ping("env:HOOK", "trending", insecure=True).end(0)
     assert "a-secret-path" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:77#s3cret@hooks.invalid/",
+        "https://me:77/s3cret@hooks.invalid/",
+        "https://me:77?s3cret@hooks.invalid/",
+    ],
+)
+def test_an_address_of_which_a_part_would_be_dropped_is_not_asked(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(quota.ConfigError) as caught:
+        read_address("env:HOOK", "url", insecure=False)
+    told = "env:HOOK holds no https:// address; store one in it, with %XX for special characters"
+    assert str(caught.value) == told
 
 
 def test_a_user_and_a_password_of_an_address_are_sent(tmp_path: Path, upstream: Emulator) -> None:

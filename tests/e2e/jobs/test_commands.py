@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import urllib.request
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.forked import Forked
+
+BERLIN = ZoneInfo("Europe/Berlin")
+ALMOST_A_SECOND = timedelta(milliseconds=999)
 
 
 @pytest.fixture
@@ -59,7 +64,46 @@ pages = 4
     )
 
 
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_no_job_could_go_on_the_status_is_not_open(quota: Quota) -> None:
+    """Of two jobs, one that leaves room to others stops alone."""
+    configure(quota, "http://127.0.0.1:9", units=100, job='leave = 50\nschedule = "*/30 * * * *"')
+    assert quota("status", "--check").returncode == 0
+    assert quota("charge", "videos.list", "--units", "60").returncode == 0
+    done = quota("status", "--check", COLUMNS="")
+    assert done.returncode == 75
+    why = "job trending: limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls of no job have 40 units"
+    assert re.search(rf"^FULL for its jobs until \S+: {why}$", done.stdout, re.MULTILINE)
+    (state,) = quota.json("status")["credentials"]
+    assert (state["open"], state["full_by"]) == (False, "day")
+    (job,) = state["jobs"]
+    assert (job["job"], job["could_go_on"], job["retry_at"]) == ("trending", False, state["next_at"])
+    assert datetime.fromisoformat(job["next_at"]).minute in (0, 30)
+    with (quota.folder / "quota.toml").open("a") as file:
+        file.write('[jobs.modest]\nfetch = "trending"\nregions = ["FR"]\npages = 1\n')
+    done = quota("status", "--check", COLUMNS="")
+    assert done.returncode == 0
+    assert "OPEN: 40 units" in done.stdout
+    assert "job trending could not go on now: limit 'day' has 60 of 100 units used" in done.stdout
+
+
 # -- run ---------------------------------------------------------------------------------------------------------------
+
+
+def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota, upstream: Emulator) -> None:
+    """In Berlin: local time with its offset, rounded up to the second. Programs get UTC to the millisecond."""
+    configure(quota, upstream.address, units=5)
+    quota.env["TZ"] = "Europe/Berlin"
+    (shown,) = re.findall(r"DE page 2 at (\S+) ", quota("run", "trending").stdout)
+    exact = quota.json("peek", "videos.list", status=75)["retry_at"]
+    assert exact.endswith("Z")
+    local = (datetime.fromisoformat(exact) + ALMOST_A_SECOND).astimezone(BERLIN)
+    assert shown == local.isoformat(timespec="seconds")
+    for command in ("status", "peek videos.list", "log --refused", "explain"):
+        done = quota(*command.split(), COLUMNS="")
+        assert shown in done.stdout + done.stderr, command
 
 
 def test_a_run_prints_one_line_for_each_region_and_its_result_last(quota: Quota, upstream: Emulator) -> None:
@@ -79,7 +123,7 @@ def test_a_refused_run_says_what_is_next_and_when(quota: Quota, upstream: Emulat
     assert done.returncode == 0
     pattern = (
         r"trending: stopped after 5 pages \(5 units\): limit 'day' has 5 of 5 units used; "
-        r"next: DE page 2 at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \(in (23h 59m|24h 00m)\)\n"
+        r"next: DE page 2 at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d \(in (23h 59m|24h 00m)\)\n"
     )
     assert re.fullmatch(pattern, done.stdout)
     assert done.stderr.splitlines()[-1] == "trending DE: partial, 1 page, 50 items"
@@ -336,6 +380,7 @@ def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota
     assert done.stdout.startswith("trending: done: 8 regions, 1,600 items, 32 pages (32 units)\n")
     assert "upstream counted 32 requests, the ledger charged 32" in done.stdout
     assert "pacific-day" in done.stdout
+    assert done.stdout.splitlines()[-1] == "next, with your own key: quota init"
     assert len(done.stderr.splitlines()) == 8
     assert list(quota.folder.iterdir()) == []
 

@@ -647,7 +647,7 @@ def test_a_sharp_s_and_two_of_them_find_each_other(site: Site) -> None:
 
 def test_a_search_is_bounded_by_region_and_time_and_comes_as_csv(site: Site) -> None:
     site.fetch_with(FETCH.replace("Page(rows=pages[at]", "Page(videos=pages[at]['v'], ranked=True"))
-    names = {name: {"id": name, "snippet": {"title": f'cat "{name}",\n{name}'}} for name in ("old", "back", "new")}
+    names = {name: {"id": name, "snippet": {"title": f'=cat "{name}",\n{name}'}} for name in ("old", "back", "new")}
     site.pages([{"v": [names["old"], names["back"]]}], [{"v": [names["new"]]}])
     site.run()
     site.change("UPDATE rankings SET taken_at_ms = taken_at_ms - 8 * 86400000")

@@ -25,6 +25,7 @@ from googleapiclient.http import MediaInMemoryUpload, build_http
 
 from quota.jobs.emulator.api import decode_token, encode_token
 from quota.jobs.emulator.replies import Rejected
+from support.book_evidence import evidence_of
 from support.emulator import Emulator
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -387,6 +388,12 @@ def test_bodies_are_compressed_for_clients_that_accept_it(wire: Wire) -> None:
         ({"X-goog-api-key": "anything"}, "", 200, None),
         ({}, "&key=anything", 200, None),
         ({"Authorization": "Bearer anything"}, "", 200, None),
+        ({}, "&access_token=anything", 200, None),
+        ({"Authorization": "Bearer AIza-a-key"}, "", 401, "authError"),
+        ({}, "&access_token=AIza-a-key", 401, "authError"),
+        ({"Authorization": "Bearer AIza-a-key", "X-goog-api-key": "AIza-a-key"}, "", 401, "authError"),
+        ({"X-goog-api-key": "ya29.a-token"}, "", 400, "badRequest"),
+        ({}, "&key=ya29.a-token", 400, "badRequest"),
     ],
 )
 def test_a_caller_without_a_usable_key_is_refused_and_charges_nobody(
@@ -401,6 +408,17 @@ def test_a_caller_without_a_usable_key_is_refused_and_charges_nobody(
     assert usage["requests"] == 1
     assert usage["by_method"] == {"videos.list": 1}
     assert usage["units"]["units"] == (0 if expected else 1)
+
+
+def test_a_key_is_no_token_and_a_token_no_key(upstream: Emulator) -> None:
+    target = f"/youtube/v3/videos?{urlencode(CHART)}"
+    with Wire(upstream, key=None) as wire:
+        ways: list[dict[str, str]] = [{"X-Goog-Api-Key": "one"}, {"Authorization": "Bearer other"}]
+        ways += [{"Authorization": "Bearer one"}, {"X-Goog-Api-Key": "other"}]
+        answers = [wire.send("GET", target, headers=way) for way in ways]
+    assert [status for status, _ in answers] == [200, 200, 401, 400]
+    recorded = next(row for row in evidence_of("youtube-v3")[1] if row["status"] == 401)
+    assert answers[2][1] == recorded["body"]
 
 
 def test_keys_of_one_project_share_its_quota() -> None:

@@ -194,7 +194,33 @@ def test_where_a_walk_stands_is_no_item_and_no_call_is_no_page(site: Site) -> No
     assert sorted(handed) == [(2, []), (3, []), (50, [])]
     bought = site.rows("SELECT sum(pages), sum(items), sum(new), sum(units), max(page) FROM bought")
     assert bought == [(3, 55, 55, 3, 3)]
-    assert site.count("rows") == 3
+    assert site.rows("SELECT name, count(*) FROM rows GROUP BY name") == [("places_of_uploads", 3), ("unknown_ids", 1)]
+
+
+@pytest.mark.parametrize(("fetch", "option"), [("channels", "ids"), ("uploads", "channels"), ("comments", "videos")])
+def test_an_id_that_upstream_does_not_know_is_named_once(
+    site: Site, caplog: pytest.LogCaptureFixture, fetch: str, option: str
+) -> None:
+    site.configure(fetch, **{option: ["not-there"]})
+    assert "upstream does not know 'not-there'" in site.run().why
+    site.run()
+    assert caplog.messages == ["unknown_ids job=j: upstream does not know 'not-there': correct or remove them"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"channels": ["@MrBeast"]}, "'@MrBeast' is not the id of a channel, like 'UC"),
+        ({"channels": ["https://www.youtube.com/@x"]}, "'https://www.youtube.com/@x' is not the id of a channel"),
+        ({"channels": []}, "channels = [] asks for nothing"),
+        ({"channels": [5]}, "channels: 5"),
+    ],
+)
+def test_what_can_be_no_id_is_an_error_of_check_and_run_alike(site: Site, options: dict[str, Any], why: str) -> None:
+    site.configure("uploads", **options)
+    assert why in site.quota("check").stderr
+    done = site.quota("run", "j")
+    assert (done.returncode, why in done.stderr, site.calls()) == (78, True, {})
 
 
 @pytest.mark.parametrize("fetch", ["channels", "uploads", "comments", "videos"])
@@ -202,6 +228,7 @@ def test_a_pass_that_finds_nothing_to_ask_for_has_no_page(site: Site, fetch: str
     site.configure(fetch)
     report = site.run()
     assert (report.outcome, report.units, [one.pages for one in report.regions]) == ("done", 0, [0])
+    assert report.why == "there was nothing to ask for"
     assert site.count("bought") == 0
     assert site.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
 

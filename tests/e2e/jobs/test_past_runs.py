@@ -87,6 +87,11 @@ def test_a_run_that_spent_what_one_run_may_says_so(command: Quota) -> None:
     assert not (command.folder / "told.json").exists(), "the next run goes on with it"
 
 
+def test_a_run_of_some_regions_names_them(command: Quota) -> None:
+    command("run", "trending", "--region", "DE")
+    assert re.search(r" 1 of 1: DE  ", command("runs", COLUMNS="").stdout)
+
+
 def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     told = [command.json("run", "trending")]
     assert command("run", "broken").returncode == 1
@@ -213,7 +218,7 @@ def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulato
     assert command("run", "trending").returncode == 0
     row = runs(command)[0]
     assert (row["refusal"]["reason"], row["refused_by"]) == ("exhausted", "units")
-    assert len(command("runs").stdout.splitlines()) <= 6
+    assert len(command("runs").stdout.splitlines()) <= 7
     assert command.json("explain", "--job", "trending")["refused_by"] == "units"
 
 
@@ -534,4 +539,5 @@ def test_the_page_tells_the_same_runs(told: Quota, monkeypatch: pytest.MonkeyPat
 def spoken(page: str) -> str:
     """What a page says, without its markup and without times of the local clock."""
     main = re.sub(r"<[^>]+>", " ", page.partition("<main")[2].partition("</main")[0])
-    return re.sub(r"(\w+ \d+ \w+ )?\d\d:\d\d(:\d\d)?", "TIME", " ".join(html.unescape(main).partition(">")[2].split()))
+    words = " ".join(html.unescape(main).partition(">")[2].split())
+    return re.sub(r"(ago )?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", "TIME", words)

@@ -583,6 +583,47 @@ def test_a_server_that_is_not_there_costs_nothing(bench: Bench) -> None:
     assert "in 4 attempts to reach http://127.0.0.1:9; check " in report.why
 
 
+def test_a_server_that_is_not_there_ends_the_run_in_the_second_region(bench: Bench) -> None:
+    bench.configure(endpoint="http://127.0.0.1:9")
+    report = bench.run()
+    assert [*outcomes(report).values()] == ["failed"] * 2 + ["skipped"] * 5
+    assert "in 1 attempt to reach http://127.0.0.1:9; check " in str(report.regions[1].error)
+    assert (report.outcome, report.exit_status) == ("failed", 1)
+    assert report.why == "http://127.0.0.1:9 does not answer; the other regions wait for the next run"
+
+
+def test_runs_without_a_network_cost_no_region_its_turn(bench: Bench) -> None:
+    bench.configure(endpoint="http://127.0.0.1:9", pages=1)
+    for _ in range(3):
+        bench.run()
+    bench.configure(pages=1)
+    assert outcomes(bench.run()) == dict.fromkeys(RECORDED, "done")
+
+
+def test_runs_without_a_key_cost_no_region_its_turn(bench: Bench) -> None:
+    (bench.folder / "key").unlink()
+    for _ in range(3):
+        assert bench.run().exit_status == 78
+    bench.configure(pages=1)
+    assert outcomes(bench.run()) == dict.fromkeys(RECORDED, "done")
+
+
+def test_a_region_without_a_server_keeps_the_others_from_nothing(bench: Bench) -> None:
+    """Each region may be a server of its own. The one that is away counts as covered: others answered in its round."""
+    fetch = bench.write_fetch(
+        """
+import requests
+def fetch(client, region, cursor):
+    if region in ("a", "b"):
+        requests.get(f"http://127.0.0.1:{9 if region == 'a' else 19}/")
+    return Page()
+"""
+    )
+    bench.configure(fetch=fetch, regions=["a", "b", "c"])
+    assert outcomes(bench.run()) == {"a": "failed", "b": "failed", "c": "done"}
+    assert list(outcomes(bench.run())) == ["a", "b", "c"]
+
+
 def test_a_refusal_between_two_attempts_stops_the_run(bench: Bench) -> None:
     bench.configure(units=2, regions=["US", "DE"])
     bench.upstream.fault("status", status=503, times=9)
@@ -841,7 +882,7 @@ def test_an_option_that_a_built_in_job_does_not_have_is_a_configuration_error() 
 # -- what it prints ----------------------------------------------------------------------------------------------------
 
 
-def test_a_quiet_run_prints_what_went_wrong_or_was_refused_and_nothing_else(bench: Bench) -> None:
+def test_a_quiet_run_prints_what_went_wrong_and_nothing_else(bench: Bench) -> None:
     command = bench.quota
     bench.configure(units=4, regions=["US", "XX", "DE"], pages=1)
     assert len(command("run", "t", "--region", "US").stdout.splitlines()) == 1
@@ -855,10 +896,10 @@ def test_a_quiet_run_prints_what_went_wrong_or_was_refused_and_nothing_else(benc
     assert line.startswith("quota: t: upstream said 400 (invalidRegionCode)")
 
     refused = command("run", "t", "--region", "US", "--quiet")
-    assert (refused.returncode, refused.stderr) == (0, "")
-    (line,) = refused.stdout.splitlines()
-    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 4 of 4 units used; next: US page 1 at ")
-    assert json.loads(command("run", "t", "--quiet", "--json").stdout)["outcome"] == "stopped"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (0, "", "")
+    asked = command("run", "t", "--region", "US", "--quiet", "--fail-on-refusal")
+    (line,) = asked.stdout.splitlines()
+    assert (asked.returncode, line.partition(" (")[0]) == (75, "t: stopped after 0 pages")
     assert bench.requests == 4
 
 
@@ -1010,6 +1051,71 @@ def test_two_runs_of_one_job_do_not_overlap(bench: Bench) -> None:
     child.kill()
     child.communicate()
     assert bench.run().outcome == "done"  # the lock died with its holder
+
+
+@pytest.mark.parametrize("region", ["UK", "us", "Germany"])
+def test_a_region_that_upstream_cannot_know_ends_a_run_before_any_call(bench: Bench, region: str) -> None:
+    bench.configure(regions=["US", region])
+    done = bench.quota("run", "t")
+    assert (done.returncode, bench.requests) == (78, 0)
+    assert f"jobs.t.regions[1]: '{region}' is no region code" in done.stderr
+
+
+def test_check_says_what_a_run_says_of_a_first_call_that_fits_no_limit(bench: Bench) -> None:
+    bench.configure(fetch="search", regions=["US"], units=50, more='options = { words = "cats" }')
+    done, checked = bench.quota("run", "t"), bench.quota("check")
+    why = "search.list costs 100 units and limit 'day' of credential 'main' holds 50: it can never fit"
+    assert (done.returncode, why in done.stderr) == (2, True)
+    assert (checked.returncode, f"error: jobs.t.fetch: {why}" in checked.stderr) == (78, True)
+
+
+@pytest.mark.parametrize("what", ["fetch", "sink", "import"])
+def test_an_exception_of_a_users_function_names_its_file_and_line(bench: Bench, what: str) -> None:
+    body = "    return Page(videos=[{'id': 'v'}])" if what == "sink" else "    return {}['items']"
+    fetch = bench.write_fetch(f"def fetch(client, region, cursor):\n{body}\ndef put(page, job, region):\n    [][1]\n")
+    file = bench.folder / f"{fetch.partition(':')[0]}.py"
+    if what == "import":
+        file.write_text("import os\n\n{}['x']\n")
+    more = f'sink = "{file.stem}:put"' if what == "sink" else ""
+    bench.configure(fetch=fetch, regions=["US"], more=more)
+    done = bench.quota("run", "t")
+    assert done.returncode == (78 if what == "import" else 1)
+    assert f"({file}, line {5 if what == 'sink' else 3})" in done.stderr
+
+
+def test_runs_of_a_job_for_different_regions_wait_for_each_other(bench: Bench) -> None:
+    """As eight lines of a crontab for one minute do."""
+    bench.configure(regions=["US", "GB"], pages=1)
+    bench.upstream.fault("latency", ms=300)
+    child = bench.start("run", "t", "--region", "US", "--quiet")
+    bench.await_requests(1)
+    assert outcomes(bench.run(regions="GB")) == {"GB": "done"}
+    child.communicate()
+    assert bench.rows("SELECT outcome FROM past_runs") == [("done",)] * 2
+
+
+def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.configure(regions=["US", "GB"], pages=1)
+    bench.upstream.fault("hang", ms=20_000)
+    child = bench.start("run", "t", "--region", "US")
+    bench.await_requests(1)
+    report = bench.run(regions="GB", wait_ms=0)
+    child.kill()
+    child.communicate()
+    assert (report.outcome, report.exit_status, outcomes(report)) == ("overlap", 0, {"GB": "skipped"})
+    assert caplog.messages == [f"run_skipped job=t: {report.why}"]
+    assert report.why.startswith("GB not fetched: another run of the job has not ended within misfire_grace (10m)")
+    assert [*bench.rows("SELECT outcome, why FROM past_runs")][1:] == [("overlap", report.why)]
+
+
+def test_a_run_of_a_job_waits_for_one_of_its_regions_and_leaves_that_out(bench: Bench) -> None:
+    bench.configure(regions=["US", "GB"], pages=1)
+    bench.upstream.fault("latency", ms=300)
+    child = bench.start("run", "t", "--region", "US")
+    bench.await_requests(1)
+    assert outcomes(bench.run()) == {"GB": "done"}
+    child.communicate()
+    assert bench.requests == 2
 
 
 def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_checkpoint(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from quota.jobs.places import hold_ms
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
 from support.installation import Installation, until
+from support.proxy import Proxy
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -357,6 +358,33 @@ def test_without_the_ledger_a_run_goes_on_within_the_allowance(
     assert answer.returncode == 69
     assert json.loads(answer.stdout)["units"] == 3, "and no more: the allowance bounds what is fetched twice"
     server.close()
+
+
+def test_a_status_says_which_machine_runs_a_job_and_whether_it_does_now(
+    web: Machine, other: Machine, shared: str
+) -> None:
+    def shown() -> tuple[str, bool]:
+        (job,) = other.quota.json("status")["credentials"][0]["jobs"]
+        return job["runs_on"], job["running"]
+
+    other.configure(shared, fetch="holds:fetch")
+    assert shown() == ("", False)
+    web.configure(shared, fetch="holds:fetch")
+    run = web.hold_a_page()
+    assert shown() == (HOST, True)
+    web.let_go(run)
+    assert shown() == (HOST, False)
+
+
+def test_a_standby_hands_over_what_its_machine_drew(web: Machine, other: Machine, redis_server: RedisServer) -> None:
+    with Proxy(redis_server.port) as line:
+        other.configure(line.url, unavailable="unavailable = { max_cost = 1, allowance = 3, machines = 2 }")
+        web.outcome()
+        line.fail("drop-request", times=1_000, match=b"")
+        assert other.quota.json("charge", "captions.list", "--units", "1")["source"] == "allowance"
+        line.heal()
+        assert other.outcome()["outcome"] == "elsewhere"
+    assert ["captions.list", 1] in [[row["method"], row["units"]] for row in web.quota.json("spend")["rows"]]
 
 
 def test_a_ledger_error_is_printed_once(web: Machine) -> None:

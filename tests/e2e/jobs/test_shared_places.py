@@ -303,8 +303,8 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     listed = shell("place", "list").stdout.splitlines()
     assert listed[0].startswith("t US: this round is done; complete ")
     assert listed[1:] == [
-        "t DE: page 2 comes next, 1 page and 1 item stored; never complete",
-        "t FR: page 1 comes next, nothing stored; never complete",
+        "t DE: page 2 comes next, 1 page and 1 item of this round stored; never complete",
+        "t FR: page 1 comes next, the first of this round; never complete",
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"

@@ -357,7 +357,51 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         matches(store, "don\u2019t") == matches(store, "rock-n-roll") == matches(store, "🔥 rock.n!!! -- roll") == ["a"]
     )
     assert sorted(matches(store, "rock n roll")) == ["a", "b"]
-    assert matches(store, "🔥") == []
+
+
+@pytest.mark.parametrize(
+    ("title", "typed", "missing"),
+    [
+        ("Goal! 🔥🔥🔥", ["🔥", "🔥🔥", "goal 🔥", "GOAL🔥"], ["🥶", "goal 🥶"]),
+        ("win🔥goal", ["🔥", "win goal", "win🥶goal"], ["🥶"]),
+        ("I ❤️ NY, I ♥ it", ["❤", "❤️", "♥"], ["💔"]),
+        ("👍🏽 👨\u200d👩\u200d👧", ["👍", "👍🏿", "👩", "👨\u200d👩\u200d👧"], ["👎"]),
+        ("🇩🇪 - 🇫🇷", ["🇩🇪", "🇫🇷", "🇫🇷 🇩🇪"], ["🇪🇺", "🇩🇫"]),
+        ("Learn C++ and F#", ["c++", "C++", "F#", "c", "f"], ["C#", "F++", "c+", "++"]),
+        ("C++17, G++-12", ["C++", "c++17", "g++"], ["C#"]),
+        ("C tutorial: https://host.example/?c#c", ["c"], ["C++", "C#"]),
+        ("÷ (Deluxe): 1 + 1 = 2, 100€", ["÷", "+", "=", "€", "100€"], ["\u00d7", "$", "++"]),
+        ("F♯ minor", ["F♯", "F#"], ["C#"]),
+    ],
+)
+def test_symbols_that_stand_alone_are_words(store: Store, title: str, typed: list[str], missing: list[str]) -> None:
+    save(store, Page(videos=[video("a", title=title), video("b", description=title), video("c", tags=["x", title])]))
+    assert [words for words in typed if sorted(matches(store, words)) != ["a", "b", "c"]] == []
+    assert [words for words in missing if matches(store, words)] == []
+    check_index(store)
+
+
+@pytest.mark.parametrize(
+    ("title", "typed", "missing"),
+    [
+        ("Ελλάδα ΟΔΌΣ", ["ελλαδα", "ΕΛΛΆΔΑ", "οδος", "Οδός"], []),
+        ("ёлка МОЙ ўсё їжа ґанок", ["елка", "ЁЛКА", "мой", "іжа", "ганок", "ўсе"], ["мои", "усё"]),
+        ("Łódź Tromsø Điện Þór Œuvre", ["lodz", "tromso", "DIEN", "thor", "oeuvre", "łódź"], []),
+        ("İstanbul \u0131rmak", ["istanbul", "irmak", "IRMAK"], []),
+        ("أحمد إلى مكتبة كـــتاب", ["احمد", "الي", "مكتبه", "كتاب"], []),
+        ("می کنم", ["ﻣﻲ", "كنم"], []),
+        ("फ़िल्म", ["फिल्म"], ["फलम"]),
+        ("ᲡᲐᲥᲐᲠᲗᲕᲔᲚᲝ", ["საქართველო"], []),
+    ],
+)
+def test_what_a_person_types_finds_what_a_person_sees(
+    store: Store, title: str, typed: list[str], missing: list[str]
+) -> None:
+    save(store, Page(videos=[video("a", title=title), video("b", title=" ".join(typed))]))
+    assert [words for words in typed if sorted(matches(store, words)) != ["a", "b"]] == []
+    assert [words for words in missing if matches(store, words)] == []
+    assert "a" in matches(store, title)
+    check_index(store)
 
 
 def test_a_title_of_a_million_marks_is_stored_at_once(store: Store) -> None:
@@ -392,7 +436,6 @@ def test_every_symbol_parts_words_also_one_that_sqlite_does_not_know(store: Stor
         "goal",
         "wi*",
         *(f"win{symbol}goal" for symbol in symbols),
-        *(f"goal {symbol}" for symbol in symbols),
     ):
         assert sorted(matches(store, words)) == everything, words
     check_index(store)
