@@ -4,7 +4,7 @@
 --
 -- KEYS  1 log, 2 state, 3 corrected, 4 past (see append.lua)
 -- Reply { info, lifetimes, missing, refused }
---       info        the server's INFO; empty where this user may not see it
+--       info        the server's INFO with its commandstats; empty where this user may not see it
 --       lifetimes   for each key its lifetime in ms; -2 where it is missing, -1 where it has none
 --       missing     the commands that the scripts need, and this user may not run
 --       refused     why the server takes no charge from anybody now: a replica, out of memory; empty where it takes one
@@ -40,4 +40,6 @@ local info = redis.pcall('INFO')
 -- The first command that could write: after one that the server took, it refuses none for want of memory.
 local refused = failure(redis.pcall('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v'))
 local missing = missing_rights()
-return { failure(info) and '' or info, lifetimes, missing, #missing == 0 and refused or '' }
+local commands = redis.pcall('INFO', 'commandstats')
+info = failure(info) and '' or info .. (failure(commands) and '' or commands)
+return { info, lifetimes, missing, #missing == 0 and refused or '' }

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import Allowance, draw, owed_units, settle_draw
+from quota.deciding.allowance import Allowance, draw, owed_units, settle_draw, stand
 from quota.deciding.answers import Answers
 from quota.deciding.corrections import add, correct, insist
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
-from quota.decision import Decision, LimitState
+from quota.decision import AllowanceState, Decision, LimitState
 from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
 from quota.rules.entry import FURTHER, START, Entry
@@ -86,8 +86,9 @@ class Budget(OfOneProcess):
         self.limits = self.checklists.shown
         project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
         self.answers = Answers(self.credential, project, self.checklists)
-        self.heard_ms: dict[tuple[str, bool], int] = {}
-        """When the ledger was last asked about what an answer says of a bucket; by itself, that nothing remains."""
+        self.heard_ms: dict[tuple[str, bool, tuple[str, ...]], int] = {}
+        """When the ledger was last asked about what an answer says of a bucket's window, by the names of its limits; by
+        itself, that nothing remains."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Who wants to see each decision that is not a peek: a run that counts, and shows its progress."""
         self.on_correction: Callable[[str, int | None], None] | None = None
@@ -186,6 +187,11 @@ class Budget(OfOneProcess):
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not handed over to the ledger yet."""
         return owed_units(self._project)
+
+    def allowance(self, units: int = 0) -> AllowanceState | None:
+        """What this machine may spend while the ledger does not answer, and how much of it is drawn; None where nothing
+        is configured. From its `frees_ms` on it has room for so many `units`. Raises LedgerError."""
+        return None if self._allowance is None else stand(self._project, self._allowance, units)
 
     def spend(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
@@ -351,13 +357,16 @@ class Budget(OfOneProcess):
     ) -> Decision:
         """What holds while the ledger does not answer: the local allowance decides, where there is one; else the calls
         are refused."""
-        detail, left_units = str(trouble), None
+        detail, left_units, allowance = str(trouble), None, None
         if self._allowance is not None:
             try:
                 left_units = draw(self._project, self._allowance, charges, detail, commit=commit)
+                allowance = self.allowance(sum(charge.units for charge in charges))
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = left_units is not None
+        if not admitted and allowance is not None:
+            detail = f"{detail}; {allowance}"
         return Decision(
             admitted=admitted,
             id=None,
@@ -374,6 +383,7 @@ class Budget(OfOneProcess):
             limits=(),
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
+            allowance=allowance,
         )
 
 

@@ -29,7 +29,6 @@ from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings
 from quota.settings.references import read_key
 from quota.settings.tables import A_CREDENTIAL
-from quota.terms.api import KeyPlace
 from quota.terms.arguments import instance, machine_name, text
 from quota.terms.limits import DAY_MS
 
@@ -155,6 +154,7 @@ class Session(OfOneProcess):
                 clock=self._clock,
                 longest_ms=longest_ms,
                 jitter_ms=machine_jitter_ms(),
+                api=chosen.book.api,
             )
             self._projects[identity] = project
             self._recorders[identity] = Recorder(project.state)
@@ -163,7 +163,7 @@ class Session(OfOneProcess):
     def _identity(self, credential: CredentialSettings) -> Identity:
         """Whose units a credential spends, wherever the ledger is."""
         ledger = self.settings.ledger.identity or self.ledger.label
-        return Identity(ledger, credential.project, credential.endpoint or "")
+        return Identity(ledger, credential.project, credential.endpoint or "", credential.book.api)
 
     def _open_journal(self, identity: Identity, longest_ms: int) -> Journal:
         """What this machine has seen of a project's log. One of a ledger in memory, which has no other users, has no
@@ -250,7 +250,7 @@ class Session(OfOneProcess):
         from quota.clients.requests import requests_adapter
 
         chosen = self.credential(credential)
-        caller = self._caller(chosen, chosen.hosts, chosen.book.key)
+        caller = self._caller(chosen, chosen.hosts)
         adapter = requests_adapter(
             self.budget(chosen.name),
             hosts=chosen.hosts,
@@ -278,21 +278,27 @@ class Session(OfOneProcess):
             if name in options:
                 raise UsageError(f"q.httpx() makes its own transport, which charges; leave {name} out")
         chosen = self.credential(credential)
-        caller = self._caller(chosen, chosen.hosts, chosen.book.key)
+        caller = self._caller(chosen, chosen.hosts)
         transport = httpx_transport(self.budget(chosen.name), hosts=chosen.hosts, max_units=max_units, caller=caller)
         made = httpx.Client(transport=transport, **options)
         self._services.append(made)
         return made
 
-    def _caller(
-        self, chosen: CredentialSettings, hosts: tuple[str, ...], place: KeyPlace, scopes: Sequence[str] = ()
-    ) -> Caller:
-        """Who calls these hosts for a credential, with its key there or as whom `auth` names, for these scopes."""
+    def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
+        """Who calls these hosts for a credential: with its key where the book says, or as whom its `auth` names."""
         from quota.clients.caller import Caller
+        from quota.clients.upstream import upstream_of
 
-        key = self._key(chosen.name)
-        login = login_of(chosen, chosen.scopes or scopes) if key is None else None
-        return Caller(hosts, key=key, place=place, credentials=login, insecure=chosen.insecure_endpoint)
+        key, login = self._key(chosen.name), None
+        if key is None and chosen.auth_ref is not None:
+            scopes = chosen.scopes
+            if not scopes and chosen.book.googles:
+                scopes = upstream_of(chosen.book).access(chosen.endpoint).scopes
+            login = login_of(chosen, scopes)
+        place = chosen.book.key
+        googles = chosen.book.googles
+        insecure = chosen.insecure_endpoint
+        return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
 
     def close(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice, and by several threads.

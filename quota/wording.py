@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
-from zoneinfo import ZoneInfo
 
 from quota.budget import charge_id
-from quota.common.clock import NEVER, local, moment, rfc3339, second, utc, weekday
+from quota.common.clock import NEVER, moment
 from quota.common.text import listed, many, spell
 from quota.decision import REPAIR, SET_THE_CLOCK
 from quota.terms.limits import SECOND_MS
@@ -72,7 +71,7 @@ def early_of(credential: CredentialRow) -> Iterator[Line]:
         yield Line(text, "note")
 
 
-def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
+def notes_of(credential: CredentialRow) -> Iterator[Line]:
     """What else does not show in a credential's verdict and limits."""
     for row in credential.limits:
         name = row.limit.name
@@ -83,56 +82,73 @@ def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
             now = ", and would refuse calls now" if row.state.would_refuse else ""
             yield Line(f"{name}: a shadow: it counts and refuses nobody{now}", "note")
         if row.upstream_units:
-            used, until = many(row.upstream_units, row.state.noun), clock(row.upstream_until_ms)
+            used, until = many(row.upstream_units, row.state.noun), moment(row.upstream_until_ms)
             yield Line(f"{name}: {used} used by others, as upstream said, until {until}", "note")
         if row.grant is not None:
             held = f"held to {row.enforced_units:,} instead of {row.limit.limit_units:,}"
-            grants = f"upstream grants {row.grant.quota_units:,} (said {moment(row.grant.since_ms, at_ms)})"
+            grants = f"upstream grants {row.grant.quota_units:,} (said {moment(row.grant.since_ms)})"
             yield Line(f"{name}: {held}: {grants}, until it says otherwise", "note")
     for row in credential.limits:
         if row.exact_from_ms is not None:
-            since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
+            since, exact = moment(row.counts_since_ms), moment(row.exact_from_ms)
             yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
     if credential.ahead_ms:
-        dated = rfc3339(credential.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
-        yield Line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "bad")
+        yield Line(f"a clock was wrong, a charge is of {moment(credential.ahead_ms)}: `{REPAIR}`", "bad")
     if credential.owed_units:
         owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
         yield Line(owed, "note")
-    if credential.put_back:
-        yield Line(_put_back(credential.put_back, at_ms), "note")
+    if credential.allowance is not None and credential.allowance.drawn_units:
+        yield Line(str(credential.allowance), "note")
+    for loss in credential.losses:
+        yield Line(lost(loss), "note")
     for exhaustion in credential.exhausted:
         if exhaustion.reopened_ms:
-            at = moment(exhaustion.reopened_ms, at_ms)
+            at = moment(exhaustion.reopened_ms)
             because = f'{exhaustion.reopened_because} ("{exhaustion.evidence}")'
             yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
         elif exhaustion != credential.outlook.closed:
-            yield Line(f"bucket {exhaustion.bucket} is {closed(exhaustion, at_ms)}", "bad")
+            yield Line(f"bucket {exhaustion.bucket} is {closed(exhaustion)}", "bad")
 
 
-def closed(exhaustion: Exhaustion, at_ms: int) -> str:
-    until = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms, at_ms)
+def jobs_of(credential: CredentialRow) -> Iterator[Part]:
+    """The jobs of a credential: who runs each, its next tick, and whether a run could go on now."""
+    if credential.jobs:
+        rows = [
+            (
+                job.job,
+                f"{job.runs_on}, running" if job.running else job.runs_on or "-",
+                "-" if job.next_ms is None else moment(job.next_ms),
+                "goes on" if not job.why else "never" if job.retry_ms is None else f"from {moment(job.retry_ms)}",
+            )
+            for job in credential.jobs
+        ]
+        bad = frozenset(n for n, job in enumerate(credential.jobs) if job.why)
+        yield Table(("job", "runs on", "next tick", "a run now"), rows, bad=bad, without=(2,))
+    yield from stopped_jobs_of(credential)
+
+
+def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
+    """Which jobs could not go on now, and why."""
+    for job in credential.jobs:
+        if job.why and credential.stopped != job:  # the verdict says why of that one
+            yield Line(f"job {job.job} could not go on now: {job.why}", "note")
+
+
+def closed(exhaustion: Exhaustion) -> str:
+    until = "it grants quota" if exhaustion.until_ms == NEVER else moment(exhaustion.until_ms)
     return f'closed by upstream until {until}: "{exhaustion.evidence}"'
 
 
-def _put_back(losses: Sequence[Loss], at_ms: int) -> str:
-    """What the ledger had lost and machines put back: all of it in one line."""
-    charges = many(sum(loss.charges for loss in losses), "charge")
-    units = many(sum(loss.units for loss in losses), "unit")
-    machines = listed(dict.fromkeys(loss.machine for loss in losses))
-    return f"the ledger had lost {charges} of {units}, put back at {moment(losses[-1].at_ms, at_ms)} by {machines}"
+def lost(loss: Loss) -> str:
+    """What the ledger had lost and machines put back."""
+    charges, units = many(loss.charges, "charge"), many(loss.units, "unit")
+    return f"the ledger had lost {charges} of {units}, put back at {moment(loss.at_ms)} by {loss.machine}"
 
 
 def spent_elsewhere(comparable: bool) -> str:
     """Why upstream closed a bucket that we had not spent, and who knows more. `comparable`: we can read its count."""
     tells = "`quota reconcile` tells which" if comparable else "the provider's own console may tell which"
     return f"somebody else spends this project, or its quota is smaller; {tells}"
-
-
-def clock(at_ms: int, zone: str | None = None) -> str:
-    """`Sun 09:00`, in the named zone or the local one."""
-    at = utc(at_ms).astimezone(ZoneInfo(zone)) if zone else local(at_ms)
-    return at.strftime("%a %H:%M")
 
 
 # -- a refusal ---------------------------------------------------------------------------------------------------------
@@ -205,7 +221,7 @@ def _whose(x: RefusalExplained) -> Iterator[str]:
         charged = f"{many(ours, 'unit')} of the {x.granted_units:,} that upstream grants were charged here"
         if fill.upstream_units:
             yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else spends this project"
-        elif ours + x.kept.cost_units <= x.granted_units:
+        elif ours + x.kept.cost_units <= x.granted_units and not (x.exhaustion and x.exhaustion.is_pause):
             yield f"{charged}: {spent_elsewhere(x.comparable)}"
         else:
             yield charged
@@ -217,8 +233,8 @@ def _asker(x: RefusalExplained) -> str:
     who += [f"region {kept.region}"] if kept.region else []
     who += [f"run {kept.run}"] if kept.run else []
     who += [f"on {kept.machine}"] if kept.machine else []
-    then = "" if kept.retry_at_ms is None else f"; told to come back {_ahead(kept.retry_at_ms, x)}"
-    return f"{weekday(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
+    then = "" if kept.retry_at_ms is None else f"; told to come back {moment(kept.retry_at_ms)}"
+    return f"{moment(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
 
 
 def _now(x: RefusalExplained) -> str:
@@ -232,7 +248,7 @@ def _now(x: RefusalExplained) -> str:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"{then} {same} would be admitted"
-    until = "" if now.retry_at_ms is None else f" until {_ahead(now.retry_at_ms, x)}"
+    until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms)}"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
     return f"{then} {same} would be refused{until}{why}"
 
@@ -245,7 +261,9 @@ def _limits(x: RefusalExplained) -> Table:
         limit = x.limits.get(name)
         row = [name, "(no longer configured)" if limit is None else limit.view.window.name]
         for state in (x.then_limits.get(name), x.now_limits.get(name)):
-            row += ["?", "?"] if state is None else [f"{state.used_units:,}", f"{state.limit_units:,}"]
+            row += (
+                ["?", "?"] if state is None else [f"{state.used_units:,}", f"{state.limit_units + state.leave_units:,}"]
+            )
         if x.rooms_ms:
             row.append(f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else "")
         rows.append(tuple(row))
@@ -262,11 +280,11 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f'its words: "{kept.why.partition(" (")[2].removesuffix(")")}"'
         yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
         return
-    until = "it grants quota" if record.until_ms == NEVER else _ahead(record.until_ms, x)
-    yield f"upstream said so on {weekday(record.since_ms)}, told by {record.reported_by}; it holds until {until}"
+    until = "it grants quota" if record.until_ms == NEVER else moment(record.until_ms)
+    yield f"upstream said so on {moment(record.since_ms)}, told by {record.reported_by}; it holds until {until}"
     yield f'its words: "{record.evidence}"'
     if record.reopened_ms:
-        yield f"reopened on {weekday(record.reopened_ms)}: {record.reopened_because}"
+        yield f"reopened on {moment(record.reopened_ms)}: {record.reopened_because}"
 
 
 def _filled(x: RefusalExplained) -> Iterator[Part]:
@@ -302,7 +320,7 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
     """What counts beside the charges in the log."""
     fill, noun = x.fill, x.noun(x.fill.name)
     if fill.upstream_units:
-        until = _ahead(fill.upstream_until_ms, x)
+        until = moment(fill.upstream_until_ms)
         yield f"now also {many(fill.upstream_units, noun)} used by others, as upstream said, until {until}"
     if fill.upstream_then_units:
         yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
@@ -323,7 +341,7 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     for expiry in x.expiries:
         what = expiry.method if expiry.kind == "charge" else _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits * expiry.makes_room
-        rows.append((_second_up(expiry.at_ms), units, what, expiry.job or "-", room))
+        rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room))
     heading = f"{x.noun(x.expiring)}s"
     yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
 
@@ -393,7 +411,7 @@ def charge_parts(x: ChargeExplained) -> Iterator[Part]:
     """What a charge was, and each limit before and after it."""
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
     drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
-    yield Line(f"CHARGED {charged} for {x.charge.method} on {weekday(x.at_ms)}{drawn}", "strong")
+    yield Line(f"CHARGED {charged} for {x.charge.method} on {moment(x.at_ms)}{drawn}", "strong")
     who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.run or '-'}"]
     yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
     yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
@@ -417,7 +435,7 @@ def _corrected(x: ChargeExplained) -> str:
         return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
     repaid = ""
     if x.draw is not None:
-        repaid = f"Repaid on {weekday(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
+        repaid = f"Repaid on {moment(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
     if charge.reserved_units:
         return f"{repaid}It is reserved: nobody has said yet what the call cost"
     if charge.charged_units == charge.units:
@@ -439,18 +457,8 @@ def _around(x: ChargeExplained) -> Table:
                 f"{least}{before_units:,}",
                 f"{least}{x.after_units(limit):,}",
                 f"{limit.limit_units:,}",
-                until + _second_up(leaves_ms),
+                until + moment(leaves_ms),
             )
         )
     headings = ("limit", "window", "before", "after", "of", "stops counting")
     return Table(headings, rows, frozenset((2, 3, 4)), without=(1,))
-
-
-def _second_up(at_ms: int) -> str:
-    """Rounded up to a second."""
-    return second(-(-at_ms // 1000) * 1000)
-
-
-def _ahead(at_ms: int, x: RefusalExplained) -> str:
-    """A time as `quota status` has it, or with its day where it is over: rounded up, so that nobody comes too early."""
-    return moment(at_ms, x.asked_ms) if at_ms > x.asked_ms else weekday(-(-at_ms // 60_000) * 60_000)

@@ -19,7 +19,7 @@ from quota.settings.books import book_names, load_book
 from quota.settings.limits import as_written, default_limits
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.toml import in_toml
-from quota.terms.api import KeyPlace
+from quota.terms.api import GOOGLES_KEY, KeyPlace
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
 
@@ -94,7 +94,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
     An allowance's journal that cannot be used is a warning.
-    `quota doctor` examines the ledger and this machine. The last line is where `quota proxy` serves each credential.
+    `quota doctor` examines the ledger and this machine. The last lines say which credentials `quota proxy`
+    serves, and where.
 
     \b
     Example:
@@ -122,13 +123,17 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         return 0
     from quota.cli.doctor import check
     from quota.cli.serving import BIND
+    from quota.clients.upstream import passes_on
     from quota.session import Session
     from quota.settings.load import load_settings
 
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = check(session)
         source = session.settings.source
-        served = [f"http://{BIND}/{name}" for name in session.settings.credentials]
+        credentials = session.settings.credentials
+        passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
+        served = [f"http://{BIND}/{name}" for name in passed]
+        left_out = [name for name in credentials if name not in passed]
 
     def shown() -> None:
         for finding in findings:
@@ -138,6 +143,8 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
             say(f"{source}: no errors{warnings}")
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
+            if left_out:
+                say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
     return _tell(source, findings, as_json, shown, ConfigError.exit_status)
 
@@ -207,8 +214,6 @@ def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, confi
 
 def configuration_for(api: str, book: CostBook) -> str:
     """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
-    from quota.settings.lint import EXAMPLE_PROJECT
-
     name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
     secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.has_session else 'KEY'}"
     parts = [
@@ -219,8 +224,8 @@ def configuration_for(api: str, book: CostBook) -> str:
         "# Without a url it is SQLite in your state folder.\n"
         '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n',
         f"[credentials.{name}]\napi = {in_toml(api)}\n\n"
-        "# Upstream counts by this. Tokens that share a budget upstream have the same project here.\n"
-        f'project = "{EXAMPLE_PROJECT}"\n\n' + _login(book, secret),
+        "# Upstream counts by this. Tokens that share a budget upstream have the same project here, others another.\n"
+        f'project = "{re.sub("[^A-Za-z0-9._:-]", "-", book.api)}"\n\n' + _login(book, secret),
         "# The limits that the book alone gives: 5% of each stays unspent. Set `quota` to what your plan grants.\n\n"
         + "\n".join(_limit(name, limit) for limit in default_limits(book)),
         _first_call(name, book),
@@ -239,7 +244,7 @@ def _login(book: CostBook, secret: str) -> str:
     where = ""
     if book.routes and not book.hosts:
         where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
-    if not book.has_session or book.key != KeyPlace():
+    if not book.has_session or book.key not in (KeyPlace(), GOOGLES_KEY):
         return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
     account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
     return (

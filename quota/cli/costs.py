@@ -89,12 +89,14 @@ def costs(
             option = "--config" if credential is None else "--credential"
             raise click.UsageError(f"{option} shows the costs of its own book; leave it or the named book out")
         shown = load_book(book)
+        hosts = shown.hosts
     else:
         with quota.open(config) as session:
-            shown = session.credential(credential).book
+            chosen = session.credential(credential)
+            shown, hosts = chosen.book, chosen.hosts
     now_ms = host_clock()
     if request_ is not None:
-        _show_tried(shown.at(now_ms), request_, answer, as_json)
+        _show_tried(shown.at(now_ms), hosts, request_, answer, as_json)
     elif check is not None and method is None and not as_json:
         counted = ((shown.methods, "method"), (shown.buckets, "bucket"), (shown.routes, "route"))
         say(f"{one_line(check)}: no errors; {', '.join(many(len(names), noun) for names, noun in counted)}")
@@ -126,10 +128,10 @@ def _whole_books(diff: tuple[str, str] | None, new: str | None, answers: Sequenc
         _show_books(_listed_books())
 
 
-def _show_tried(book: CostBook, request: str, answer: str | None, as_json: bool) -> None:
+def _show_tried(book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None, as_json: bool) -> None:
     from quota.cli.recorded import try_request
 
-    tried = try_request(book, request, answer)
+    tried = try_request(book, hosts, request, answer)
     if as_json:
         print_json({"book": book.name, **tried.as_json()})
     else:

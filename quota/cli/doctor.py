@@ -14,22 +14,25 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import line, stacked
-from quota.common.clock import host_clock, rfc3339, weekday
+from quota.common.clock import host_clock, moment
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, ranked, warning
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
+from quota.deciding.losses import losses, merged
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
 from quota.ledger.factory import backend_of
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
-from quota.reports.status import exact_from
+from quota.ledger.state import API, check_api
+from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
 from quota.settings.model import CredentialSettings, Settings
 from quota.terms.costs import CostBook
-from quota.terms.limits import MINUTE_MS, SECOND_MS
+from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
+from quota.wording import lost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,12 +89,21 @@ def _journal(session: Session) -> list[Finding]:
     return []
 
 
+def _allowances(session: Session) -> Iterator[Finding]:
+    """What this machine may spend without the ledger: nobody may notice before an outage that nothing is left."""
+    for project, allowance in allowances(session).items():
+        if allowance.remaining_units:
+            yield Finding("ok", f"allowance of {project}", str(allowance))
+        else:
+            yield warning(f"allowance of {project}", str(allowance), "until then no call leaves without the ledger")
+
+
 def _renamed(session: Session) -> Iterator[Finding]:
     """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
     for name, until_ms in projects_left(session):
         yield warning(
             "credentials",
-            f"what was charged here for project {name!r} counts until {weekday(until_ms)}, and no credential has that "
+            f"what was charged here for project {name!r} counts until {moment(until_ms)}, and no credential has that "
             "project any more: one that was renamed has a new budget, and upstream sees the sum of both",
             f'if it is the same project upstream, add project = "{name}" to it',
         )
@@ -118,8 +130,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     except ConfigError:  # `lint` reports it
         return []
     try:
-        for project in {credential.project for credential in settings.credentials.values()}:
-            ledger.begin(project)
+        for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
+            check_api(ledger.label, project, api, ledger.begin(project, (), (API,)).state)
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
@@ -143,6 +155,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += list(ageing(book, host_clock())) or [fine]
     findings += _state_folder()
     findings += _journal(session)
+    findings += _allowances(session)
     findings += _textfile(session.settings.textfile)
     findings += _notified(session.settings)
     findings += _from_other_packages(session)
@@ -180,7 +193,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         yield Finding("error", "ledger", f"{ledger.label} takes no charge: {why}", remedy)
     if path and not os.path.exists(path):
         if not prevented:
-            yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
+            yield from _missing(session, names)
         yield from ledger.examine(session.credential(names[0]).project)
         return
     try:
@@ -193,10 +206,23 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         yield _speed(session, names[0])
         for name in names:
             yield from _ahead(session, session.credential(name).project)
+            yield from _lost(session, name)
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         if not reported:
             yield finding_of("error", "ledger", error, "no call is admitted until it answers")
+
+
+def _missing(session: Session, names: list[str]) -> Iterator[Finding]:
+    """A ledger file that is not there: it was never made, or somebody took it away."""
+    journals = [journal for name in names if (journal := session.project(name).journal) is not None]
+    seen = {entry.key for journal in journals for _, entry in journal.records() if entry.kind == "charge"}
+    label = session.ledger.label
+    if seen:
+        lost = f"{label} is gone, with {many(len(seen), 'charge')} that this machine saw; the next call puts them back"
+        yield warning("ledger", lost, "nothing for the budget; find out who deleted or moved it")
+    else:
+        yield Finding("ok", "ledger", f"{label} is not there yet; the first charge makes it")
 
 
 def _state_folder() -> Iterator[Finding]:
@@ -240,7 +266,7 @@ def _clock(session: Session) -> Finding:
     return Finding(
         "error" if abs(off_ms) >= CLOCK_ERROR_MS else "warning",
         "clock",
-        f"this machine's ({rfc3339(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
+        f"this machine's ({moment(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
         "set both by NTP",
     )
 
@@ -252,9 +278,24 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
             f"project {project}",
-            f"a clock was wrong and dated {charges} ahead, the newest {rfc3339(ahead.newest_ms)}",
+            f"a clock was wrong and dated {charges} ahead, the newest {moment(ahead.newest_ms)}",
             "if the clocks are right now, run `quota ledger repair`",
         )
+
+
+def _lost(session: Session, name: str) -> Iterator[Finding]:
+    """What the ledger had lost in the last week. It is back; whoever caused it may do so again."""
+    project = session.project(name)
+    for loss in merged(losses(project)):
+        if loss.at_ms > project.now_ms() - 7 * DAY_MS:
+            yield warning(
+                f"project {project.name}",
+                lost(loss),
+                "nothing for the budget; find out whether the server was emptied (FLUSHALL), restarted without its "
+                "data, or given an old copy"
+                if session.ledger.shared
+                else "nothing for the budget; find out who deleted the file, or put an old copy in its place",
+            )
 
 
 def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
@@ -266,7 +307,7 @@ def _young_windows(session: Session, credential: CredentialSettings) -> Iterator
         if exact_ms is not None:
             yield warning(
                 f"limit {limit.name}",
-                f"counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window was so long before, and "
+                f"counts since {moment(since_ms)}, exact from {moment(exact_ms)}: no window was so long before, and "
                 "the ledger has let go of what is older",
                 "until then leave as much more headroom as was spent before",
             )

@@ -114,6 +114,11 @@ def _auto(
         raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
     if method is not None or units is not None or region:
         raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
+    from quota.clients.instrument.unseen import REMEDY, unseen_program
+
+    program = unseen_program(command)
+    if program is not None:
+        fail(f"{program} is not instrumented: {REMEDY}")
     try:
         if summary:
             return _run_and_sum_up(command, config, credential, job)
@@ -177,9 +182,11 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
 
     with tempfile.TemporaryDirectory(prefix="quota-") as tally:
         status = _run(command, _environment(config, credential, job, tally))
-        spent = spent_in(tally)
+        spent, had_python = spent_in(tally), any(Path(tally).iterdir())
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
-    if spent == Spent():
+    if not had_python:
+        line += "; no Python ran that can be instrumented"
+    elif spent == Spent():
         with quota.open(config) as session:
             line += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
             line += "; name another address as `endpoint` of the credential"

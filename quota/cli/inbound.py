@@ -9,7 +9,7 @@ import click
 from quota.cli.options import Group, config_option, json_option, limit_option, textfile_option
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.clock import rfc3339
+from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
 from quota.terms.limits import format_duration
@@ -129,7 +129,7 @@ def rotate(as_json: bool, config: str | None) -> None:
     if as_json:
         print_json({"storage": storage.label, "from": rfc3339(from_ms)})
     else:
-        say(f"identities get new names in windows that begin at {rfc3339(from_ms)} or later")
+        say(f"identities get new names in windows that begin at {moment(from_ms)} or later")
 
 
 def _open(config: str | None) -> tuple[Rules, Storage]:

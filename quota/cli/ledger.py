@@ -12,7 +12,7 @@ import click
 import quota
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import now_and_then, print_json, say
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.text import listed, many, members
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.settings.toml import in_toml
@@ -224,7 +224,7 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
         rows = [_ahead_json(project, ahead) for project, ahead in ahead_of.items()]
         print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": yes, "projects": rows})
         return
-    say(f"ledger {log.label}, where it is {rfc3339(there_ms)}:")
+    say(f"ledger {log.label}, where it is {moment(there_ms)}:")
     for project, ahead in ahead_of.items():
         say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
     if not yes:
@@ -236,14 +236,14 @@ def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
     dated = "dated ahead, now dated now" if yes else "dated ahead"
     lines = []
     if ahead.charges:
-        newest = f"the newest {rfc3339(ahead.newest_ms)}"
+        newest = f"the newest {moment(ahead.newest_ms)}"
         lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
     if ahead.exhaustions:
         lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{' removed' if yes else ''}")
     if ahead.claims:
         lines.append(f"the claims of {many(ahead.claims, 'job')} {dated}")
     if ahead.newest_ms > ahead.now_ms and not lines:
-        lines.append(f"entries other than charges {dated}, the newest {rfc3339(ahead.newest_ms)}")
+        lines.append(f"entries other than charges {dated}, the newest {moment(ahead.newest_ms)}")
     return lines or ["nothing is dated ahead"]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quota.cli.tables import ANY_WIDTH
 from quota.common.text import printable, show
 from quota.errors import UsageError
 
@@ -51,17 +52,24 @@ def takes_unicode() -> bool:
 
 
 def new_console(**options: Any) -> Console:
-    """Where rich prints. COLUMNS=0 says that nobody knows the width; rich would take it for one, and print nothing."""
+    """Where rich prints. In a pipe or a file no line is folded, unless COLUMNS says how wide its reader is (`watch`).
+
+    COLUMNS=0 says that nobody knows the width; rich would take it for one, and print nothing.
+    """
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False, **options)
-    if not console.width:
-        console.width = 80
+    told = os.environ.get("COLUMNS", "")
+    if not (told.isdecimal() and int(told)):
+        if not console.file.isatty():
+            console.width = ANY_WIDTH
+        elif not console.width:
+            console.width = 80
     return console
 
 
 def print_rich(renderable: Any) -> None:
-    """A table or text for people. Colours only on a terminal; without one 80 columns, and no spaces at their ends."""
+    """A table or text for people. Colours only on a terminal; without one no spaces at the ends of lines."""
     console = new_console()
     if console.is_terminal:
         console.print(renderable, crop=False)  # all that is printed fits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
 
 import click
 
@@ -12,7 +11,7 @@ import quota
 from quota.cli.options import config_option, json_option, only_credential_option
 from quota.cli.output import fail, print_json, print_rich
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
-from quota.common.clock import rfc3339, utc, weekday
+from quota.common.clock import moment, rfc3339
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, MethodCount
@@ -86,9 +85,9 @@ def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
         yield line("upstream has counted nothing; is cloud_project right?", "yellow")
     else:
         lag = spell(result.at_ms - result.newest_ms)
-        yield line(f"upstream's newest point: {weekday(result.newest_ms)}, {lag} ago")
+        yield line(f"upstream's newest point: {moment(result.newest_ms)}, {lag} ago")
     if result.log_after_ms:
-        lacks = f"our log lacks charges of this period, up to {weekday(result.log_after_ms)}"
+        lacks = f"our log lacks charges of this period, up to {moment(result.log_after_ms)}"
         yield line(f"not compared: {lacks}. The next period will be compared", "yellow")
     if result.buckets or result.apart:
         yield _table(result)
@@ -102,12 +101,12 @@ def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
         within = spell(TOLERANCE_MS).removesuffix(" 00s")
         yield line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
     for counts in result.others:
-        until = weekday(counts.until_ms)
+        until = moment(counts.until_ms)
         yield line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
     would_be = "would be" if dry_run else "is"
     for low in result.lowered:
         held = f"{would_be} held to {low.enforced_units:,} instead of {low.configured_units:,}"
-        believed = f"Believed until {weekday(low.until_ms)}, or until upstream says otherwise"
+        believed = f"Believed until {moment(low.until_ms)}, or until upstream says otherwise"
         yield line(f"{low.limit}: {held}: upstream grants {low.granted_units:,}. {believed}", "yellow")
     for name in result.lifted:
         yield line(f"{name}: {would_be} lifted: upstream grants more than it did")
@@ -128,7 +127,7 @@ def _table(result: Reconciled) -> RenderableType:
         rows.append(
             (
                 count.bucket,
-                _since(count, result),
+                moment(count.period.since_ms),
                 f"{count.upstream_units:,}",
                 f"{count.our_units:,}",
                 f"{count.unknown_units:,}",
@@ -140,12 +139,8 @@ def _table(result: Reconciled) -> RenderableType:
     return FirstThatFits(tables(columns, rows, without=(6, 7)))
 
 
-def _since(count: BucketCount, result: Reconciled) -> str:
-    return utc(count.period.since_ms).astimezone(ZoneInfo(result.zone)).strftime("%a %d %b %H:%M")
-
-
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
-    since = f"since {_since(count, result)}"
+    since = f"since {moment(count.period.since_ms, result.zone)}"
     if count.unknown:
         more = _named(_more(count))
         yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
@@ -198,11 +193,11 @@ def notices_of(result: Reconciled) -> Iterator[Notice]:
 
     for count in result.buckets:
         since_ms, until_ms = count.period
-        day = rfc3339(since_ms)
+        day = moment(since_ms)
         drift = f"{many(count.drift_units, 'unit')} charged since {day} that upstream did not count"
         unknown = f"upstream counted {many(count.unknown_units, 'unit')} since {day} not charged here"
         units_of_each = members(count, "upstream_units our_units drift_units unknown_units")
-        facts = {"bucket": count.bucket, "since": day, **units_of_each}
+        facts = {"bucket": count.bucket, "since": rfc3339(since_ms), **units_of_each}
         for kind, units, of_units, text in (
             ("drift", count.drift_units, count.upstream_units, drift),
             ("unknown", count.unknown_units, count.our_units, unknown),

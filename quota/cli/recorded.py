@@ -71,14 +71,16 @@ def read_answer(path: str) -> Recorded:
 
 
 class Tried(NamedTuple):
-    """A request as the cost book sees it. `method` is None where no route takes it, and the price is the book's default
-    then. `reading` is what an answer means that came at `at_ms`."""
+    """A request as the gate sees it. `method` is None where nothing says which it is. `by_default`: the book does not
+    have the method, and the price is its default. One that `goes_on` with a call was charged when that began. `reading`
+    is what an answer means."""
 
     request: str
     metered: bool
     method: str | None
     price: Price
-    at_ms: int
+    by_default: bool = False
+    goes_on: bool = False
     reading: Reading | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -86,8 +88,8 @@ class Tried(NamedTuple):
         reading = self.reading
         return {
             **members(self, "request metered method"),
-            "units": self.price.units,
-            "parts": [part._asdict() for part in self.price.parts],
+            "units": 0 if self.goes_on else self.price.units,
+            "parts": [] if self.goes_on else [part._asdict() for part in self.price.parts],
             "answer": None
             if reading is None
             else {
@@ -106,12 +108,17 @@ class Tried(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        if not self.metered:
+        if not (self.metered or self.goes_on):
             yield f"{self.request} is not charged: its host is not one of the book's"
             return
         cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
+        if self.goes_on:
+            yield f"{self.request} is not charged: it goes on with a call that was charged when it began"
+            return
         if self.method is None:
             yield f"{self.request}: no route takes it; it costs the default, {cost}"
+        elif self.by_default:
+            yield f"{self.request}: {self.method}, which the book does not have; it costs the default, {cost}"
         else:
             yield f"{self.request}: {self.method}, {cost}"
         if self.reading is not None:
@@ -136,11 +143,11 @@ class Tried(NamedTuple):
             yield "the answer changes nothing"
 
     def _at(self, at_ms: int) -> str:
-        return "it is reopened" if at_ms == NEVER else moment(at_ms, self.at_ms)
+        return "it is reopened" if at_ms == NEVER else moment(at_ms)
 
 
-def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
-    """What a request, `GET https://...`, is by a book, and what the answer in a file means.
+def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None) -> Tried:
+    """What a request, `GET https://...`, is by a book whose API is on these hosts, and what the answer in a file means.
 
     Raises UsageError for what is no request, ConfigError for a file that is no answer.
     """
@@ -156,16 +163,16 @@ def try_request(book: CostBook, request: str, answer: str | None) -> Tried:
     if verb not in VERBS:
         raise UsageError(f"{show(verb)} is no verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
-    metered = not book.hosts or Hosts(book.hosts).serve(url)
-    method = upstream_of(book).method(verb, url)
-    price = book.default_price(verb) if method is None else book.price(method)
-    tried = Tried(request, metered, method, price, at_ms)
+    metered = not hosts or Hosts(hosts).serve(url)
+    upstream = upstream_of(book)
+    method, goes_on = upstream.method(verb, url), metered and upstream.continues(verb, url)
+    by_default = method is None or book.canonical(method) not in book.methods
+    price = book.default_price(verb) if method is None or by_default else book.price(method)
+    tried = Tried(request, metered and not goes_on, method, price, by_default, goes_on)
     if answer is None:
         return tried
     status, headers, body, _ = read_answer(answer)
-    return tried._replace(
-        reading=upstream_of(book).read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms)
-    )
+    return tried._replace(reading=upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms))
 
 
 # -- --new -------------------------------------------------------------------------------------------------------------

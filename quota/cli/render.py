@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
-from quota.common.clock import moment, rfc3339, second, weekday
+from quota.common.clock import moment, rfc3339
 from quota.common.text import listed, many, members, spell
 from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
@@ -18,7 +18,7 @@ from quota.reports.spending import KeptRefusal, Spending, read_charges, read_ref
 from quota.rules.spent import Spent
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.terms.costs import CostBook
-from quota.wording import Part, Table, clock, closed, early_of, notes_of
+from quota.wording import Part, Table, closed, early_of, jobs_of, notes_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,39 +59,45 @@ def render_status(status: Status) -> RenderableType:
         parts.append(line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
         parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
-        parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
+        parts.append(line(_verdict(credential), "bold green" if credential.open else "bold red"))
         parts += _drawn(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
             if edge_ms is not None:
-                at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
-                parts.append(line(f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"))
-        parts += _drawn(notes_of(credential, status.at_ms))
+                at, soon = moment(edge_ms, zone), spell(edge_ms - status.at_ms)
+                parts.append(line(f"upstream resets {at}, in {soon}"))
+        parts += _drawn(jobs_of(credential))
+        parts += _drawn(notes_of(credential))
     return stacked(parts)
 
 
-def _verdict(credential: CredentialRow, at_ms: int) -> str:
+def _verdict(credential: CredentialRow) -> str:
     """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
         later_ms = outlook.next_ms if outlook.then_full else None
-        then = "" if later_ms is None else f"; then full until {moment(later_ms, at_ms)}"
-        return f"{closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
+        then = "" if later_ms is None else f"; then full until {moment(later_ms)}"
+        return f"{closed(outlook.closed).replace('closed', 'CLOSED', 1)}{then}"
     if outlook.full is not None:
-        until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"
+        until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms)}"
         return f"FULL{until}: {outlook.full.why()}"
-    left = credential.remaining_units
+    left, stopped = credential.remaining_units, credential.stopped
+    if stopped is not None:
+        until = "" if stopped.retry_ms is None else f" until {moment(stopped.retry_ms)}"
+        other = "" if left is None else f"; calls of no job have {many(left, 'unit')}"
+        word = "CLOSED" if stopped.refusal is not None and stopped.refusal.reason in ("exhausted", "closed") else "FULL"
+        return f"{word} for its jobs{until}: job {stopped.job}: {stopped.why}{other}"
     units = "no limit counts its units" if left is None else many(left, "unit")
-    return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0, at_ms)}"
+    return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0)}"
 
 
-def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
+def _calls_left(dearest: Decision | None, units: int) -> str:
     """` = 94 searches`: how many calls of the most expensive method of the credential's jobs the units allow."""
     if dearest is None:
         return ""
     resource = dearest.method.partition(".")[0]
     if not dearest.admitted:
-        until = "" if dearest.retry_at_ms is None else f" until {moment(dearest.retry_at_ms, at_ms)}"
+        until = "" if dearest.retry_at_ms is None else f" until {moment(dearest.retry_at_ms)}"
         return f", no {'searches' if resource == 'search' else dearest.method}{until}"
     left = min((state.remaining_units // state.cost_units for state in enforced(dearest.limits)), default=units)
     if left == units:
@@ -132,14 +138,10 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
 def render_spending(spending: Spending) -> RenderableType:
     """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
     counts = [Column("charges", number=True), Column("units", number=True)]
-    columns = [*(Column(f"{field} (UTC)" if field in ("hour", "day") else field) for field in spending.by), *counts]
+    columns = [*map(Column, spending.by), *counts]
     rows = []
     for values, charges, units in spending.rows:
-        named = (  # an hour is `2026-11-21T10:00:00.000Z`, and shown as `2026-11-21 10:00`
-            f"{value[:10]} {value[11:16]}" if field == "hour" else value or "-"
-            for field, value in zip(spending.by, values, strict=True)
-        )
-        rows.append((*named, f"{charges:,}", f"{units:,}"))
+        rows.append((*(value or "-" for value in values), f"{charges:,}", f"{units:,}"))
     total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
     total += (f"{spending.total_units:,}",)
     together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
@@ -219,7 +221,7 @@ def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool)
     if nothing:
         say(wanted.nothing("charged"))
     if since_ms > start_ms:
-        say(f"only since {weekday(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
+        say(f"only since {moment(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
 
 
 def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
@@ -254,7 +256,7 @@ def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, projects: bool)
     columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else [])]
     rows = [
         [
-            second(charge.id[0]),
+            moment(charge.id[0]),
             call_id,
             f"{charge.units:,}",
             *([f"{charge.charged_units:,}" if charge.units != charge.charged_units else ""] if corrected else []),
@@ -277,15 +279,15 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> RenderableType:
     columns += map(Column, ["job", "region", "refused by", "reason", "next"])
     rows = [
         [
-            second(refusal.at_ms),
+            moment(refusal.at_ms),
             refusal.method if refusal.calls == 1 else f"{refusal.method} +{refusal.calls - 1:,}",
             f"{refusal.cost_units:,}",
             refusal.job or "-",
             refusal.region or "-",
             refusal.refused_by or "-",
             refusal.reason,
-            "-" if refusal.retry_at_ms is None else moment(refusal.retry_at_ms, refusal.at_ms),
+            "-" if refusal.retry_at_ms is None else moment(refusal.retry_at_ms),
         ]
         for refusal in refusals
     ]
-    return FirstThatFits(tables(columns, rows, without=[6, 2]))
+    return FirstThatFits(tables(columns, rows, without=[2, 6]))

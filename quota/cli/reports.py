@@ -21,10 +21,10 @@ from quota.cli.options import (
     since_option,
 )
 from quota.cli.output import new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
-from quota.common.clock import host_clock, rfc3339, weekday
+from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
 from quota.common.text import many, one_line, show
-from quota.errors import QuotaError
+from quota.errors import LedgerError, QuotaError
 from quota.session import projects_of
 
 WATCH_S = 2
@@ -32,14 +32,17 @@ WATCH_S = 2
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
-@click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
+@click.option(
+    "--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed, also only to its jobs."
+)
 @json_option
 @config_option
 def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
-    OPEN: the cheapest call would be admitted now. FULL: a limit is used up until the time shown. CLOSED: upstream
-    reported that its quota is used up. If the ledger does not answer, the exit status is 69.
+    OPEN: the cheapest call would be admitted now, and that of a job, if there are jobs. FULL: a limit is used up until
+    the time shown. CLOSED: upstream reported that its quota is used up. Of each job it shows which machine runs it, its
+    next tick, and whether a run could go on now. If the ledger does not answer, the exit status is 69.
 
     \b
     Example:
@@ -49,7 +52,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
       quota status --watch --json     # one line of JSON each time
     """
     from quota.cli.render import render_status
-    from quota.reports.status import read_status
+    from quota.reports.status import read_status, unread_json
 
     if watch and checks:
         raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
@@ -57,10 +60,10 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
         if as_json:
             say_built_in(session, err=True)
         if watch and as_json:
-            _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
+            _repeat(lambda: print_json(read_status(session, jobs=True).as_json(), indent=None))
             return 0
         if watch:
-            _watch(lambda: render_status(read_status(session, next_capacity=False)))
+            _watch(lambda: render_status(read_status(session, next_capacity=False, jobs=True)))
             return 0
         say_progress = now_and_then(WATCH_S)
 
@@ -68,7 +71,12 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
             say_progress(f"{read:,} of {many(credentials, 'credential')} read")
 
         shown = progress if sys.stderr.isatty() else None
-        current = read_status(session, progress=shown, next_capacity=as_json)  # no table shows it
+        try:
+            current = read_status(session, progress=shown, next_capacity=as_json, jobs=True)  # no table shows it
+        except LedgerError as error:
+            if as_json:
+                print_json(unread_json(session, error))
+            raise
     if as_json:
         print_json(current.as_json())
     else:
@@ -136,7 +144,9 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
         say_built_in(session, err=as_json)
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        spending = read_spending([session.project(c.name) for c in projects.values()], fields, start_ms)
+        spending = read_spending(
+            [session.project(c.name) for c in projects.values()], fields, start_ms, local=not as_json
+        )
         spending = spending._replace(
             upstream_units=sum(_upstream_units(session.budget(c.name)) for c in projects.values())
         )
@@ -147,10 +157,10 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
     if spending.rows:
         print_rich(render_spending(spending))
     else:
-        say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
+        say(f"nothing was charged {f'since {moment(spending.since_ms)}' if cut else f'in the last {since}'}")
     say(*spending_notes(spending))
     if cut:
-        say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
+        say(f"only since {moment(spending.since_ms)}, not {since}: the ledger has dropped older charges")
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
         see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""

@@ -43,14 +43,15 @@ class FirstThatFits:
             yield candidate
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        unbounded = options.update_width(_ANY_WIDTH)
+        unbounded = options.update_width(ANY_WIDTH)
         for candidate in self._candidates():
             if console.measure(candidate, options=unbounded).maximum <= options.max_width:
                 break
         yield candidate
 
 
-_ANY_WIDTH = 10_000
+ANY_WIDTH = 10_000
+"""More than any line has."""
 
 _WIDE: PaddingDimensions = (0, 1)
 _NARROW: PaddingDimensions = (0, 1, 0, 0)
@@ -59,8 +60,8 @@ _FOLDS = (40, 32, 24, 16, 12)
 _LAYOUTS = ((_WIDE, 0), (_NARROW, 0), (_NARROWEST, 0), *((_NARROWEST, fold) for fold in _FOLDS))
 """The padding of the columns, and to how many characters their cells are folded (0: not)."""
 
-_PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
-"""A word with the separators after it; a date counts as one word."""
+_PIECE = re.compile(r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
+"""A word with the separators after it; a date counts as one word, and so does a time behind it."""
 
 
 class Column(NamedTuple):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from zoneinfo import ZoneInfo
 
 
 def host_clock() -> int:
@@ -31,7 +32,7 @@ def local(at_ms: int) -> datetime:
 
 
 def rfc3339(at_ms: int) -> str:
-    """`2026-11-21T09:30:00.125Z`."""
+    """`2026-11-21T09:30:00.125Z`: a time for programs, in JSON and in lines of the log."""
     return utc(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -42,26 +43,13 @@ LATEST_MS = 10**14
 """The latest time that may be stored. A later one plus a window might be too large for a datetime."""
 
 
-def moment(at_ms: int, now_ms: int) -> str:
-    """A time in the local zone, as short as the day allows.
+def moment(at_ms: int, zone: str | None = None) -> str:
+    """`2026-11-22T09:00:04+01:00`: a time in the local zone, as all that people read has it. Beside it is upstream's in
+    its `zone`, where the clock is another.
 
-    `14:05` today, `14:05:07` less than a minute ahead, `Sun 08:00` in the next six days, else `31 Dec 08:00`. A future
-    time is rounded up, so that a reader who comes back then is not early.
+    It is rounded up to the second, so that a reader who comes back then is not early.
     """
-    ahead_ms = at_ms - now_ms
-    step_ms = 1_000 if 0 < ahead_ms < 60_000 else 60_000
-    at = local((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms)
-    now = local(now_ms)
-    days = (at.date() - now.date()).days
-    day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
-    return at.strftime(f"{day}%H:%M" if step_ms == 60_000 else f"{day}%H:%M:%S")
-
-
-def weekday(at_ms: int) -> str:
-    """`Sun 22 Nov 09:00`, in the local zone."""
-    return local(at_ms).strftime("%a %d %b %H:%M")
-
-
-def second(at_ms: int) -> str:
-    """`21 Nov 10:00:03`, in the local zone."""
-    return local(at_ms).strftime("%d %b %H:%M:%S")
+    at = local(-(-at_ms // 1_000) * 1_000)
+    here = at.isoformat(timespec="seconds")
+    there = at.astimezone(ZoneInfo(zone)).isoformat(timespec="seconds") if zone else here
+    return here if there == here else f"{here} ({there} in {zone})"

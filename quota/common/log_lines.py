@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 
 from quota.common.clock import rfc3339
 from quota.common.redact import redact
@@ -51,7 +52,10 @@ class RedactingFilter(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """Writes a record on one line without control sequences. A traceback keeps its own lines."""
+    """Writes a record on one line without control sequences, its time in UTC. A traceback keeps its own lines."""
+
+    converter = staticmethod(time.gmtime)
+    default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -21,7 +21,7 @@ Stand = Literal["waits", "pending", "going", "failed"]
 
 class Region(NamedTuple):
     """Where a job stands in one region, empty for a job without. `detail` says it in words. `stale`: its last complete
-    pass is longer ago than the owner wants."""
+    pass, or without one the job's first run, is longer ago than the owner wants."""
 
     project: str
     job: str

@@ -20,7 +20,7 @@ from quota.common.clock import local
 from quota.common.text import listed, many, spaced
 from quota.dashboard import words
 from quota.dashboard.charts import Band, Curve, chart, colours_of
-from quota.dashboard.contract import Contribution, Forecast, Region
+from quota.dashboard.contract import Contribution, Forecast, LimitAhead, Region
 from quota.dashboard.reading import SPANS_MS, Curves, Now, Reading, Spent, key_of
 from quota.explain.refusal import RefusalExplained
 from quota.reports.runs import Run
@@ -29,7 +29,7 @@ from quota.reports.status import CredentialRow, LimitRow
 from quota.rules.refusals import RefusedSum
 from quota.settings.model import BUILT_IN_NOTICE, Settings
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
-from quota.wording import Part, Table, early_of, notes_of, refusal_parts
+from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
 
 ROWS = 12
 """The most rows of a table that are seen at once; the rest unfolds."""
@@ -140,7 +140,7 @@ class Site:
             "shared_with": listed(map(words.name, row.shared_with)),
             "verdict": words.last_known(verdict) if down else verdict,
             "calls": calls,
-            "notes": [*early_of(row), *notes_of(row, at_ms)],
+            "notes": [*early_of(row), *stopped_jobs_of(row), *notes_of(row)],
         }
 
     def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
@@ -263,6 +263,7 @@ def _limit(
         "reset_ms": reset_ms,
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
+        "longer": _longer(row, ahead, forecast, project),
         "ahead_end": end_units,
         "ahead_end_ms": end_ms + 1,
         "scheduled": forecast is not None and forecast.scheduled,
@@ -271,6 +272,14 @@ def _limit(
         "in_use": state.used_units or row.level != "open" or (shapes is not None and shapes.bands),
         "table": None if curve is None or shapes is None else _hours(curve, shapes.bands),
     }
+
+
+def _longer(row: LimitRow, ahead: LimitAhead | None, forecast: Forecast | None, project: str) -> list[str]:
+    """The limits that will keep runs longer than this one, which is nearly used up too: the forecast counts a run that
+    several of them stop for the one that stops it longest."""
+    if forecast is None or ahead is None or ahead.refused_ticks or row.level == "open":
+        return []
+    return [name for (of, name), limit in forecast.limits.items() if of == project and limit.refused_ticks]
 
 
 def _window(row: LimitRow) -> str:

@@ -78,8 +78,8 @@ class Spent(NamedTuple):
 
 def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
-    status = read_status(session)
-    calls = {row.name: left for row in status.credentials if row.open and (left := _calls(session, row.name))}
+    status = read_status(session, jobs=True)
+    calls = {row.name: left for row in status.credentials if row.admits and (left := _calls(session, row.name))}
     projects = [session.project(credential.name) for credential in projects_of(session).values()]
     refusals = [kept for project in projects for kept in read_refusals(project)]
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quota.common.clock import NEVER, local, moment, rfc3339, second
+from quota.common.clock import NEVER, local, moment, rfc3339
 from quota.common.text import many, spaced
 from quota.reports.status import CredentialRow
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
@@ -13,18 +13,15 @@ NAME_CHARACTERS = 64
 
 
 class When(NamedTuple):
-    """A time: the local clock's, to the second too, how far away it is, and exactly, for programs and for a tooltip."""
+    """A time: the local clock's, how far away it is, and exactly, for programs and for a tooltip."""
 
     clock: str
-    second: str
     away: str
     exact: str
 
 
 def when(at_ms: int, now_ms: int) -> When:
-    today = local(at_ms).date() == local(now_ms).date()
-    to_second = second(at_ms)
-    return When(moment(at_ms, now_ms), to_second[7:] if today else to_second, away(at_ms, now_ms), rfc3339(at_ms))
+    return When(moment(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
 
 
 def away(at_ms: int, now_ms: int) -> str:
@@ -109,13 +106,19 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
         headline = "Closed by upstream"
         if outlook.then_full and outlook.full is not None:
             headline += ", then full"
-            lead = f"{lead[:-1]} at {moment(x.until_ms, now_ms)}, nor then: {outlook.full.why()}."
+            lead = f"{lead[:-1]} at {moment(x.until_ms)}, nor then: {outlook.full.why()}."
         return Verdict("closed", f"{headline} until" if until else headline, until, lead, x.evidence)
     if outlook.full is not None:
         until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
         lead = f"No call is admitted: {outlook.full.why()}."
         return Verdict("full", "Full until" if until else "Full", until, lead)
-    units = row.remaining_units
+    units, stopped = row.remaining_units, row.stopped
+    if stopped is not None:
+        until = None if stopped.retry_ms is None else when(stopped.retry_ms, now_ms)
+        lead = f"No job can go on. Job {name(stopped.job)}: {stopped.why}."
+        if units:
+            lead += f" Calls of no job have {many(units, 'unit')}."
+        return Verdict("full", "Full for its jobs until" if until else "Full for its jobs", until, lead)
     if units is None:
         return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
     near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
@@ -123,7 +126,7 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
     if searches is not None and searches.left:
         lead += f" What is left is {many(units, 'unit')}."
     elif searches is not None:
-        back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms, now_ms)}"
+        back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms)}"
         lead = f"Calls are admitted, but no search{back}: {searches.why}."
     return Verdict("near" if near else "open", "Open, nearly used up" if near else "Open", None, lead)
 

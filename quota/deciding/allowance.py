@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
 from quota.deciding.corrections import add, correct
+from quota.decision import AllowanceState
 from quota.errors import LedgerError
 from quota.ledger.log import in_pieces
 from quota.rules.entry import END, START, Entry, Id, is_reservation
@@ -37,6 +38,23 @@ class Allowance(NamedTuple):
 
     max_cost_units: int
     allowance_units: int
+
+
+def stand(project: Project, allowance: Allowance, units: int = 0) -> AllowanceState | None:
+    """How much of the allowance is drawn, and from when on it has room for so many units; without them, for more than
+    now. None where nothing can be drawn. Raises LedgerError."""
+    if project.journal is None:
+        return None
+    now_ms, window_ms = project.wall(), project.longest_ms
+    drawn = [draw.entry for draw in project.journal.draws.drawn(now_ms, window_ms) if draw.entry.units]
+    drawn_units = sum(entry.units for entry in drawn)
+    left_units, frees_ms = allowance.allowance_units - drawn_units, None
+    wanted_units = units if 0 < units <= allowance.allowance_units else left_units + 1
+    for entry in sorted(drawn, key=lambda entry: entry.id):
+        if left_units >= wanted_units:
+            break
+        left_units, frees_ms = left_units + entry.units, entry.id[0] + window_ms
+    return AllowanceState(allowance.max_cost_units, allowance.allowance_units, drawn_units, frees_ms)
 
 
 def draw(project: Project, allowance: Allowance, charges: Sequence[Entry], because: str, *, commit: bool) -> int | None:

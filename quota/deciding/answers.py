@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import NEVER, moment
 from quota.common.text import many
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
@@ -95,26 +95,26 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """Each limit as a decision saw it."""
-        caps = outcome.caps
+        caps, grants = outcome.caps, self.believed_at(outcome.facts or Facts(), outcome.now_ms)
         if checklist.shadow and outcome.facts is not None:
-            grants = self.believed_at(outcome.facts, outcome.now_ms)
             caps = self.checklists.with_grants(checklist, grants).caps_at(outcome.now_ms)
         states = []
-        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, strict=False)
-        for limit, cost_units, used_units, cap_units in each:
+        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leaves, strict=False)
+        for limit, cost_units, used_units, cap_units, leave_units in each:
             shadow = limit.shadow
             would_refuse = shadow and cost_units > 0 and used_units + (0 if charged else cost_units) > cap_units
             left_units = cap_units - used_units if cap_units > used_units else 0
             noun = limit.view.selector.noun
-            states.append(
-                LimitState(limit.name, cost_units, used_units, cap_units, left_units, would_refuse, noun, shadow)
-            )
+            state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, would_refuse, noun, shadow)
+            if leave_units and not shadow and cap_units == cap(limit, leave_units, cost_units, None, grants.units):
+                state = state._replace(leave_units=cap(limit, 0, cost_units, None, grants.units) - cap_units)
+            states.append(state)
         return tuple(states)
 
     def _refusal(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         if outcome.reason == "clock":
             clocks = (
-                f"this machine's clock reads {rfc3339(self.project.wall())}, the ledger's {rfc3339(outcome.clock_ms)}"
+                f"this machine's clock reads {moment(self.project.wall())}, the ledger's {moment(outcome.clock_ms)}"
             )
             return None, "clock", None, clocks
         if outcome.reason == "counting":

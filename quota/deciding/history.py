@@ -23,7 +23,8 @@ def charges(
     project: Project, since_ms: int = 0, until_ms: int = END[0], progress: Callable[[int], None] | None = None
 ) -> list[Spent]:
     """The charges with since_ms <= ms <= until_ms, in order, with all corrections until now. `progress` gets how many
-    entries were read. Raises LedgerError."""
+    entries were read. What this machine drew and still owes comes with them. Raises LedgerError."""
+    project.repay()
     behind = entries(project, just_before(since_ms), progress)
     return [charge for charge in spent(behind) if charge.id[0] <= until_ms]
 
@@ -56,6 +57,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
     """All that was ever charged, by method and job. What nobody has summed yet is added, and kept in the state, so that
     the next reader need not read it again, and nothing falls when entries leave the past. Where nobody asks for as long
     as the past is kept, what has left it is missing. Raises LedgerError."""
+    project.repay()
     stands = project.log.change(project.name, {SUMS: None}, {})
     stored = stands.state.get(SUMS)
     summed = Sums.read(stored or "")

@@ -8,6 +8,7 @@ adds what it alone has. While that is done others wait WAIT_S at most; then they
     put_back              compares the log with this machine's journal, and puts back what the log lacks
     StillCountingError    somebody else is at it, or a total has far to read
     losses                what was put back lately: a field of the state, for people
+    merged                each loss once, whoever put back parts of it
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, elapsed_s
 from quota.common.log import warn
-from quota.common.text import one_line
+from quota.common.text import listed, one_line
 from quota.errors import LedgerError, UsageError
 from quota.ledger.log import LEASE_MS, SLACK_MS, Beginning, fence_is_over, in_pieces, is_fence, is_seal
-from quota.ledger.state import Change, change, moved
+from quota.ledger.state import API, Change, change, check_api, moved
 from quota.rules import facts as facts_rules
 from quota.rules.entry import END, START, Entry, Id
 from quota.rules.facts import FACTS, Facts
@@ -50,12 +51,14 @@ MAX_KEPT = 10
 
 
 class Loss(NamedTuple):
-    """Charges that a ledger had lost and that a machine put back, and what they count."""
+    """Charges that a ledger had lost and that a machine put back, and what they count. Each machine puts back what it
+    alone has seen: `since_ms` is when the first of them did."""
 
     at_ms: int
     machine: str
     charges: int
     units: int
+    since_ms: int
 
 
 class StillCountingError(Exception):
@@ -93,7 +96,8 @@ def _put_back_here(project: Project, journal: Journal, ends_s: float) -> bool:
 def _unfenced(project: Project, ends_s: float) -> Beginning:
     """The log's beginning, once no fence of somebody else stands."""
     while True:
-        beginning = project.log.begin(project.name, (), (FACTS,))
+        beginning = project.log.begin(project.name, (), (FACTS, API))
+        check_api(project.log.label, project.name, project.api, beginning.state)
         if is_seal(beginning.epoch):
             raise moved(project.log.label, beginning.epoch)
         if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
@@ -158,18 +162,21 @@ def _compare(project: Project, journal: Journal, beginning: Beginning) -> bool:
         if not log.replace(name, fence, tip, have, epoch):
             return False
         if lost:
-            units = [entry.units for entry in lost if entry.kind == "charge"]
+            charges = [entry for entry in lost if entry.kind == "charge"]
+            units = [entry.units for entry in charges]
             say = "charges that this machine saw were lost by the ledger, and are put back"
             warn("ledger_behind", say, ledger=log.label, project=name, charges=len(units), units=sum(units))
             if units:
-                _tell(project, Loss(beginning.clock_ms, one_line(machine_name())[:64], len(units), sum(units)))
+                at_ms, machine = beginning.clock_ms, one_line(machine_name())[:64]
+                loss = Loss(at_ms, machine, len(units), sum(units), at_ms)
+                _tell(project, loss, newest_ms=max(entry.id[0] for entry in charges))
     if facts != stand:
         facts = project.state.unite(facts)
     _note(journal, epoch, have, {entry.key for entry in seen})
     journal.compared(epoch, position)
 
     def begin() -> None:
-        reading = project.reading
+        reading, project.named_ms = project.reading, 0
         views = [*reading.totals]
         reading.begin(epoch, have[-1].id if have else START, beginning.trimmed, facts)
         now_ms = project.now_ms()
@@ -210,12 +217,33 @@ def losses(project: Project) -> Sequence[Loss]:
     return change(project.log, project.name, (LOSSES,), lambda _, fields: Change(_read_losses(fields)))
 
 
-def _tell(project: Project, loss: Loss) -> None:
-    """Note a loss. It may fail without harm."""
+def merged(losses: Sequence[Loss]) -> list[Loss]:
+    """Each loss once, with all that machines put back of it, dated by the first of them."""
+    parts: dict[int, list[Loss]] = {}
+    for loss in losses:
+        parts.setdefault(loss.since_ms, []).append(loss)
+    return [
+        Loss(
+            since_ms,
+            listed(dict.fromkeys(loss.machine for loss in of_it)),
+            sum(loss.charges for loss in of_it),
+            sum(loss.units for loss in of_it),
+            since_ms,
+        )
+        for since_ms, of_it in parts.items()
+    ]
+
+
+def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
+    """Note a loss, whose newest charge is of `newest_ms`. It may fail without harm. Where all of them are older than the
+    last loss that is noted, they are a part of that: a ledger that was emptied again has no note."""
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
         before = _read_losses(fields)
-        return Change(None, {} if loss in before else {LOSSES: json.dumps([*before, loss][-MAX_KEPT:])})
+        noted = loss
+        if before and newest_ms <= before[-1].since_ms:
+            noted = loss._replace(since_ms=before[-1].since_ms)
+        return Change(None, {} if noted in before else {LOSSES: json.dumps([*before, noted][-MAX_KEPT:])})
 
     with suppress(LedgerError):
         change(project.log, project.name, (LOSSES,), rule)
@@ -230,8 +258,9 @@ def _read_losses(fields: Mapping[str, str]) -> list[Loss]:
                 machine=text(machine, "machine"),
                 charges=whole(charges, "charges", 0, MAX_NUMBER),
                 units=whole(units, "units", 0, MAX_NUMBER),
+                since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),
             )
-            for at_ms, machine, charges, units in json.loads(fields.get(LOSSES, "[]"))
+            for at_ms, machine, charges, units, since_ms in json.loads(fields.get(LOSSES, "[]"))
         ]
     except (ValueError, TypeError, RecursionError, UsageError):
         return []

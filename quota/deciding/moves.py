@@ -25,6 +25,7 @@ from quota.deciding.fence import Fence, FenceLostError, given_back, of
 from quota.deciding.project import LONGEST
 from quota.errors import MoveRefused
 from quota.ledger.log import MAX_READ, SEAL, Log, is_closed, is_fence, is_seal
+from quota.ledger.state import API, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
 from quota.rules.entry import END, START, Entry, Id, just_before
@@ -80,7 +81,9 @@ def plan_move(old: Log, new: Log, projects: Sequence[str]) -> list[Step]:
 
 
 def _kind(old: Log, new: Log, project: str) -> Kind:
-    ours, theirs = old.begin(project).epoch, new.begin(project).epoch
+    source, target = (log.begin(project, (), (API,)) for log in (old, new))
+    check_api(new.label, project, source.state.get(API, ""), target.state)
+    ours, theirs = source.epoch, target.epoch
     if is_seal(ours):
         if ours != SEAL + new.label:
             raise MoveRefused(f"{of(old, project)} has moved to {ours[1:]} already: nothing was changed")

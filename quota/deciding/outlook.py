@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import NEVER, moment
 from quota.deciding.answers import Answers
 from quota.deciding.project import Project
 from quota.deciding.question import Outcome, Question
@@ -69,7 +69,7 @@ def counted(project: Project, question: Question) -> Outcome:
     for _ in range(MAX_COUNTING):
         outcome = project.decide(question, commit=False)
         if outcome.reason == "clock":
-            clocks = f"this machine's clock reads {rfc3339(project.wall())}, the ledger's {rfc3339(outcome.clock_ms)}"
+            clocks = f"this machine's clock reads {moment(project.wall())}, the ledger's {moment(outcome.clock_ms)}"
             raise LedgerError(f"ledger {project.log.label}: {clocks}; {SET_THE_CLOCK}")
         if outcome.reason != "counting":
             return outcome

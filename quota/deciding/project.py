@@ -32,7 +32,7 @@ from quota.decision import REPAIR
 from quota.errors import LedgerError, SessionClosedError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, SLACK_MS, VIEW, Append, Beginning, Log, Reply, is_fence, is_seal
-from quota.ledger.state import State, moved
+from quota.ledger.state import API, State, check_api, moved
 from quota.rules.entry import START, Entry, Id, Keys, just_before
 from quota.rules.facts import FACTS, Facts, closing
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
@@ -85,7 +85,8 @@ class Project(OfOneProcess):
     each other up while one waits for the ledger.
 
     `clock` stands for the ledger's clock and the caller's, in ms since 1970; `wall` for the caller's alone.
-    `longest_ms` is the longest window of the configuration. `jitter_ms` is added to the end of an exhaustion.
+    `longest_ms` is the longest window of the configuration. `jitter_ms` is added to the end of an exhaustion. `api` is
+    the only API whose charges the log may have; "": any.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class Project(OfOneProcess):
         wall: Callable[[], int] | None = None,
         longest_ms: int = DAY_MS,
         jitter_ms: int = 0,
+        api: str = "",
     ) -> None:
-        self.log, self.name, self.journal = log, name, journal
+        self.log, self.name, self.journal, self.api = log, name, journal, api
         self.keys = keys or Keys()
         self.longest_ms, self.jitter_ms = longest_ms, jitter_ms
         self._clock = clock = None if clock is None else whole_clock(clock)
@@ -112,8 +114,8 @@ class Project(OfOneProcess):
         self._is_ahead = False
         self._trimmed_at_ms = self._before_ms = 0
         self._owes_again_s = self._read_back_s = 0.0
-        self._named_ms = 0
-        """The longest window that is named in the ledger."""
+        self.named_ms = 0
+        """The longest window that is named in the ledger; 0 while the API is not."""
         self._unread: tuple[Id, Id] | None = None
         """What of the log this machine has counted through kept totals, and has not read: behind which entry, and up to
         which."""
@@ -140,9 +142,7 @@ class Project(OfOneProcess):
         Raises LedgerError where the ledger does not answer. The calls may have been charged then.
         """
         try:
-            if self.drawn or elapsed_s() >= self._owes_again_s:
-                self._owes_again_s = elapsed_s() + AGAIN_S
-                hand_over(self)
+            self._repay()
             try:
                 outcome = self._decide(question, question.charges if commit else ())
             except OvertakenError:
@@ -161,6 +161,17 @@ class Project(OfOneProcess):
             self._read_back_s = elapsed_s() + AGAIN_S
             self._read_back()
         return outcome
+
+    def repay(self) -> None:
+        """Hand over what this machine drew, as who reaches the ledger first does. Raises nothing: where
+        it fails, the draws are still owed."""
+        with suppress(LedgerError, StillCountingError):
+            self._repay()
+
+    def _repay(self) -> None:
+        if self.drawn or elapsed_s() >= self._owes_again_s:
+            self._owes_again_s = elapsed_s() + AGAIN_S
+            hand_over(self)
 
     def _decide(self, question: Question, charges: Sequence[Entry], *, is_alone: bool = False) -> Outcome:
         costs, ends_s = question.costs, elapsed_s() + COUNT_WITHIN_S
@@ -216,8 +227,8 @@ class Project(OfOneProcess):
             return partial(self.begin, views)
         if reading.facts_are_old:
             return self._read_facts
-        if self._named_ms < self.longest_ms:
-            return self._name_longest
+        if self.named_ms < self.longest_ms:
+            return self._name
         now_ms = self.now_ms()
         used_units = []
         for view in views:
@@ -328,10 +339,11 @@ class Project(OfOneProcess):
         """Begin at the log as it is now, with what was kept of these views. What this machine has seen and the log
         lacks is put back first."""
         names = [view.name for view in views]
-        beginning = self.log.begin(self.name, names, (FACTS, LONGEST))
+        beginning = self.log.begin(self.name, names, (FACTS, LONGEST, API))
         epoch, journal = beginning.epoch, self.journal
         if is_seal(epoch):
             raise moved(self.log.label, epoch)
+        check_api(self.log.label, self.name, self.api, beginning.state)
         if is_fence(epoch) or (journal is not None and is_behind(self, journal, beginning)):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             put_back(self)
@@ -353,14 +365,20 @@ class Project(OfOneProcess):
                 max(beginning.trimmed, just_before(self.now_ms() - self.longest_ms)),
             )
             self._unread = (whole[1], beginning.tip) if whole[1] < beginning.tip else None
-        self._named_ms = _whole(beginning.state.get(LONGEST))
+        self.named_ms = _whole(beginning.state.get(LONGEST)) if not self.api or API in beginning.state else 0
 
-    def _name_longest(self) -> None:
-        """See to it that the log is kept for the longest window that anybody has."""
-        stored = self.log.change(self.name, {LONGEST: None}, {}).state.get(LONGEST)
-        if _whole(stored) < self.longest_ms:
-            self.log.change(self.name, {LONGEST: stored}, {LONGEST: str(self.longest_ms)})
-        self._named_ms = max(_whole(stored), self.longest_ms)
+    def _name(self) -> None:
+        """See to it that the log is kept for the longest window that anybody has, and is of one API."""
+        stands = self.log.change(self.name, {LONGEST: None, API: None}, {})
+        check_api(self.log.label, self.name, self.api, stands.state)
+        stored, api = stands.state.get(LONGEST), stands.state.get(API)
+        named_ms = max(_whole(stored), self.longest_ms)
+        becomes = {LONGEST: str(named_ms)} | ({API: self.api} if self.api else {})
+        if not becomes.items() <= stands.state.items():
+            stands = self.log.change(self.name, {LONGEST: stored, API: api}, becomes)
+            if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
+                return  # another process was quicker: look at what it has named
+        self.named_ms = named_ms
 
     def _open(self, views: Sequence[View]) -> None:
         """Begin the totals of further views."""

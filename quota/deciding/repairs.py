@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from quota.common.clock import rfc3339
+from quota.common.clock import moment
 from quota.deciding.fence import Fence, given_back
 from quota.deciding.project import LONGEST
 from quota.decision import SET_THE_CLOCK
@@ -101,7 +101,7 @@ def check_clocks(ledger_ms: int, host_ms: int) -> None:
     """Raises RepairRefused where the two differ by more than SAME_CLOCK_MS."""
     if abs(ledger_ms - host_ms) > SAME_CLOCK_MS:
         raise RepairRefused(
-            f"this machine's clock reads {rfc3339(host_ms)}, the ledger's {rfc3339(ledger_ms)}; {SET_THE_CLOCK}"
+            f"this machine's clock reads {moment(host_ms)}, the ledger's {moment(ledger_ms)}; {SET_THE_CLOCK}"
         )
 
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, charge_id, parts_of_id, project_of
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import NEVER, moment, rfc3339
 from quota.common.text import members, one_line
 from quota.deciding.history import charges, entries, whole_since_ms
 from quota.deciding.project import Project
@@ -169,5 +169,5 @@ def _why_unknown(budgets: Sequence[Budget], name: str, ms: int, key: str) -> str
     unknown = f"no charge {one_line(name)[:80]!r} in project {projects}"
     since_ms = max([whole_since_ms(project_of(budget)) for budget in budgets], default=0)
     if key and ms < since_ms:
-        return f"{unknown} any more: single charges are kept since {rfc3339(since_ms)}"
+        return f"{unknown} any more: single charges are kept since {moment(since_ms)}"
     return f"{unknown}; `quota log` lists those that there are"

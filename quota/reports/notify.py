@@ -32,7 +32,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.files import first_within, make_folder
-from quota.common.hosts import is_readable_on_the_way
+from quota.common.hosts import is_ambiguous, is_readable_on_the_way
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, members, one_line
@@ -219,11 +219,15 @@ def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     register(url)
     parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
     try:
-        sound = parts is not None and bool(parts.hostname) and parts.port != 0
+        sound = parts is not None and bool(parts.hostname) and parts.port != 0 and not is_ambiguous(url)
+        # A question mark right behind the host may be one in a password.
+        sound = sound and parts is not None and (bool(parts.path) or "@" not in parts.query)
     except ValueError:  # its message shows the port, which may be part of the secret
         sound = False
     if not sound:
-        raise ConfigError(f"{one_line(ref)} holds no https:// address; store one in it")
+        raise ConfigError(
+            f"{one_line(ref)} holds no https:// address; store one in it, with %XX for special characters"
+        )
     if not insecure and is_readable_on_the_way(url):
         raise ConfigError(
             f"{one_line(ref)} holds an http:// address on another machine, which would get it in plain text; store an "
@@ -292,7 +296,7 @@ def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
     proxy = urlsplit(named if "://" in named else f"http://{named}")
     register(proxy.password)
     try:
-        port = proxy.port if proxy.scheme == "http" and proxy.hostname else 0
+        port = proxy.port if proxy.scheme == "http" and proxy.hostname and not is_ambiguous(proxy.geturl()) else 0
     except ValueError:  # its message shows the port, which may be part of a password
         port = 0
     if port == 0:

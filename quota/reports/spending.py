@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from quota.budget import charge_id
-from quota.common.clock import LATEST_MS, rfc3339, utc
+from quota.common.clock import LATEST_MS, moment, rfc3339, utc
 from quota.common.text import members
 from quota.deciding.history import charges, sums, whole_since_ms
 from quota.deciding.project import Project
@@ -65,16 +65,19 @@ class Spending(NamedTuple):
         }
 
 
-def read_spending(projects: Iterable[Project], by: str | Iterable[str], since_ms: int) -> Spending:
+def read_spending(
+    projects: Iterable[Project], by: str | Iterable[str], since_ms: int, *, local: bool = False
+) -> Spending:
     """The charges to these projects since `since_ms`, or since the time from which all of them are there, with
-    corrections applied. Raises LedgerError."""
+    corrections applied. Days and hours are those of UTC, or those of the local zone. Raises LedgerError."""
+    field_of = _FIELD_OF | (_LOCAL_FIELD_OF if local else {})
     projects, by = list(projects), texts(by, "field")
     since_ms = max([since_ms, *map(whole_since_ms, projects)])
     units, calls = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     buckets: dict[tuple[str, ...], set[str]] = {}
     for project in projects:
         for charge in charges(project, since_ms):
-            row = tuple([_FIELD_OF[field](charge) for field in by])
+            row = tuple([field_of[field](charge) for field in by])
             units[row] += charge.units
             # A call of several buckets is a charge in each of them, and counts once.
             calls[row] += charge.is_first or "bucket" in by
@@ -111,6 +114,17 @@ _FIELD_OF: dict[str, Callable[[Spent], str]] = {
     "hour": lambda charge: rfc3339(charge.id[0] // HOUR_MS * HOUR_MS),
     "bucket": lambda charge: charge.bucket,
 }
+
+_LOCAL_FIELD_OF: dict[str, Callable[[Spent], str]] = {
+    "day": lambda charge: _local_hour(charge)[:10],
+    "hour": lambda charge: _local_hour(charge),
+}
+
+
+def _local_hour(charge: Spent) -> str:
+    """When the hour of a charge began."""
+    at = moment(charge.id[0] // 1_000 * 1_000)
+    return f"{at[:13]}:00:00{at[19:]}"
 
 
 def refused_by(refused: Iterable[RefusedSum]) -> dict[str, int]:
@@ -199,6 +213,7 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
             used_units=_units(row["used_units"]),
             limit_units=_units(row["limit_units"]),
             remaining_units=_units(row["remaining_units"]),
+            leave_units=_units(row.get("leave_units", 0)),
         )
         for row in data["limits"]
     )

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import Budget, project_of
-from quota.common.clock import NEVER, rfc3339
+from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.functions import several
 from quota.common.text import members
 from quota.deciding.history import charges
-from quota.deciding.losses import Loss, losses
+from quota.deciding.losses import Loss, losses, merged
 from quota.deciding.outlook import Outlook
 from quota.deciding.project import Project
-from quota.decision import LimitState
-from quota.errors import Refused
+from quota.decision import AllowanceState, Decision, LimitState
+from quota.errors import ConfigError, LedgerError, Refused
 from quota.ledger.log import SLACK_MS
 from quota.rules.calls import cap
 from quota.rules.facts import Exhaustion, Facts, Grant
-from quota.session import Session, machine_jitter_ms
+from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.terms.costs import Bucket, CostBook
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Window, cutoff, paced_until
@@ -81,13 +82,37 @@ class EarlyExhaustion(NamedTuple):
     comparable: bool
 
 
+class JobRow(NamedTuple):
+    """A job: the machines that `runs_on` names have its regions, and `running` says whether a run is under way there.
+    The next tick of its schedule is at `next_ms`, None where it has none. `refusal` is what would refuse the first call
+    of a run now; None: it would go on. `why` says it in words."""
+
+    job: str
+    credential: str
+    runs_on: str
+    running: bool
+    next_ms: int | None
+    why: str = ""
+    refusal: Decision | None = None
+
+    @property
+    def retry_ms(self) -> int | None:
+        """When a run could go on."""
+        return None if self.refusal is None else self.refusal.retry_at_ms
+
+    @property
+    def refused_by(self) -> str | None:
+        return None if self.refusal is None else self.refusal.refused_by
+
+
 class CredentialRow(NamedTuple):
     """One credential: whether any call may leave, its limits, the buckets that upstream closed, and the units that
     this machine drew on its local allowance while the ledger could not answer and has not handed over yet.
 
     `shared_with` names the other credentials of its project, which share its budget. `ahead_ms` is the time of the
     newest charge where a wrong clock has dated it further ahead than a clock may go back; else 0. `put_back` has what
-    the ledger had lost and got back in the last day. `compared` has upstream's count of each bucket beside ours, as
+    the ledger had lost and got back in the last day. `allowance` is what this machine may spend while the ledger does
+    not answer. `jobs` are those of this credential, where somebody asked for them. `compared` has upstream's count of each bucket beside ours, as
     `quota reconcile` found them last.
     """
 
@@ -104,6 +129,13 @@ class CredentialRow(NamedTuple):
     put_back: tuple[Loss, ...] = ()
     early: tuple[EarlyExhaustion, ...] = ()
     compared: tuple[Compared, ...] = ()
+    allowance: AllowanceState | None = None
+    jobs: tuple[JobRow, ...] = ()
+
+    @property
+    def losses(self) -> list[Loss]:
+        """Each loss of the last day once, whoever put back parts of it."""
+        return merged(self.put_back)
 
     @property
     def remaining_units(self) -> int | None:
@@ -120,9 +152,26 @@ class CredentialRow(NamedTuple):
         )
 
     @property
-    def open(self) -> bool:
+    def admits(self) -> bool:
         """Whether the cheapest call of the main bucket may leave."""
         return self.outlook.closed is None and self.outlook.full is None
+
+    @property
+    def stopped(self) -> JobRow | None:
+        """Where calls are admitted, and none of the jobs: the job that goes on first."""
+        if not self.admits or not self.jobs or not all(job.why for job in self.jobs):
+            return None
+        return min(self.jobs, key=lambda job: job.retry_ms or NEVER)
+
+    @property
+    def open(self) -> bool:
+        """Whether the cheapest call of the main bucket may leave, and that of any job, if there are jobs."""
+        return self.admits and self.stopped is None
+
+    @property
+    def next_ms(self) -> int | None:
+        """When it is open again."""
+        return self.outlook.next_ms if self.stopped is None else self.stopped.retry_ms
 
 
 class Status(NamedTuple):
@@ -143,22 +192,67 @@ class Status(NamedTuple):
         return {**members(self, "at ledger"), "credentials": [_credential_json(row) for row in self.credentials]}
 
 
+def read_jobs(session: Session) -> Iterator[JobRow]:
+    """The jobs, as other packages know them: an entry point of the group `quota.status` is a function
+    `(session) -> iterable of JobRow`. Raises QuotaError."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="quota.status"):
+        yield from point.load()(session)
+
+
 def read_status(
     session: Session,
     credential: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     *,
     next_capacity: bool = True,
+    jobs: bool = False,
 ) -> Status:
     """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Without
-    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: the log may have to be read for it. Raises
-    LedgerError.
+    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: the log may have to be read for it. With
+    `jobs` it has them too. Raises LedgerError, which says what this machine may spend meanwhile.
 
     `reading` reads the status of one credential, and a few threads read at once.
     """
+    try:
+        status = _read(session, credential, progress, next_capacity=next_capacity)
+        return _with_jobs(status, [*read_jobs(session)]) if jobs else status
+    except LedgerError as error:
+        drawn = [f"project {project}: {stands}" for project, stands in allowances(session, credential).items()]
+        raise type(error)("; ".join([str(error), *drawn])) from error
+
+
+def _with_jobs(status: Status, jobs: Sequence[JobRow]) -> Status:
+    rows = [row._replace(jobs=tuple(job for job in jobs if job.credential == row.name)) for row in status.credentials]
+    return status._replace(credentials=tuple(rows))
+
+
+def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
+    """What this machine may spend while the ledger does not answer, and has drawn, by project; of those whose file can
+    be read."""
+    stands: dict[str, AllowanceState] = {}
+    for project, settings in projects_of(session, credential).items():
+        with suppress(LedgerError, ConfigError):
+            if (allowance := session.budget(settings.name).allowance()) is not None:
+                stands[project] = allowance
+    return stands
+
+
+def unread_json(session: Session, error: LedgerError) -> dict[str, object]:
+    """The status while the ledger does not answer: what this machine may spend meanwhile, and nothing of the budget."""
+    stands = {project: allowance.as_json() for project, allowance in allowances(session).items()}
+    at = rfc3339(host_clock())
+    return {"at": at, "ledger": session.ledger.label, "error": str(error), "credentials": [], "allowances": stands}
+
+
+def _read(
+    session: Session, credential: str | None, progress: Callable[[int, int], None] | None, *, next_capacity: bool
+) -> Status:
     ledger = session.ledger
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
+    allowed = allowances(session, credential)
     sharing: dict[str, list[str]] = {}
     for name, settings in credentials.items():
         sharing.setdefault(settings.project, []).append(name)
@@ -190,6 +284,7 @@ def read_status(
             put_back=tuple(loss for loss in losses(project) if loss.at_ms > at_ms - DAY_MS),
             early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
             compared=facts.compared,
+            allowance=allowed.get(settings.project),
         )
 
     rows: list[CredentialRow] = []
@@ -298,7 +393,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
     """The exhaustions that our count does not explain: even the dearest call would have fitted."""
     for x in exhausted:
         bucket = book.buckets.get(x.bucket)
-        if bucket is None or x.reopened_ms:
+        if bucket is None or x.reopened_ms or x.is_pause:
             continue
         whole = [
             row
@@ -345,14 +440,16 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
 
 
 def _credential_json(credential: CredentialRow) -> dict[str, object]:
-    outlook = credential.outlook
+    outlook, stopped = credential.outlook, credential.stopped
     return {
         **members(credential, "name project api open"),
         "closed_by": None if outlook.closed is None else outlook.closed.bucket,
-        "full_by": None if outlook.full is None else outlook.full.refused_by,
-        **members(outlook, "next_at"),
+        "full_by": outlook.full.refused_by if outlook.full is not None else stopped.refused_by if stopped else None,
+        **members(credential, "next_at"),
         "limits": [_limit_json(row) for row in credential.limits],
+        **({"jobs": [_job_json(job) for job in credential.jobs]} if credential.jobs else {}),
         **members(credential, if_any="owed_units"),
+        **({"allowance": credential.allowance.as_json()} if credential.allowance is not None else {}),
         **({"newest_charge_at": rfc3339(credential.ahead_ms)} if credential.ahead_ms else {}),
         **(
             {"put_back": [members(x, "at machine charges units") for x in credential.put_back]}
@@ -362,6 +459,11 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
         **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
     }
+
+
+def _job_json(job: JobRow) -> dict[str, object]:
+    stands = {**members(job, "job"), "could_go_on": not job.why, **members(job, "runs_on running next_at")}
+    return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
 
 
 def _compared_json(compared: Compared) -> dict[str, object]:

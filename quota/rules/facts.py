@@ -56,7 +56,8 @@ class Exhaustion(NamedTuple):
 
     `since_ms` is when the call was charged that upstream answered so. `until_ms` is NEVER if upstream grants the
     project nothing at all: no reset will reopen that bucket. `reopened_ms` is when somebody lifted it (0: it stands)
-    and `reopened_because` the reason; a lifted exhaustion closes nothing.
+    and `reopened_because` the reason; a lifted exhaustion closes nothing. `is_pause`: one answer is all that speaks of
+    it, without a word of a quota that is used up.
     """
 
     bucket: str
@@ -66,6 +67,7 @@ class Exhaustion(NamedTuple):
     reported_by: str
     reopened_ms: int = 0
     reopened_because: str = ""
+    is_pause: bool = False
 
 
 class Grant(NamedTuple):
@@ -295,6 +297,7 @@ def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
         reported_by=text(exhaustion.reported_by, "reporter")[:MAX_TEXT_CHARS],
         reopened_ms=_ms(exhaustion.reopened_ms),
         reopened_because=text(exhaustion.reopened_because, "reason")[:MAX_TEXT_CHARS],
+        is_pause=exhaustion.is_pause is True,
     )
 
 

@@ -93,6 +93,7 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "spend": lambda s, n: s.budget().spend("videos.list", units=n).__enter__(),
     "settle": lambda s, n: s.budget().settle(str(s.budget().charge("videos.list").id), n),
     "settle an unknown charge": lambda s, n: settle_unknown(s.budget(), n),
+    "settle of a block": lambda s, n: settle_block(s.budget(), n),
     "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
     "price": lambda s, n: priced(s, n).charge("videos.list"),
     "default price": lambda s, n: Meter(priced(s, n)).attempt("unknown.list", "GET"),
@@ -118,6 +119,12 @@ def priced(setup: Setup, units: Any) -> Budget:
     price = Price((Part("units", units),))
     methods = {**BOOK.methods, "videos.list": (price,)}
     return setup.budget(book=BOOK._replace(methods=methods, default_get=price))
+
+
+def settle_block(budget: Budget, units: Any) -> None:
+    with budget.spend("videos.list", units=1) as call:
+        call.settle(units)
+        call.settle(units)
 
 
 def settle_unknown(budget: Budget, units: Any) -> None:

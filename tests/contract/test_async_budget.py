@@ -32,6 +32,7 @@ from support.processes import in_child
 from support.proxy import Proxy
 from support.servers import RedisServer, free_port
 from support.setup import charges_at, ids_of
+from support.threads import in_threads
 
 BOOK = """
 api = "weather"
@@ -129,36 +130,6 @@ def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: 
     with quota.open(config) as s:
         blocking = s.budget()
         run(main())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"method": "nonsense.get"}, quota.UnknownMethod),
-        ({"method": "forecast.get", "units": 501}, quota.CostExceedsLimit),
-        ({"method": "forecast.get", "units": 0}, quota.UsageError),
-        ({"method": "forecast.get", "job": "x" * 65}, quota.UsageError),
-        ({"method": 3}, quota.UsageError),
-    ],
-)
-def test_a_call_that_can_never_succeed_raises_what_a_budget_raises(
-    ledger_url: str, configure: Configure, run: Run, arguments: dict[str, Any], error: type[Exception]
-) -> None:
-    config = configure(ledger_url)
-
-    async def main() -> None:
-        async with quota.open_async(config) as q:
-            for decide in (q.budget().charge, q.budget().peek):
-                with pytest.raises(error) as raised:
-                    await decide(**arguments)
-                assert str(raised.value) == said
-
-    with quota.open(config) as s, pytest.raises(error) as known:
-        s.budget().charge(**arguments)
-    said = str(known.value)
-    run(main())
-    with quota.open(config) as s:
-        assert s.budget().usage()[0].used_units == 0
 
 
 @pytest.mark.topology
@@ -645,11 +616,7 @@ def test_one_session_serves_loops_after_each_other_and_in_threads(
     q = quota.open_async(config)
     for _ in range(2):
         run(main())
-    threads = [threading.Thread(target=run, args=(main(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda: run(main()), *[()] * 4)
     run(q.aclose())
     assert len(charged(config)) == 120
 
@@ -663,18 +630,7 @@ def test_threads_that_ask_at_once_get_the_same_budget(
     try:
         for _ in range(60):
             q: Any = quota.open_async(config) if kind == "awaited" else quota.open(config)
-            budgets: list[Any] = []
-            began = threading.Barrier(4)
-
-            def ask(q: Any = q, budgets: list[Any] = budgets, began: threading.Barrier = began) -> None:
-                began.wait()
-                budgets.append(q.budget())
-
-            threads = [threading.Thread(target=ask) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            budgets = in_threads(q.budget, *[()] * 4)
             run(q.aclose()) if kind == "awaited" else q.close()
             assert len(set(map(id, budgets))) == 1
     finally:

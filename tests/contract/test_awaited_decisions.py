@@ -193,5 +193,5 @@ def test_an_awaited_decision_is_the_one_that_blocks(ledger_place: LedgerStorage,
             history.step()
         history.close()
         counts += history.counts
-    for what in ("ok", "limit", "exhausted", "ledger-unavailable", "UsageError", "UnknownMethod"):
+    for what in ("ok", "limit", "exhausted", "ledger-unavailable", "UsageError", "UnknownMethod", "CostExceedsLimit"):
         assert counts[what] > 2, counts

@@ -230,15 +230,6 @@ def test_refused_calls_are_all_counted_and_kept_as_one_refusal(setup: Setup) -> 
 # -- by the rules of one call ------------------------------------------------------------------------------------------
 
 
-def test_prices_that_change_are_those_of_the_day(setup: Setup) -> None:
-    change_ms = 1_764_835_200_000  # 2025-12-04 in Los Angeles
-    budget = setup.budget(limit(50_000))
-    setup.now_ms = change_ms - 1
-    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.list"])] == [1600, 1]
-    setup.now_ms = change_ms
-    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.list"])] == [100, 1]
-
-
 def test_a_price_that_changes_between_two_clocks_is_asked_for_again(setup: Setup) -> None:
     change_ms = 1_764_835_200_000
     times = iter([change_ms - 1])  # of the plan; all later

@@ -181,26 +181,6 @@ def test_a_call_is_settled_once(world: World) -> None:
     assert world.used() == 501
 
 
-class Whole:
-    """A whole number that has nothing else of an int."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __index__(self) -> int:
-        return self.value
-
-
-def test_a_call_is_settled_once_with_a_whole_number_of_any_type(world: World) -> None:
-    used: Any = Whole(3_001)
-    with world.budget.spend("chat", units=3_000) as call:
-        call.settle(used)
-        call.settle(used)
-        with pytest.raises(quota.UsageError, match="settled with 3,001 units already"):
-            call.settle(3_002)
-    assert world.used() == 3_001
-
-
 @pytest.mark.parametrize("wrong", [-1, 1.5, "12", True, None, 10**9 + 1, 10**30])
 def test_what_is_no_number_of_units_settles_nothing(world: World, wrong: Any) -> None:
     with world.budget.spend("chat", units=3_000) as call:

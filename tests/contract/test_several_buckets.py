@@ -17,7 +17,7 @@ from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
 from quota.errors import CostExceedsLimit, UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
-from quota.reports.spending import read_spending, read_sums
+from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.rules.entry import END
 from quota.rules.facts import Exhaustion
 from quota.settings.books import parse_book
@@ -354,6 +354,18 @@ def test_an_event_loop_is_told_the_same(setup: Setup, run: Run) -> None:
 
 
 # -- what people are told ----------------------------------------------------------------------------------------------
+
+
+def test_each_charge_of_a_call_is_listed_with_the_id_of_the_call(setup: Setup) -> None:
+    budget = budget_of(setup)
+    ids = [decision.id for decision in budget.charge_many(["write", "search", "write"])]
+    budget.settle(ids[2] or "", 4)
+    listed = read_charges([Project(setup.ledger, setup.project)], 0)
+    assert [(call_id, charge.bucket, charge.units) for _, call_id, charge in listed] == [
+        *[(ids[0], "core", 1), (ids[0], "points", 5)],
+        (ids[1], "points", 4),
+        *[(ids[2], "core", 4), (ids[2], "points", 5)],
+    ]
 
 
 def test_a_spending_counts_one_call_and_units_by_bucket(setup: Setup) -> None:

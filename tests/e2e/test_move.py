@@ -88,3 +88,15 @@ def test_what_cannot_be_moved_is_one_line_and_changes_nothing(command: Quota, th
     assert command("charge", "videos.list").returncode == 0
     assert command("ledger", "move", here, "redis://127.0.0.1:9/0").returncode == 69
     assert command("charge", "videos.list").returncode == 0, "its fence is given back, or over"
+
+
+def test_a_project_does_not_move_to_that_of_another_api(command: Quota, there: str) -> None:
+    here = f"sqlite:///{command.folder}/ledger.db"
+    assert command("charge", "videos.list").returncode == 0
+    command.configure(f'[ledger]\nurl = "{there}"\n[credentials.p]\napi = "asana"\n')
+    assert command("charge", "read").returncode == 0
+    line = one_line(command("ledger", "move", here, there), 69)
+    assert line.endswith(
+        "project 'p' has the charges of api 'asana', and upstream counts 'youtube' apart; give this credential another "
+        "project"
+    )

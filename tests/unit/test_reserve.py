@@ -47,16 +47,17 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
 
 
 @pytest.mark.parametrize(
-    ("said", "bound"),
-    [(0, 0), (1, 1), (2.0, 2), (2.1, 3), (10**9, 10**9), (10**30, 10**30), (1e300, int(1e300))],
+    ("number", "bound"),
+    [
+        *[(0, 1), (1, 1), (2.0, 2), (2.1, 3), (10**9, 10**9), (10**30, 10**30), (1e300, int(1e300))],
+        # What is no number from 0 on is the default.
+        *((odd, 4_096) for odd in (-1, -0.5, "4096", True, False, None, [], {}, [7], float("nan"), float("inf"))),
+    ],
 )
-def test_a_number_from_0_on_is_one_and_a_fraction_is_rounded_up(said: float, bound: int) -> None:
-    assert Reserve(4_096, ("max_tokens",), 100).bound(body({"max_tokens": said})) == bound + 1
-
-
-@pytest.mark.parametrize("said", [-1, -0.5, "4096", True, False, None, [], {}, [7], float("nan"), float("inf")])
-def test_what_is_no_such_number_is_the_default(said: Any) -> None:
-    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": said})) == 4_096
+def test_a_number_from_0_on_is_one_and_a_fraction_is_rounded_up_and_a_call_costs_a_unit_at_least(
+    number: Any, bound: int
+) -> None:
+    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": number})) == bound
 
 
 @pytest.mark.parametrize(
@@ -82,10 +83,6 @@ def test_a_very_long_body_is_not_parsed() -> None:
     long = b'{"max_tokens": 5, "x": "' + b"x" * 16_000_000 + b'"}'
     assert CHAT.bound(RequestBody(long)) == 4_096 + -(-len(long) // 3)
     assert CHAT.bound(RequestBody(long[:-1_000_000] + b'"}')) == 5 + -(-(len(long) - 1_000_000 + 2) // 3)
-
-
-def test_a_call_costs_a_unit_at_least() -> None:
-    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": 0})) == 1
 
 
 def test_no_body_raises() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import TYPE_CHECKING
+
+import pytest
 
 import quota
 
@@ -73,3 +76,15 @@ def test_a_decision_is_displayed_as_its_sentence_and_has_its_fields_in_its_repr(
         "refused videos.list (1 unit) on main: limit 'day' has 1 of 1 unit used; next at "
     )
     assert repr(decision).startswith("Decision(admitted=True, id='")
+
+
+def test_a_refusal_is_its_sentence_wherever_an_exception_surfaces(tmp_path: Path) -> None:
+    """A worker logs `repr`, a queue stores `args`, and a process hands on a pickle."""
+    with quota.open(written(tmp_path)) as q:
+        q.budget().charge("videos.list")
+        with pytest.raises(quota.Refused) as raised:
+            q.budget().spend("videos.list").__enter__()
+    sentence = raised.value.decision.sentence()
+    assert "limit 'day' has 1 of 1 unit used; next at " in sentence
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value)), quota.Refused(*raised.value.args)):  # noqa: S301
+        assert (str(error), repr(error), error.args) == (sentence, f'Refused("{sentence}")', (sentence,))

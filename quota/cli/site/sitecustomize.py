@@ -66,16 +66,20 @@ def _keep_our_environment() -> None:
 def _instrument_what_is_started() -> None:
     import _posixsubprocess  # subprocess and multiprocessing start programs by it
 
-    execv, execve, fork_exec = os.execv, os.execve, _posixsubprocess.fork_exec
+    execv, execve, fork_exec, system = os.execv, os.execve, _posixsubprocess.fork_exec, os.system
+    name_program = sys.modules["quota.auto"].name_program
 
     def ours(path: "Any", argv: "Any") -> None:
+        name_program([path, *argv[1:]])
         _keep_our_environment()
         execv(path, argv)
 
     def ours_with(path: "Any", argv: "Any", env: "Any") -> None:
+        name_program([path, *argv[1:]])
         execve(path, argv, _instrumented(env))
 
     def forked(args: "Any", programs: "Any", closes: "Any", passed: "Any", cwd: "Any", env: "Any", *more: "Any") -> int:
+        name_program(args)
         if env is None:
             _keep_our_environment()
         else:
@@ -85,10 +89,16 @@ def _instrument_what_is_started() -> None:
 
     def spawning(spawn: "Any") -> "Any":
         def spawned(path: "Any", argv: "Any", env: "Any", **options: "Any") -> "Any":
+            name_program([path, *argv[1:]])
             return spawn(path, argv, _instrumented(os.environ if env is None else env), **options)
 
         return spawned
 
+    def by_shell(command: "Any") -> int:
+        name_program(["sh", "-c", command])
+        return system(command)
+
+    os.system = by_shell
     os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of this kind end in these
     os.posix_spawn, os.posix_spawnp = spawning(os.posix_spawn), spawning(os.posix_spawnp)
     _posixsubprocess.fork_exec = forked

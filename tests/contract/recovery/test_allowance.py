@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.budget import Budget
+from quota.budget import Budget, project_of
+from quota.common.clock import moment, rfc3339
 from quota.deciding.allowance import Allowance
+from quota.deciding.history import charges
 from quota.deciding.project import Project
+from quota.decision import AllowanceState
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.terms.limits import DAY_MS
@@ -121,6 +124,53 @@ def test_a_charge_whose_answer_was_lost_is_put_back_as_any_other(far: Site, line
     assert budget.charge("videos.list", units=3).source == "ledger"
     far.empty()
     assert machine.budget(limit(100)).usage()[0].used_units == 4
+
+
+def test_a_refusal_says_what_of_the_allowance_was_drawn_and_until_when(far: Site, line: Proxy) -> None:
+    budget = far.machine().budget(limit(100), allowance=ALLOWANCE)
+    with cut(line):
+        first = budget.charge("videos.list", units=5)
+        far.now_ms += 1_000
+        assert all(budget.charge("videos.list", units=5).admitted for _ in range(3))
+        refused = budget.charge("videos.list", units=5)
+    frees_ms = first.decided_at_ms + DAY_MS
+    assert refused.as_json()["allowance"] == {
+        "max_cost_units": 5,
+        "allowance_units": 20,
+        "drawn_units": 20,
+        "remaining_units": 0,
+        "frees_at": rfc3339(frees_ms),
+    }
+    assert f"20 of 20 units drawn, 0 left until {moment(frees_ms)}" in refused.sentence()
+
+
+def test_a_refusal_of_a_dear_call_says_what_is_left_for_cheap_ones(far: Site, line: Proxy) -> None:
+    budget = far.machine().budget(limit(100), allowance=ALLOWANCE)
+    with cut(line):
+        sentence = budget.charge("videos.list", units=6).sentence()
+    assert "allowance, for calls of at most 5 units: 0 of 20 units drawn, 20 left; run again" in sentence
+
+
+def test_an_allowance_has_room_for_a_call_when_enough_of_it_has_left(far: Site, line: Proxy) -> None:
+    budget = far.machine().budget(limit(100), allowance=ALLOWANCE)
+    with cut(line):
+        draws = []
+        for units in (1, 4, 5, 5, 5):
+            draws.append(budget.charge("videos.list", units=units))
+            far.now_ms += 1_000
+        assert budget.charge("videos.list", units=3).allowance == AllowanceState(
+            5, 20, 20, draws[1].decided_at_ms + DAY_MS
+        )
+        budget.refund(str(draws[1].id))
+        assert budget.allowance() == AllowanceState(5, 20, 16, draws[0].decided_at_ms + DAY_MS)
+
+
+def test_who_looks_at_the_charges_hands_over_what_was_drawn(far: Site, line: Proxy) -> None:
+    machine = far.machine()
+    budget = machine.budget(limit(100), allowance=ALLOWANCE)
+    with cut(line):
+        budget.charge("videos.list", units=3)
+    assert [charge.units for charge in charges(project_of(machine.budget(limit(100))))] == [3]
 
 
 def test_a_debt_goes_to_the_ledger_of_the_configuration_that_drew_it(site: Site, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.budget import project_of
 from quota.deciding import losses
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.log import LEASE_MS, MAX_READ
@@ -16,6 +17,7 @@ from quota.rules.entry import END, START
 from quota.terms.limits import DAY_MS
 from support.losses import RedisStorage, Site
 from support.setup import charges_at, limit
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,31 @@ def test_a_key_that_was_evicted_alone_comes_back_with_all_it_had(server: RedisSe
     assert machine.ledger.corrections("p", [before[0].key])[before[0].key].units == 7
     site.stop()
     storage.client.close()
+
+
+def test_what_two_machines_put_back_of_one_loss_is_one_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each adds what it alone saw. Another loss is another one, also where nothing was charged between."""
+
+    def lost() -> list[tuple[str, int]]:
+        return [(loss.machine, loss.units) for loss in losses.merged(losses.losses(project_of(ours)))]
+
+    def look(budget: Budget, name: str) -> None:
+        monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: name)
+        site.now_ms += 1_000
+        budget.usage()
+
+    ours, theirs = (site.machine(name).budget(HUNDRED) for name in ("ours", "theirs"))
+    ours.charge("videos.list", units=3)
+    theirs.charge("videos.list", units=4)
+    site.empty()
+    look(ours, "ours")
+    look(theirs, "theirs")
+    assert lost() == [("ours, theirs", 7)]
+    ours.charge("videos.list")
+    site.empty()
+    look(theirs, "theirs")
+    look(ours, "ours")
+    assert lost() == [("theirs, ours", 8)]
 
 
 @pytest.mark.parametrize("first", ["who saw more", "who saw less"])
@@ -125,7 +152,7 @@ def test_a_charge_whose_answer_came_after_the_loss_was_mended_is_put_back_before
     def lose() -> None:
         slow._project.log = machine.ledger
         clear(site)
-        in_thread(lambda: charge(quick, 3))
+        in_threads(charge, (quick, 3))
 
     slow._project.log = Late(machine.ledger, lose)
     assert slow.charge("videos.list", units=50).admitted
@@ -159,12 +186,6 @@ def test_a_charge_whose_answer_was_lost_with_its_log_counts_once(site: Site, rea
 
 def charge(budget: Budget, units: int) -> None:
     assert budget.charge("videos.list", units=units).limits[0].used_units == 1 + units
-
-
-def in_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
 
 
 def clear(site: Site) -> None:

@@ -182,6 +182,20 @@ def test_a_configuration_for_each_book_is_checked_and_asked(quota: Quota, name: 
     assert done.stdout.startswith("would admit "), done.stdout
 
 
+def test_two_apis_with_one_project_are_kept_apart(quota: Quota) -> None:
+    """The default project is the name of the credential, and the default ledger is the user's."""
+    quota.configure('[credentials.main]\napi = "asana"\n')
+    assert quota("charge", "read").returncode == 0
+    quota.configure('[credentials.main]\napi = "hubspot"\n')
+    message = "project 'main' has the charges of api 'asana', and upstream counts 'hubspot' apart"
+    for status, *words in ([69, "charge", "read"], [69, "peek", "read"], [69, "status"], [78, "check"], [1, "doctor"]):
+        done = quota(*map(str, words))
+        assert done.returncode == status, words
+        assert message in " ".join((done.stdout + done.stderr).split()), words
+    quota.configure('[credentials.main]\napi = "asana"\n')
+    assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 1
+
+
 def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
     aged(quota, 0)
     (quota.folder / "quota.toml").unlink()

@@ -72,6 +72,13 @@ def test_an_id_is_whole_in_a_terminal_of_any_width(quota: Quota, columns: str) -
     assert ("a-job-of-" in shown, "DE" in shown) == (int(columns) >= 80, int(columns) >= 120)
 
 
+def test_in_a_pipe_each_charge_is_one_line_with_whole_names(quota: Quota) -> None:
+    for _ in range(2):
+        quota("charge", "commentThreads.list", "--job", "a-job-with-a-long-name-of-its-own", "--region", "r" * 64)
+    lines = quota("log", COLUMNS="").stdout.splitlines()
+    assert sum("commentThreads.list" in line and "a-job-with-a-long-name-of-its-own" in line for line in lines) == 2
+
+
 def test_the_table_fits_a_terminal(quota: Quota) -> None:
     quota("charge", "search.list", "--job", "j" * 64, "--region", "r" * 64)
     for line in quota("log").stdout.splitlines():

@@ -736,6 +736,16 @@ def test_a_redis_with_nobody_there_and_one_that_never_answers(quota: Quota) -> N
     assert not (quota.folder / "ran").exists()
 
 
+def test_a_status_without_the_ledger_says_what_was_drawn(quota: Quota) -> None:
+    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n'
+    quota.configure(away + SMALL)
+    assert quota("charge", "videos.list").returncode == 0
+    done = quota("status", "--json")
+    assert "1 of 5 units drawn, 4 left until 20" in done.stderr
+    status = json.loads(done.stdout)
+    assert (status["credentials"], [x["drawn_units"] for x in status["allowances"].values()]) == ([], [1])
+
+
 def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -> None:
     quota.configure("[ledger]\nunavailable = { max_cost = 1, allowance = 2 }\n" + SMALL.replace("150", "1_000"))
     path = _ledger(quota)
@@ -753,6 +763,7 @@ def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -
     (state,) = quota.json("status")["credentials"]
     assert state["limits"][0]["used_units"] == 3, "who only looks hands over what was drawn"
     assert "owed_units" not in state
+    assert state["allowance"]["remaining_units"] == 0, "handing over renews nothing"
     assert quota.json("charge", "videos.list")["limits"][0]["used_units"] == 4
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from quota.clients.gate import HostGate
+from quota.ledger.factory import open_ledger
+from quota.settings.books import load_book
 from support.commands import Quota
+from support.setup import budget_of, limit
 
 BOOK = """
 api = "github"
@@ -144,3 +149,58 @@ def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith(f"quota: {said}")
     assert done.stderr.count("\n") == 1
+
+
+ROOT = "https://youtube.googleapis.com"
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (
+            f"GET {ROOT}/youtube/v3/liveChat/messages",
+            ": youtube.liveChatMessages.list, which the book does not have; it costs the default, 1 unit of units",
+        ),
+        (
+            f"DELETE {ROOT}/youtube/v3/liveChat/messages",
+            ": youtube.liveChatMessages.delete, which the book does not have; it costs the default, 50 units of units",
+        ),
+        (
+            f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x",
+            " is not charged: it goes on with a call that was charged when it began",
+        ),
+        (f"POST {ROOT}/upload/youtube/v3/videos", ": youtube.videos.insert, 100 units of units"),
+        (f"HEAD {ROOT}/youtube/v3/search", ": youtube.search.list, 100 units of units"),
+        ("PUT https://a.b/upload/youtube/v3/videos?upload_id=x", " is not charged: its host is not one of the book's"),
+    ],
+)
+def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: Path, request_: str, told: str) -> None:
+    """A gate over the same book charges that, and the command says it."""
+    done = quota("costs", "--book", "youtube-v3", "--try", request_)
+    assert (done.returncode, done.stdout) == (0, f"{request_}{told}\n")
+    tried = quota.json("costs", "--book", "youtube-v3", "--try", request_)
+    verb, _, url = request_.partition(" ")
+    with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
+        budget = budget_of(ledger, limit(10_000), book=load_book("youtube-v3"))
+        attempt = HostGate(budget, None, None).charge(verb, url)
+    charged_units = 0 if attempt is None else attempt.decision.cost_units
+    assert (tried["metered"], tried["units"] if tried["metered"] else 0) == (attempt is not None, charged_units)
+
+
+def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Quota) -> None:
+    quota.configure('[credentials.main]\napi = "github.toml"\nendpoint = "http://127.0.0.1:8765"\n')
+    there = quota("costs", "--try", "GET http://127.0.0.1:8765/repos/a")
+    assert there.stdout == "GET http://127.0.0.1:8765/repos/a: read, 2 units of core\n"
+    elsewhere = quota("costs", "--try", "GET https://api.github.com/repos/a")
+    assert "is not charged" in elsewhere.stdout
+
+
+def test_check_names_only_what_the_proxy_serves(quota: Quota) -> None:
+    routes, answers = BOOK.index("[routes]"), BOOK.index("[answers]")
+    (quota.folder / "bare.toml").write_text(BOOK[:routes] + BOOK[answers:])
+    quota.configure('[credentials.bare]\napi = "bare.toml"\n')
+    told = "`quota proxy` does not serve bare: the cost book lacks [routes] or hosts"
+    assert quota("check").stdout.splitlines()[-1] == told
+    assert quota("proxy", "--bind", "127.0.0.1:0").returncode in (2, 78)
+    quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
+    assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]

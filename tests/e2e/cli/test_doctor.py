@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -315,6 +316,37 @@ def test_a_server_that_does_not_answer(command: Quota, server: RedisServer) -> N
     assert "cannot be reached" in finding["message"]
     server.start()
     assert f"(median of {PEEKS} peeks)" in found(command, "ledger")["message"]
+
+
+def test_what_was_lost_and_put_back(command: Quota, server: RedisServer) -> None:
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    assert command("charge", "videos.list").returncode == 0
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    finding = found(command, "project research", status=0)
+    assert finding["level"] == "warning"
+    assert re.fullmatch(r"the ledger had lost 1 charge of 1 unit, put back at 20\S+ by .+", finding["message"])
+    assert "FLUSHALL" in finding["remedy"]
+    assert found(command, "server emptied")["message"].startswith("1 time since 20")
+
+
+def test_a_ledger_file_that_somebody_took_away(command: Quota) -> None:
+    command.configure(MAIN)
+    assert command("charge", "videos.list").returncode == 0
+    (command.folder / "state" / "ledger.db").unlink()
+    finding = found(command, "ledger")
+    assert finding["level"] == "warning"
+    assert "is gone, with 1 charge that this machine saw; the next call puts them back" in finding["message"]
+
+
+def test_an_allowance_that_is_drawn_to_the_end(command: Quota) -> None:
+    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1 }\n'
+    command.configure(away + MAIN)
+    assert found(command, "allowance of research")["level"] == "ok"
+    assert command("charge", "videos.list").returncode == 0
+    finding = found(command, "allowance of research")
+    assert finding["level"] == "warning"
+    assert "1 of 1 unit drawn, 0 left until 20" in finding["message"]
 
 
 def test_a_server_that_forgets_and_evicts(command: Quota) -> None:

@@ -249,6 +249,36 @@ def test_without_the_ledger_nothing_leaves_and_the_program_ends_with_69(quota: Q
     assert (done.returncode, server.arrived) == (69, [])
 
 
+NOT_CHARGED = "what it sends is not charged; see docs/auto.md, or let it ask `quota proxy`"
+NOTHING = "0 calls, 0 units, 0 refused; no Python ran that can be instrumented"
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [(["./fetch"], "fetch"), (["sh", "-c", "./fetch"], "fetch"), ([sys.executable, "-Ic", ""], "python -I")],
+)
+def test_a_program_whose_requests_nobody_sees_is_named(quota: Quota, command: list[str], program: str) -> None:
+    (quota.folder / "fetch").symlink_to("/bin/true")
+    done = quota("exec", "--auto", "--summary", "--", *command)
+    named = program.replace("python", Path(sys.executable).name)
+    assert (done.returncode, done.stderr) == (0, f"quota: {named} is not instrumented: {NOT_CHARGED}\n{NOTHING}\n")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import subprocess; subprocess.run(['./fetch']); subprocess.run('uname | ./fetch', shell=True)",
+        "import os; os.system('./fetch')",
+        "import os; os.waitpid(os.posix_spawn('./fetch', ['fetch'], os.environ), 0)",
+        "import os; os.execv('./fetch', ['fetch'])",
+    ],
+)
+def test_a_child_whose_requests_nobody_sees_is_named_once(quota: Quota, program: str) -> None:
+    (quota.folder / "fetch").symlink_to("/bin/true")
+    done = quota("exec", "--auto", "--", sys.executable, "-c", program)
+    assert (done.returncode, done.stderr) == (0, f"not_instrumented program=fetch: {NOT_CHARGED}\n")
+
+
 def test_a_program_that_sends_nothing_that_is_charged_is_told_what_would_be(quota: Quota, server: PlainServer) -> None:
     done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
     said = f"0 calls, 0 units, 0 refused; charged is what goes to {server.address[7:]}"

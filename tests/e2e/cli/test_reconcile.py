@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quota.clients.metering import Meter
 from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.facts import Exhaustion
+from quota.settings.books import load_book
 from support.commands import Quota, one_line
 from support.emulator import Emulator
 from support.servers import free_port
@@ -79,7 +81,8 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     lines = done.stdout.splitlines()
     assert lines[0] == "main: project p, in Google Cloud cloud-project-1"
     assert lines[-1] == "tightened"
-    assert re.fullmatch(r"units: only upstream counted 300 since \w+ \d+ \w+ 00:00: search.list 300", lines[1])
+    since = r"\S+ \(\S+T00:00:00-0[78]:00 in America/Los_Angeles\)"
+    assert re.search(rf"units: only upstream counted 300 since {since}: search.list 300 ", " ".join(lines))
     assert max(map(len, lines)) <= 80
     assert quota("reconcile", "--check").returncode == 1
     status = quota("status").stdout
@@ -196,6 +199,20 @@ def test_it_is_not_named_where_the_book_has_no_count_of_upstream(quota: Quota) -
             assert "reconcile" not in said
         budget_of(ledger, project="main").add_others("core", 7, now_ms - 1, until_ms, "upstream")
     assert quota("spend").stdout.endswith("not listed: 7 units used by others, as upstream said\n")
+
+
+def test_one_answer_of_429_accuses_nobody(quota: Quota) -> None:
+    quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "asana"\n')
+    with contextlib.closing(SqliteLog(f"sqlite:///{quota.folder}/l.db")) as ledger:
+        meter = Meter(budget_of(ledger, project="main", book=load_book("asana")))
+        meter.attempt("read", "GET").answered(429, b'{"message": "Slow down."}', {"Retry-After": "900"})
+        quota("charge", "read")
+        for command in ("status", "explain"):
+            shown = " ".join(quota(command).stdout.split())
+            assert "Slow down." in shown
+            assert "somebody else" not in shown
+    (row,) = quota.json("status")["credentials"]
+    assert "early" not in row["exhausted"][0]
 
 
 def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator) -> None:

@@ -29,3 +29,14 @@ def test_another_quota_in_a_new_configuration_is_enough(api: str | None, tmp_pat
     for units in (least + -(-least // 19) + 1, 2 * least + 5, 20 * least, 10**6, 10**9):
         path.write_text(re.sub(r"^quota = [0-9_]+$", f"quota = {units}", written, flags=re.M), encoding="utf-8")
         assert [str(one) for one in lint(load_settings(path)) if one.level == "error"] == [], units
+
+
+def test_new_configurations_of_two_apis_have_two_projects(tmp_path: Path, state_dir: Path) -> None:
+    apis: dict[str, set[str]] = {}
+    for name in book_names():
+        path = tmp_path / f"{name}.toml"
+        assert CliRunner().invoke(init, [str(path), "--api", name]).exit_code == 0
+        (credential,) = load_settings(path).credentials.values()
+        apis.setdefault(credential.project, set()).add(credential.book.api)
+    assert {project: len(of_it) for project, of_it in apis.items() if len(of_it) > 1} == {}
+    assert apis["youtube"] == {"youtube"}, "its two books are of one upstream project"

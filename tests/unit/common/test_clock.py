@@ -1,4 +1,4 @@
-"""Times for people, in a zone that the environment names wrongly."""
+"""Times for people: in the local zone, and in a zone that the environment names wrongly."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.common.clock import moment, second, weekday
+from quota.common.clock import moment
 from quota.dashboard import words
-from quota.wording import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 AT_MS = 1_793_000_000_000
+PACIFIC = "America/Los_Angeles"
 
 
-@pytest.fixture(params=["UTC+25", "UTC-25:61", "Nowhere/City", "\n"])
-def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield
@@ -26,8 +26,27 @@ def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     time.tzset()
 
 
-@pytest.mark.usefixtures("_zone")
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", ["UTC+25", "UTC-25:61", "Nowhere/City", "\n"], indirect=True)
 def test_where_the_environment_names_no_zone_times_are_in_utc() -> None:
-    assert (weekday(AT_MS), second(AT_MS)) == ("Mon 26 Oct 07:33", "26 Oct 07:33:20")
-    assert (moment(AT_MS, AT_MS), clock(AT_MS), words.hour(AT_MS)) == ("07:33", "Mon 07:33", "07:33")
-    assert (words.date(AT_MS), words.when(AT_MS, AT_MS).second) == ("26 Oct", "07:33:20")
+    assert (moment(AT_MS), words.hour(AT_MS), words.date(AT_MS)) == ("2026-10-26T07:33:20+00:00", "07:33", "26 Oct")
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
+def test_a_time_is_local_with_its_offset_and_rounded_up_to_the_second() -> None:
+    assert moment(AT_MS) == moment(AT_MS - 999) == "2026-10-26T08:33:20+01:00"
+    assert moment(AT_MS + 1) == "2026-10-26T08:33:21+01:00"
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
+def test_a_time_of_upstreams_has_upstreams_clock_beside_the_local_one() -> None:
+    beside = "2026-10-26T08:33:20+01:00 (2026-10-26T00:33:20-07:00 in America/Los_Angeles)"
+    assert moment(AT_MS, PACIFIC) == beside
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", [PACIFIC], indirect=True)
+def test_where_upstreams_clock_is_the_local_one_a_time_is_said_once() -> None:
+    assert moment(AT_MS, PACIFIC) == "2026-10-26T00:33:20-07:00"

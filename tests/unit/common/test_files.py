@@ -16,6 +16,7 @@ from quota.common import files
 from quota.common.files import first_within, read_named
 from quota.inbound import load_rules
 from quota.settings.references import read_key
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,22 +40,13 @@ def test_a_file_notes_when_a_thing_was_said_last(tmp_path: Path, age_s: int, fir
 @pytest.mark.parametrize("age_s", [None, 2 * HOUR_S])
 def test_of_several_that_come_at_once_one_says_it(tmp_path: Path, age_s: int | None) -> None:
     """With a new file, and with one whose time is over."""
-
-    def come(path: Path) -> None:
-        barrier.wait()
-        said.append(first_within(path, HOUR_S * 1_000))
-
     for number in range(100):
-        path, said, barrier = tmp_path / str(number), [], threading.Barrier(8)
+        path = tmp_path / str(number)
         if age_s is not None:
             path.touch(0o600)
             os.utime(path, (time.time() - age_s,) * 2)
-        threads = [threading.Thread(target=come, args=(path,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(said) == [False] * 7 + [True], number
+        firsts = in_threads(first_within, *[(path, HOUR_S * 1_000)] * 8)
+        assert sorted(firsts) == [False] * 7 + [True], number
 
 
 def test_where_nothing_can_be_noted_it_says_so(tmp_path: Path) -> None:

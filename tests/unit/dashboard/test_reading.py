@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quota.dashboard import reading as module
 from quota.dashboard.reading import Kept
 from quota.errors import LedgerError
+from support.threads import in_threads
 
 if TYPE_CHECKING:
     import pytest
@@ -34,11 +35,7 @@ class Source:
 def test_a_value_is_read_once_for_all_who_ask_at_the_same_time() -> None:
     source = Source()
     kept = Kept(source)
-    threads = [threading.Thread(target=kept.get, args=(30,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(kept.get, *[(30,)] * 8)
     assert (source.reads, kept.last.value) == (1, 1)
 
 

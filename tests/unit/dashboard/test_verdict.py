@@ -71,7 +71,8 @@ def test_where_only_searches_are_stopped_it_says_by_what_and_until_when(room: Ro
         assert budget.charge("search.list").admitted
     found = room.verdict()
     assert found.state == "open"
-    assert found.lead == ("Calls are admitted, but no search until 11:00: limit 'search' has 400 of 400 units used.")
+    why = "limit 'search' has 400 of 400 units used."
+    assert found.lead == f"Calls are admitted, but no search until 2026-11-21T11:00:00+00:00: {why}"
 
 
 def test_where_a_search_is_too_dear_for_ever_it_says_that(room: Room) -> None:
@@ -89,7 +90,8 @@ def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
     assert found.headline == "Closed by upstream, then full until"
     assert found.until is not None
     assert found.until.exact == rfc3339(TEN_MS + DAY_MS)
-    assert found.lead.endswith("before the reset at 13:00, nor then: limit 'day' has 9,500 of 9,500 units used.")
+    why = "limit 'day' has 9,500 of 9,500 units used."
+    assert found.lead.endswith(f"before the reset at 2026-11-21T13:00:00+00:00, nor then: {why}")
 
 
 def test_what_only_upstream_counted_is_in_the_key_and_in_what_is_ahead(room: Room) -> None:
