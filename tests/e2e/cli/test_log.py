@@ -57,7 +57,7 @@ def events() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Call)
-                and getattr(node.func, "id", "") in ("line", "warn", "_debug", "_say")
+                and getattr(node.func, "id", "") in ("line", "warn", "_debug", "_say", "_warn_once")
                 and node.args
             ):
                 name = getattr(node.args[0], "value", None)

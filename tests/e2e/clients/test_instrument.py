@@ -20,6 +20,7 @@ import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
@@ -474,6 +475,47 @@ def test_what_http_2_refuses_to_send_is_given_back(config: Callable[..., None]) 
         with pytest.raises(httpx.LocalProtocolError):
             asyncio.run(main(server.address))
         assert charged() == server.arrived == []
+
+
+def test_what_waits_for_a_stream_of_a_connection_that_ends_is_given_back(config: Callable[..., None]) -> None:
+    def waits(client: httpx.Client) -> bool:
+        (connection,) = client._transport._pool.connections  # type: ignore[attr-defined]
+        return bool(connection._connection._request_count == 2)
+
+    with H2Server(streams=1) as server, ThreadPoolExecutor(2) as threads:
+        config(server.address)
+        quota.instrument()
+        with httpx.Client(trust_env=False, http2=True, http1=False) as client:
+            last = threads.submit(client.get, f"{server.address}/last")
+            until(lambda: server.arrived, "the first request")
+            waiting = threads.submit(client.get, f"{server.address}/waits")
+            until(lambda: waits(client), "another one that waits")
+            server.ends.set()
+            assert last.result(100).status_code == 200
+            with pytest.raises(httpx.RemoteProtocolError):
+                waiting.result(100)
+        assert len(charged()) == len(server.arrived) == 1
+
+
+def test_what_is_awaited_and_waits_for_a_stream_of_a_connection_that_ends_is_given_back(
+    config: Callable[..., None],
+) -> None:
+    async def main(server: H2Server) -> list[Any]:
+        async with httpx.AsyncClient(trust_env=False, http1=False, http2=True) as client:
+            asked = [asyncio.create_task(client.get(f"{server.address}/{path}")) for path in ("last", "waits")]
+            pool = client._transport._pool  # type: ignore[attr-defined]
+            while not (server.arrived and pool.connections[0]._connection._request_count == 2):
+                await asyncio.sleep(0.01)
+            server.ends.set()
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    with H2Server(streams=1) as server:
+        config(server.address)
+        quota.instrument()
+        answered, failed = asyncio.run(main(server))
+        assert answered.status_code == 200
+        assert isinstance(failed, httpx.RemoteProtocolError)
+        assert len(charged()) == len(server.arrived) == 1
 
 
 async def ask_by_aiohttp(url: str) -> None:

@@ -74,8 +74,8 @@ def test_where_no_job_could_go_on_the_status_is_not_open(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--units", "60").returncode == 0
     done = quota("status", "--check", COLUMNS="")
     assert done.returncode == 75
-    why = "job trending: limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls of no job have 40 units"
-    assert re.search(rf"^FULL for its jobs until \S+: {why}$", done.stdout, re.MULTILINE)
+    why = "limit 'day' has 60 of 100 units used, this job leaves 50 to others; calls of no job have 40 units"
+    assert re.search(rf"^FULL for its jobs until \S+: job trending: {why}$", done.stdout, re.MULTILINE)
     (state,) = quota.json("status")["credentials"]
     assert (state["open"], state["full_by"]) == (False, "day")
     (job,) = state["jobs"]
@@ -175,7 +175,7 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
     (quota.folder / "mine.py").write_text("def fetch(client, region, cursor):\n    raise KeyError('no such thing')\n")
     configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"')
     done = quota("run", "mine")
-    assert one_line(done, 1) == "mine: KeyError: 'no such thing'"
+    assert one_line(done, 1) == f"mine: KeyError: 'no such thing' ({quota.folder}/mine.py, line 2)"
 
 
 @pytest.mark.parametrize("asked", [False, True])

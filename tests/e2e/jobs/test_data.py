@@ -270,7 +270,9 @@ def test_a_sink_that_fails_keeps_the_place_and_gets_the_page_again(site: Site, c
     (site.folder / "down").write_text(f"if region == 'US': {code}")
     report = site.run()
     assert (report.exit_status, [one.outcome for one in report.regions]) == (1, ["failed", "done"])
-    assert report.regions[0].error == f"sink = '{site.module}_sink:put': {said}; the page is fetched again"
+    error, place, _ = re.split(r" \(|; ", str(report.regions[0].error))
+    assert error == f"sink = '{site.module}_sink:put': {said}"
+    assert place.endswith(f"/{site.module}_sink.py, line 12)")
     assert [key for (key,) in site.rows("SELECT key FROM rows")] == ["c3"], "the page is not stored"
     (site.folder / "down").unlink()
     assert site.run().outcome == "done"
@@ -542,6 +544,20 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(site: Site) -> None
     assert sorted(path.name for path in site.folder.glob(".quota-export*")) == []
 
 
+def test_an_export_that_is_told_to_end_leaves_no_file(site: Site) -> None:
+    site.pages([{"comments": [comment(0)]}])
+    site.run()
+    site.change(
+        "WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 50000) INSERT INTO rows SELECT i,"
+        " 'comments', 'c' || i, 'own', 'US', json_object('id', 'c' || i), 1795233255000, 1795233255000 FROM n"
+    )
+    process = site.quota.start("export", "comments", "--output", "out")
+    until(lambda: [*site.folder.glob(".quota-export*")], "the file beside it")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(100) == 128 + signal.SIGTERM
+    assert [path.name for path in site.folder.glob("*out*")] == [path.name for path in site.folder.glob(".q*")] == []
+
+
 # -- what a unit buys --------------------------------------------------------------------------------------------------
 
 
@@ -607,7 +623,7 @@ def test_places_say_which_page_comes_next_and_are_reset_one_by_one(site: Site) -
     site.run()
     listed = site.quota("place", "list").stdout.splitlines()
     assert listed[0].startswith("own US: this round is done; complete ")
-    assert listed[1] == "own DE: page 2 comes next, 1 page and 1 item stored; never complete"
+    assert listed[1] == "own DE: page 2 comes next, 1 page and 1 item of this round stored; never complete"
     [shown] = site.quota.json("place", "show", "own", "DE", "--json")["places"]
     assert (shown["pages"], shown["cursor"], shown["pending"]) == (1, {"at": 1}, True)
     assert '  cursor {"at": 1}' in site.quota("place", "show", "own").stdout
