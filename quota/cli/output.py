@@ -6,14 +6,17 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quota.cli.tables import ANY_WIDTH
+from quota.common.csv_rows import csv_writer
 from quota.common.text import printable, show
 from quota.errors import UsageError
 
@@ -44,6 +47,22 @@ def json_text(data: object, indent: int | None = None) -> str:
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     return text
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """CSV on stdout: a header, and a line for each row."""
+    write_row = csv_writer(sys.stdout, columns)
+    for row in rows:
+        write_row(row)
+
+
+def confirmed(question: str, *, yes: bool, unattended: bool = True) -> bool:
+    """Whether to go on. A person at a terminal is asked, unless --yes says so; `unattended` is the answer elsewhere."""
+    if yes:
+        return True
+    if not (os.isatty(0) and os.isatty(2)):
+        return unattended
+    return click.confirm(question, err=True)
 
 
 def takes_unicode() -> bool:
@@ -198,6 +217,26 @@ def _guarded(number: int, before: Any) -> io.TextIOWrapper:
     file = io.BufferedWriter(_Output(number, "w", closefd=False))
     encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
     return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block by an exception, as Ctrl-C does, so that it takes back what it has begun.
+    One that is ignored stays ignored."""
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(number: int, _: object) -> None:
+        for each in ending:
+            signal.signal(each, signal.SIG_IGN)  # another one interrupts nothing of that
+        raise SystemExit(128 + number)
+
+    for number in ending:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def output_lost() -> OSError | None:

@@ -254,7 +254,8 @@ _HEADS = (
     "httpcore._sync.http11._send_request_headers",
     "h2.connection.send_headers",
 )
-"""Where a method or a field that HTTP does not know is found, before any of it leaves."""
+"""Where a method or a field that HTTP does not know is found, before any of it leaves; and, over HTTP/2, that the
+server has ended the connection while a request waited there for its turn."""
 
 _SENDERS = ("httpcore._async.http11", "httpcore._async.http2")
 
@@ -262,7 +263,7 @@ _SENDERS = ("httpcore._async.http11", "httpcore._async.http2")
 def _never_left(error: BaseException) -> bool:
     """Whether a request failed before its first byte. If it was cancelled: while its own transport had no connection
     for it, or it waited there for its turn, as over HTTP/2 while as many are under way as its server takes."""
-    if isinstance(error, httpx.LocalProtocolError):
+    if isinstance(error, httpx.ProtocolError):
         cause = error.__cause__
         return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
     if not isinstance(error, CancelledError):

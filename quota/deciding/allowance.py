@@ -14,7 +14,7 @@ is wrong with the ledger, and then `debt_repaid`, or `allowance_used` if the pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.log import warn
@@ -133,12 +133,12 @@ def owed_units(project: Project) -> int:
     return sum(owed.entry.units for owed in project.journal.draws.owed() if owed.handed_id is None)
 
 
-def settle_draw(project: Project, key: str, units: int) -> Entry | None:
-    """Set what a draw of this machine counts; returns it as it was before, None where there is no such draw. The ledger
-    is told with the next hand-over. Raises LedgerError."""
+def settle_draws(project: Project, units: Mapping[str, int]) -> Entry | None:
+    """Set what draws of this machine count, by their keys; returns the first as it was before. None, and nothing is
+    set, where not all of them are here. The ledger is told with the next hand-over. Raises LedgerError."""
     if project.journal is None:
         return None
-    before = project.journal.draws.settle(key, units)
+    before = project.journal.draws.settle(units)
     return None if before is None else before.entry
 
 

@@ -235,8 +235,8 @@ def merged(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _tell(project: Project, loss: Loss, newest_ms: int) -> None:
-    """Note a loss, whose newest charge is of `newest_ms`. It may fail without harm. Where all of them are older than the
-    last loss that is noted, they are a part of that: a ledger that was emptied again has no note."""
+    """Note a loss, whose newest charge is of `newest_ms`. It may fail without harm. Where all charges are older than
+    the last loss that is noted, they are a part of that: a ledger that was emptied again has no note."""
 
     def rule(_: int, fields: Mapping[str, str]) -> Change[None]:
         before = _read_losses(fields)

@@ -48,6 +48,10 @@ LONGEST = "longest_ms"
 COUNT_WITHIN_S = 0.7
 """How long a decision reads for totals that have far to go. Then it answers "counting"; the next one goes on there."""
 
+LEAVING_WITHIN_S = 1.0
+SHORTER = 8
+"""How long a refusal asks a ledger that does not answer for ever shorter pieces of what leaves next."""
+
 ROOMS_AFTER = 2
 """After so many tries for which others were too quick, a decision names what each of its limits counts."""
 
@@ -478,23 +482,37 @@ class Project(OfOneProcess):
         return self._of_leaving(view, lambda total: total.used_after(at_ms)) or 0
 
     def _of_leaving(self, view: View, number: Callable[[RunningTotal], int | None]) -> int | None:
+        """A number of what will leave, for which the log may have to be read. A busy server may be too slow for a long
+        piece: then shorter ones are asked for, which it may answer."""
+        most, ends_s = MAX_READ, elapsed_s() + LEAVING_WITHIN_S
+
         def step() -> tuple[bool, int | None]:
             total = self.reading.totals.get(view)
             if total is None:
                 return True, None
             if total.head < self.reading.seen:
-                wanted = Wanted(total.head, self.reading.seen, MAX_READ, corrected=False)
+                wanted = Wanted(total.head, self.reading.seen, most, corrected=False)
                 entries = self.log.read(self.name, wanted.after, wanted.through, wanted.most)
                 self.reading.take_behind(total, wanted, entries)
                 return False, None
             answer, leaving = number(total), total.wants_leaving()
             if answer is None and leaving is not None:
-                self._read_leaving(total, leaving)
+                self._read_leaving(total, leaving._replace(most=min(leaving.most, most)))
                 return False, None
             return True, answer
 
+        def tried() -> tuple[bool, int | None]:
+            nonlocal most
+            try:
+                return step()
+            except LedgerError as error:  # nothing was taken of it: the reading is whole
+                if isinstance(error, UnusableLedger) or most < SHORTER or elapsed_s() > ends_s:
+                    raise
+                most //= SHORTER
+                return False, None
+
         while True:
-            done, answer = self.in_turn(step)
+            done, answer = self.in_turn(tried)
             if done:
                 return answer
 

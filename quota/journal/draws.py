@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
@@ -162,21 +162,23 @@ class Draws:
             self._warned = True
             warn("allowance_unreadable", error, project=self._identity.project)
 
-    def settle(self, key: str, units: int) -> Draw | None:
-        """Set what a draw counts; the draw as it was before. None: there is no such draw here, only in the ledger.
+    def settle(self, units: Mapping[str, int]) -> Draw | None:
+        """Set what draws count, by their keys: all of them; the first as it was before. None, and nothing is set, where
+        one of them is not here, only in the ledger.
 
         What was handed over is owed anew, as a correction. Raises LedgerError.
         """
         if not self._path:
             return None
         with self._errors():
-            if key not in self._draws()[0]:
+            if not units.keys() <= self._draws()[0].keys():
                 return None
         with self._alone(), self._errors():
-            draw = self._draws()[0].get(key)
-            if draw is not None and draw.entry.units != units:
-                self._append([f"s\t{key}\t{units}"])
-            return draw
+            draws = self._draws()[0]
+            if not units.keys() <= draws.keys():
+                return None
+            self._append([f"s\t{key}\t{n}" for key, n in units.items() if draws[key].entry.units != n])
+            return draws[next(iter(units))]
 
     def start_over(self) -> None:
         """In a forked child: its parent's lock is not its own."""

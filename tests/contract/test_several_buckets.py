@@ -15,7 +15,7 @@ from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.deciding.allowance import Allowance
 from quota.deciding.project import Project
-from quota.errors import CostExceedsLimit, UnknownCharge, UsageError
+from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
 from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.rules.entry import END
@@ -300,7 +300,11 @@ def test_it_is_drawn_on_the_allowance_and_handed_over_and_refunded_as_one(setup:
         assert (first.source, first.cost_units) == ("allowance", 1)
         assert budget.charge("write").reason == "ledger-unavailable", "all of its charges, or none"
         budget.refund(second.id or "")
+        with pytest.raises(LedgerError):  # of an id that names one charge too many, nothing is refunded
+            budget.refund(f"{(first.id or '').partition('+')[0]}+2")
     budget = budget_over(setup.ledger)
+    with pytest.raises(UnknownCharge):
+        budget.refund(f"{(first.id or '').partition('+')[0]}+2")
     assert budget.charge("read").admitted
     assert used(budget) == {"core": 3, "points": 11}
     assert [(charge.bucket, charge.units) for charge in log(setup)] == [

@@ -97,19 +97,19 @@ def test_eight_processes_at_once_draw_the_allowance_exactly(tmp_path: Path) -> N
 def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(units=5, key="k"))
-    assert draws.settle("k", 7).entry.units == 5  # type: ignore[union-attr]
+    assert draws.settle({"k": 7}).entry.units == 5  # type: ignore[union-attr]
     (owed,) = draws.owed()
     assert (owed.entry.units, owed.handed_id) == (7, None)
-    journal(tmp_path).draws.settle("k", 9)
+    journal(tmp_path).draws.settle({"k": 9})
     draws.handed_over("f", [(owed, (1, 1))])
     (owed,) = draws.owed()
     assert (owed.entry.units, owed.handed_id, owed.handed_epoch, owed.handed_units) == (9, (1, 1), "f", 7)
     draws.handed_over("f", [(owed, (1, 1))])
     assert draws.owed() == []
-    draws.settle("k", 0)
+    draws.settle({"k": 0})
     assert [each.handed_units for each in draws.owed()] == [9]
     assert draws.drawn_units(NOW_MS, DAY_MS) == 0
-    assert draws.settle("unheard of", 1) is None
+    assert draws.settle({"unheard of": 1}) is None
 
 
 def test_a_draw_and_the_names_on_its_way_are_on_the_disk_before_it_is_admitted(
@@ -177,7 +177,7 @@ def test_a_killed_process_owes_what_it_told_and_spoils_nothing(tmp_path: Path) -
 def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(key="owed"))
-    draws.settle("owed", 3)
+    draws.settle({"owed": 3})
     draw(draws, *(entry(key=f"k{number}") for number in range(SPARE_LINES)), allowance_units=10**9)
     draws.handed_over("e", [(each, (1, 1)) for each in draws.owed() if each.entry.key != "owed"])
     last_ms = NOW_MS + DAY_MS + SLACK_MS
@@ -204,7 +204,7 @@ def test_an_exception_at_any_place_leaves_no_draw_unaccounted(tmp_path: Path) ->
         draws = journal(state).draws
         draw(draws, drawn, allowance_units=10**9)
         admitted.add(drawn.key)
-        draws.settle(drawn.key, 2)
+        draws.settle({drawn.key: 2})
         draws.owed()
 
     for place, error in enumerate(at_every_place(interrupt, work, step=17)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.deciding import project
+from quota.errors import LedgerError
 from quota.ledger.log import MAX_ENTRIES, MAX_UNSEEN, Append
 from quota.rules.entry import START, Entry
 from quota.terms.limits import DAY_MS
@@ -66,6 +67,35 @@ class Slow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+class Busy:
+    """A ledger that is too slow for long pieces of the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def read(self, name: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
+        if count > 100:
+            raise LedgerError("ledger: too slow")
+        return self._log.read(name, after, through, count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+def test_a_busy_ledger_is_asked_for_short_pieces_of_what_leaves_next(site: Site) -> None:
+    """A refusal says when to come back, also where the log is long and its ledger slow."""
+    machine = site.machine()
+    charge_thousands(site, machine.ledger)
+    full = limit(1_000 * THOUSANDS)
+    opened = machine.budget(full)
+    opened.usage()
+    opened._project.keep()
+    machine.ledger = Busy(machine.ledger)
+    decision = machine.budget(full).charge("videos.list", units=1_500)
+    assert decision.reason == "limit"
+    assert decision.retry_at_ms == site.now_ms - THOUSANDS + 1 + DAY_MS
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["one process", "killed each time"])

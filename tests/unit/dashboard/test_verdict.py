@@ -108,3 +108,40 @@ def test_one_unit_is_no_units(room: Room) -> None:
     dashboard = Dashboard(room.session)
     dashboard.now.get(60)
     assert "1 unit in any hour, only search.list" in dashboard.site.overview(dashboard.state())
+
+
+JOB = """
+[[credentials.main.limits]]
+name = "calendar"
+units = 9_500
+window = { calendar = "day", zone = "UTC" }
+[jobs.trending]
+fetch = "trending"
+regions = ["US"]
+pages = 2
+leave = 500
+schedule = "*/30 * * * *"
+"""
+
+
+def test_where_no_job_could_go_on_it_is_full_for_them(room: Room) -> None:
+    room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
+    room.session = Session(load_settings(room.path), clock=lambda: room.now_ms)
+    room.session.budget("main").charge("videos.list", units=9_432)
+    shown = room.verdict()
+    assert (shown.state, shown.headline) == ("full", "Full for its jobs until")
+    why = "limit 'day' has 9,432 of 9,500 units used, this job leaves 500 to others."
+    assert shown.lead == f"No job can go on. Job trending: {why} Calls of no job have 68 units."
+
+
+def test_two_limits_of_one_state_tell_one_forecast(room: Room) -> None:
+    """The forecast counts each run that is stopped for the limit that stops it longest."""
+    room.path.write_text(CONFIG.replace("UNITS", "400") + JOB, encoding="utf-8")
+    room.session = Session(load_settings(room.path))
+    room.session.budget("main").charge("videos.list", units=9_432)
+    dashboard = Dashboard(room.session)
+    dashboard.now.get(60)
+    dashboard.added["forecast"].get(60)
+    page = dashboard.site.overview(dashboard.state())
+    assert "runs will be stopped by it" in page
+    assert "which stops them longer" in page
