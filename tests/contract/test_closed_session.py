@@ -64,6 +64,7 @@ OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {
     "usage": lambda budget: budget.usage(),
     "outlook": lambda budget: budget.outlook(),
     "owed_units": lambda budget: budget.owed_units(),
+    "allowance": lambda budget: budget.allowance(),
     "spend": lambda budget: budget.spend("videos.list").__enter__(),
     "exhaust": lambda budget: budget.exhaust("units", 1, 2, "no more"),
     "reopen": lambda budget: budget.reopen("units", "it answers"),

@@ -432,7 +432,7 @@ def test_the_commands(ledger_url: str, tmp_path: Path) -> None:
     explained = quota("explain")
     assert (explained.returncode, explained.stderr) == (0, "")
     assert explained.stdout.startswith("REFUSED: limit ")
-    answer = quota.json("explain", "--last", "--job", "backfill")
+    answer = quota.json("explain", "--job", "backfill")
     assert (answer["region"], answer["now"]["admitted"], answer["filled"]["by"][0]["then_units"]) == (
         "FR",
         False,

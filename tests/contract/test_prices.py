@@ -200,9 +200,9 @@ def test_the_cost_book_is_shown_with_the_prices_to_come(state_dir: Path) -> None
         methods."a.add" = { prices = [{ units = 3 }, { units = 700, since = 2099-01-01 }] }
         """
     )
-    shown = CliRunner().invoke(cli, ["costs", "--book", "./book.toml"])
+    shown = CliRunner().invoke(cli, ["book", "show", "./book.toml"])
     assert "a.add       3  units; 700 units from 2099-01-01" in shown.output
-    (method,) = json.loads(CliRunner().invoke(cli, ["costs", "--book", "./book.toml", "--json"]).output)["methods"]
+    (method,) = json.loads(CliRunner().invoke(cli, ["book", "show", "./book.toml", "--json"]).output)["methods"]
     now, then = ([{"bucket": "units", "units": units}] for units in (3, 700))
     later = {"units": 700, "bucket": "units", "parts": then, "since": "2099-01-01"}
     assert method == {"method": "a.add", "units": 3, "bucket": "units", "parts": now, "next": later}
