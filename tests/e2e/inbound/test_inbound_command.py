@@ -65,7 +65,7 @@ def test_an_operator_sees_rules_and_who_uses_most_by_hash(quota: Quota) -> None:
     assert narrow[2].split() == ["login", "2", "1", "0"]
     assert shown[2].split() == ["login", "POST", "/login", "2", "in", "1h", "log", "1", "2", "1", "0"]
     assert quota("inbound", "top", "login").stdout.splitlines()[2].split() == [top["name"], "2", "2", "1h"]
-    assert re.search("begin at 20.*Z or later", quota("inbound", "rotate").stdout)
+    assert re.search("begin at 20.*[+]00:00 or later", quota("inbound", "rotate").stdout)
     unknown = quota("inbound", "top", "logn")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
     assert "did you mean 'login'?" in unknown.stderr
