@@ -5,10 +5,10 @@
 
     client = httpx.Client(transport=httpx_transport(budget, name_of, hosts=["api.example.com"]))
 
-The cost book says which hosts are metered and which method a request is. Where it has no `hosts` or no `routes`, or for
-others, give them: the second argument is the API method, one name for all requests, or a function of verb and URL.
-Requests to other hosts are not charged, so a redirect is charged if it stays on a metered host. Both clients call their
-transport once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
+The cost book names the metered hosts, and the method of each request. If it lacks `hosts` or `routes`, or to replace
+them, give `hosts` and as second argument the API method: one name, or a function of verb and URL. Requests to other
+hosts are not charged; a redirect is charged if it stays on a metered host. Both clients call their transport once for
+each attempt and each redirect. urllib3's own retries are off, because the transport would not see them.
 
 A refusal raises quota.Refused from the client's call.
 """
@@ -16,7 +16,7 @@ A refusal raises quota.Refused from the client's call.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -26,9 +26,10 @@ from requests.structures import CaseInsensitiveDict
 from quota.budget import Budget
 from quota.clients.answer_limits import AnswerLimits
 from quota.clients.caller import Caller
-from quota.clients.gate import HostGate, HostNames, MethodOf, has_passed
+from quota.clients.gate import HostGate, HostNames, MethodOf
 from quota.clients.urllib3 import never_left, noted
 from quota.common.redact import redact
+from quota.errors import UsageError
 from quota.terms.api import RequestBody
 
 
@@ -46,10 +47,12 @@ def requests_adapter(
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
-    of the cost book, whose `routes` name the `method`. `max_units` is the most that is spent in all, and `timeout_s`
-    the timeout of requests that name none. A body of more than `max_body_mb`, as received or unpacked, raises
-    quota.BadAnswer while it is read. `caller` signs what leaves; the client's own request stays unsigned.
+    of the cost book, whose `routes` name the `method`. The adapter spends at most `max_units` in all. Requests without
+    a timeout get `timeout_s`. A body above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the
+    caller reads it. `caller` signs what leaves; the client's own request stays unsigned.
     """
+    if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
+        raise UsageError(f"requests {requests.__version__} is too old to be metered; install 2.32 or newer")
     gate = HostGate(budget, method, hosts, max_units)
     limits = AnswerLimits(max_body_mb).validated()
     options["max_retries"] = 0
@@ -64,7 +67,7 @@ def requests_adapter(
 
         def _sent(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
             if caller is None:
-                return self._attempt(request, *args, **kwargs)
+                return super().send(request, *args, **kwargs)
             response = self._signed(caller, request, *args, **kwargs)
             again = request.body is None or isinstance(request.body, bytes | str)
             if again and caller.renewed(request.url or "", response.status_code):
@@ -79,49 +82,52 @@ def requests_adapter(
             leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
             leaving.headers = CaseInsensitiveDict(headers)
             try:
-                response = self._attempt(leaving, *args, **kwargs)
-            except RequestException as error:  # it quotes the URL, and so a key in its query
+                response = super().send(leaving, *args, **kwargs)
+            except RequestException as error:  # the error quotes the URL, and so a key in its query
                 raise type(error)(redact(str(error)), request=request) from None
             response.request, response.url = request, request.url or ""
             return response
 
-        def _attempt(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-            body = RequestBody.of(request.body, request.headers.get("content-length"))
-            attempt = gate.charge(request.method or "GET", request.url or "", body, request.headers)
-            if attempt is None:
-                return super().send(request, *args, **kwargs)
-            try:
-                with gate.sending():
-                    response = super().send(request, *args, **kwargs)
-            except Exception as error:
-                if body.makes_no_requests and _never_left(error):
-                    attempt.never_left()
-                raise
-            try:
-                response.raw = noted(attempt, response.raw)
-            except BaseException:  # interrupted: nobody else knows of the response
-                response.close()
-                raise
-            return response
+        def get_connection_with_tls_context(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> Any:
+            pool = super().get_connection_with_tls_context(request, *args, **kwargs)
+            return _MeteredPool(pool, gate, request)
+
+        def cert_verify(self, conn: _MeteredPool, *args: Any, **kwargs: Any) -> None:
+            super().cert_verify(conn.pool, *args, **kwargs)
 
     return MeteredAdapter(**options)
 
 
-def _never_left(error: Exception) -> bool:
-    """Whether the request failed before its first byte: no address, no connection, no way through a proxy, no trusted
-    certificate."""
-    if not isinstance(error, RequestException):
-        # A network failure is always a RequestException; this error is about the arguments. But the user's own body
-        # may fail when a part of it has left.
-        outside = isinstance(error, (OSError, ValueError)) and not has_passed(error, "urllib3.connectionpool")
-        return outside or never_left(error)
-    if isinstance(error, (requests.ConnectTimeout, requests.exceptions.InvalidURL)):
-        return True
-    return never_left(getattr(error.args[0] if error.args else None, "reason", None))
+class _MeteredPool(NamedTuple):
+    """The connections to a request's host. It charges where the request leaves, below what a test may put in the place
+    of `HTTPAdapter.send`."""
+
+    pool: Any
+    gate: HostGate
+    request: requests.PreparedRequest
+
+    def urlopen(self, **options: Any) -> Any:
+        request = self.request
+        body = RequestBody.of(request.body, request.headers.get("content-length"))
+        attempt = self.gate.charge(request.method or "GET", request.url or "", body, request.headers)
+        if attempt is None:
+            return self.pool.urlopen(**options)
+        try:
+            with self.gate.sending():
+                raw = self.pool.urlopen(**options)
+        except Exception as error:
+            if body.makes_no_requests and never_left(getattr(error, "reason", error)):
+                attempt.never_left()
+            raise
+        try:
+            return noted(attempt, raw)
+        except BaseException:  # interrupted: nobody else closes the response
+            raw.close()
+            raise
 
 
 def _bound(response: requests.Response, limits: AnswerLimits) -> None:
-    """End the body, while it is read through the response, where it is longer than it may be."""
+    """Raise BadAnswer while the caller reads the body, once the body is above the limit."""
     most = limits.max_bytes
     if most is None:
         return

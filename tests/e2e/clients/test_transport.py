@@ -552,6 +552,25 @@ def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: L
     assert charged(ledger) == {"videos.list": 1}
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_what_a_mock_answers_in_the_place_of_requests_is_free(
+    server: PlainServer, ledger: Log, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    """`responses` puts a function in the place of `HTTPAdapter.send`, which may pass a request on."""
+    send = requests.adapters.HTTPAdapter.send
+
+    def answer(*args: Any, **options: Any) -> requests.Response:
+        response = requests.Response()
+        response.status_code = 200
+        return send(*args, **options) if passes else response
+
+    client = Requests(make_budget(ledger), [server.host])
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer)
+    with client.session:
+        assert client.session.get(f"{server.address}/ok", timeout=100).status_code == 200
+    assert charged(ledger) == ({"videos.list": 1} if passes else {})
+
+
 def test_threads_share_a_session(server: PlainServer, ledger: Log) -> None:
     client = Requests(make_budget(ledger), [server.host])
     with ThreadPoolExecutor(8) as pool:
