@@ -61,6 +61,7 @@ soak: .venv/installed-test
 	@QUOTA_TEST_WORKERS=300 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k killed tests/e2e/jobs/test_shared_places.py
 	@QUOTA_TEST_EXEC=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e $(addprefix tests/contract/test_,status.py spending.py explain.py)
 	@QUOTA_TEST_INTERRUPTED=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py
+	@QUOTA_TEST_INTERRUPTED=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k interrupted tests/unit/jobs/test_store.py
 
 # The site, into build/site; a warning is an error. Sphinx is in an environment of its own.
 docs: build/docs-tools/installed

@@ -29,7 +29,7 @@ from quota.journal import lock
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import LEASE_MS
 from quota.terms.limits import DAY_MS
-from support.interrupts import OURS, Interrupted, at_every_place, at_place, count_places, interrupt
+from support.interrupts import OURS, STEP, Interrupted, at_every_place, at_place, count_places, interrupt
 from support.losses import Machine
 from support.setup import NOW_MS, budget_of, charges_at, limit
 
@@ -44,9 +44,6 @@ IN_A_DECISION = "a signal handler cannot ask in the middle of a decision"
 
 INTERRUPTED = int(os.environ.get("QUOTA_TEST_INTERRUPTED", "0"))
 """With a number, as in `make soak`, every place is tried, and at least so many real signals."""
-
-STEP = 1 if INTERRUPTED else 3
-"""Of the hundreds of places of one question, every so manyth is tried."""
 
 MOST = 10**6 if INTERRUPTED else 14
 """Of the thousands of places where something is put back or handed over, so many are tried, evenly spread."""

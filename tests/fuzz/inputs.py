@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = os.environ.get("QUOTA_TEST_SEED", "1")
-INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "1500"))
+INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "800"))
 ONLY = os.environ.get("QUOTA_TEST_INPUT")
 
 PARTS = 4

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 OURS = (*(f"{Path(__file__).parents[2] / folder}{os.sep}" for folder in ("quota", "jobs")), contextlib.__file__)
 
+STEP = 1 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 3
+"""Every third place is tried; in `make soak` every one."""
+
 
 class Interrupted(Exception):  # noqa: N818  # what a handler of somebody else's may raise
     """A job queue's time limit, for example."""

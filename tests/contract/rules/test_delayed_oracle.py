@@ -7,7 +7,7 @@ from collections import Counter
 
 from support.delayed_decisions import DelayedDecisions
 
-DECISIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "3000")) // 10
+DECISIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "2000")) // 10
 SEEDS = 10
 
 

@@ -13,7 +13,7 @@ from support.log_operations import RandomOperations
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "3000"))
+OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "2000"))
 SEEDS = 10
 
 OUTCOMES = (

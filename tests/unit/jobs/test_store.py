@@ -24,7 +24,7 @@ from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import APPLICATION_ID, SCHEMA_VERSION, StoreError
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
-from support.interrupts import Interrupted, at_every_place, interrupt
+from support.interrupts import STEP, Interrupted, at_every_place, interrupt
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 UNSPACED = "[\u0e00-\u0eff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
@@ -953,7 +953,7 @@ def test_a_page_interrupted_anywhere_is_stored_whole_or_not_at_all(store: Store)
         page = Page(videos=[video(f"{pages} {n}") for n in range(2)], cursor={"page": pages}, ranked=True)
         save(store, page)
 
-    for error in at_every_place(interrupt, save_a_page):
+    for error in at_every_place(interrupt, save_a_page, step=STEP):
         assert error is None or isinstance(error, Interrupted)
         with closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -978,7 +978,7 @@ def test_a_handler_that_writes_into_the_store_it_interrupted_loses_no_page_and_s
     def delete() -> None:
         assert store.delete_expired() == 0
 
-    for error in at_every_place(delete, save_a_page):
+    for error in at_every_place(delete, save_a_page, step=STEP):
         assert error is None
         assert store.checkpoint("t", "DE").pages == pages
     assert pages > 50

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-SMALL, TIMES = int(os.environ.get("QUOTA_TEST_LENGTH", "40")), 4
+SMALL, TIMES = int(os.environ.get("QUOTA_TEST_LENGTH", "24")), 4
 """`make soak` takes 90: what is quadratic by little shows there."""
 
 MAIN = '[credentials.main]\napi = "youtube-v3"\nkey = "file:/nowhere"\n'
