@@ -1,16 +1,16 @@
-"""What follows a run: metrics for node_exporter, whom to tell, and a health check. `follow_up` is the door.
+"""Follows up a run: metrics for node_exporter, notices, and a health check. `follow_up` is the entry point.
 
-Each run writes two files of metrics, of its project and of its job: see `quota.reports.metrics`. `quota.reports.notify`
-delivers what a run gives reason to tell somebody, once for each thing:
+Each run writes two files of metrics, one of its project and one of its job: see `quota.reports.metrics`.
+`quota.reports.notify` delivers these notices, each only once:
 
 near_limit     80% of a limit is used                              once in its window
-refused        the budget stopped a run, not its own `max_units`   once in the limit's window
-exhausted      upstream has closed a bucket                        once for each time
-reopened       somebody opened it again                            once for each time
-stale          a region was complete too long ago, or never        once a day
+refused        the budget, not `max_units`, stopped a run          once in the limit's window
+exhausted      upstream closed a bucket                            once for each closing
+reopened       somebody reopened a bucket                          once for each reopening
+stale          a region was last complete too long ago, or never   once a day
 run_failed     a run failed                                        once a day
-ledger_lost    the ledger had lost charges, and got them back      once for each machine that put some back
-ledger_away    a run lived on the machine's allowance              once a day, on each machine
+ledger_lost    a machine put lost charges back into the ledger     once for each machine
+ledger_away    a run spent the machine's allowance                 once a day, on each machine
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _Region = tuple[Checkpoint, int | None]
 
 
 def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
-    """Do what the configuration asks for, after a run of `job` that ended with this exit status. Raises nothing.
+    """Follow up a run of `job` with this exit status, as the configuration asks. Raises nothing.
 
-    Of a run that found another one under way nothing is told: that one tells of itself, and if it hangs, somebody must
-    notice. A health check hears nothing of one that found the job on another machine.
+    A run that found another run under way reports nothing: the other run does, and if it hangs, the silence must show.
+    A run that found its job on another machine sends no health check.
     """
     if report.outcome == "overlap":
         return
@@ -63,8 +63,8 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport, p
 
 
 def _regions(session: Session, name: str) -> list[_Region]:
-    """Where the job is in each region, and since when that is due; nothing if the store cannot be read, or nobody asks
-    for it."""
+    """Where the job stands in each region, and since when the region is due. Empty if the store cannot be read, or if
+    the configuration has no use for it."""
     job, settings, notices = session.settings.jobs[name], session.settings.store, session.settings.notify
     if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
         return []
@@ -85,10 +85,9 @@ def _write_metrics(
 ) -> None:
     """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
 
-    Without an exit status the job was on another machine, and the file says nothing of a last run: an old one would
-    hide that the runs there fail.
-    `status` is that of the job's credential; None: the ledger did not answer. `checkpoints` say where the job stands in
-    each region. Raises nothing: what prevents it is one line of the log.
+    Without an exit status, the job was on another machine. Then the file has no last run: an old run would hide that
+    the runs there fail. `status` is of the job's credential; None: the ledger did not answer. Raises nothing: an error
+    becomes one line of the log.
     """
     folder, settings = session.settings.textfile, session.settings.jobs[job]
     if folder is None:
@@ -126,20 +125,20 @@ def _sums(session: Session, job: JobSettings) -> tuple[Sequence[ChargedSum], Seq
 
 
 def samples_of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
-    """The series of the last run of a job."""
+    """The metrics of the last run of a job."""
     yield Sample("quota_run_last_end_timestamp_seconds", labels, ended_ms / 1000)
     yield Sample("quota_run_last_exit_status", labels, exit_status)
 
 
 def samples_of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:
-    """The series of a job's regions, of those that were ever complete."""
+    """The metrics of a job's regions that were ever complete."""
     for checkpoint in checkpoints:
         if checkpoint.completed_at_ms is not None:
             of_region = {**labels, "region": checkpoint.region}
             yield Sample("quota_region_completed_timestamp_seconds", of_region, checkpoint.completed_at_ms / 1000)
 
 
-# -- whom to tell ------------------------------------------------------------------------------------------------------
+# -- notices -----------------------------------------------------------------------------------------------------------
 
 
 def _tell(
@@ -150,7 +149,7 @@ def _tell(
     status: Status | None,
     regions: Sequence[_Region],
 ) -> None:
-    """Tell whom `[notify]` names what there is to say after a run. Raises nothing."""
+    """Send the notices after a run to the targets in `[notify]`. Raises nothing."""
     settings = session.settings.notify
     if settings is None:
         return
@@ -171,7 +170,7 @@ def _tell(
 def _notices_of_run(
     project: str, job: str, exit_status: int, report: RunReport, status: Status | None
 ) -> Iterator[Notice]:
-    # Refused only because the ledger counts first, or because it had spent what one run may: the next run goes on.
+    # "counting": the ledger counts first. "run": the run spent its max_units. The next run goes on in both cases.
     expected = report.refusal is not None and report.refusal["reason"] in ("counting", "run")
     if report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128):  # else a signal ended it
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
@@ -193,8 +192,8 @@ def _rows(status: Status) -> Iterator[LimitRow]:
 
 
 def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
-    """What is told once of a limit, and for how long. A calendar limit is named with its period: the next one's notice
-    may come at an earlier hour."""
+    """The subject of a limit's notice, and how long it is sent only once. The subject of a calendar limit names its
+    period: the next period's notice may come at an earlier hour."""
     window, name = row.limit.view.window, row.limit.name
     period = f" {window.edges(now_ms)[0]}" if isinstance(window, Calendar) else ""
     return f"{name}{period}", window.longest_ms

@@ -1,8 +1,8 @@
-"""One step of a fetch function: with the real client, attempted again where that may help, and given up after a signal.
+"""One step of a fetch function: it uses the real client, retries transient errors, and gives up after a signal.
 
 Attempts           the steps of one run, and what they have spent
 refusal_of         the decision that would refuse the first call of a step
-Failure            what an exception that a step raised means for the run; `classify_failure` says which
+Failure            what an exception means for the run, from `classify_failure`
 Interrupted        a signal came
 """
 
@@ -39,13 +39,13 @@ MAX_WAIT_S = 4.0
 log = logging.getLogger("quota.jobs")
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
-    """A signal came, and the run waits for no page any longer."""
+class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+    """A signal came, and the run no longer waits for a page."""
 
 
 def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Checkpoint) -> Decision | None:
-    """The decision that refuses the first call at a checkpoint, noted as a refusal. None if it would be admitted, or if
-    nobody says which call that is."""
+    """The decision that refuses the first call at a checkpoint, also noted as a refusal. None if the budget would admit
+    the call, or if the function names none."""
     method = attempt_of(fetch, checkpoint.cursor)
     if method is None:
         return None
@@ -57,7 +57,7 @@ def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Check
 
 
 class _Admitted(NamedTuple):
-    """A call that this run made: for which page of which region, and what it counts."""
+    """A call that this run made: its region, the number of its page, and the units that it counts."""
 
     region: str
     page: int
@@ -66,7 +66,7 @@ class _Admitted(NamedTuple):
 
 @dataclass(eq=False)
 class Attempts:
-    """The steps of one run. `wait` is a tenacity wait between attempts, for tests."""
+    """The steps of one run. Tests set `wait`, a tenacity wait between attempts."""
 
     session: Session
     job: JobSettings
@@ -105,7 +105,7 @@ class Attempts:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self, checkpoint: Checkpoint, attempts: int = ATTEMPTS) -> Page:
-        """One step of the fetch function. Raises what the last of these attempts raised, Refused, and Interrupted."""
+        """One step of the fetch function. Raises the error of the last attempt, Refused, and Interrupted."""
         if self._client is None:
             self._connect(checkpoint)
         self._budget.of_run = self.job.name, checkpoint.region
@@ -122,7 +122,7 @@ class Attempts:
         )
 
         def attempt() -> Any:
-            # A copy of the cursor and of the options: another attempt may have changed its own.
+            # Pass copies: an earlier attempt may have changed its cursor and options.
             cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
             return self.fetch(self._client, checkpoint.region, cursor, **{**self._given, **options})
 
@@ -137,7 +137,7 @@ class Attempts:
         return page
 
     def _connect(self, checkpoint: Checkpoint) -> None:
-        """Make the client, but only after the budget would admit its first call: importing the client takes long."""
+        """Make the client, but only if the budget would admit its first call: the import is slow."""
         refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
         if refused is not None:
             raise quota.Refused(refused)
@@ -164,11 +164,11 @@ class Attempts:
 
     @property
     def connected(self) -> bool:
-        """Whether the run has a client: until then no error is about one region alone."""
+        """Whether the run has a client. Before that, no error is about one region alone."""
         return self._client is not None
 
     def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
-        """What an error of the step at this checkpoint means."""
+        """The meaning of an error of the step at this checkpoint."""
         method = attempt_of(self.fetch, checkpoint.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
         if failure.kind == "region" and not failure.answered:
@@ -189,7 +189,7 @@ class Attempts:
         self.watcher.retry(checkpoint, why, wait_s)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait between two attempts. A signal ends the wait, which therefore comes in short pieces."""
+        """Wait between two attempts, in short pieces, because a signal ends the wait."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and not self.stop():
             time.sleep(min(left_s, 0.1))
@@ -203,7 +203,7 @@ class Attempts:
         return refusal_of(self._budget, self.job, self.fetch, checkpoint)
 
     def _address(self, error: Exception) -> str:
-        """The address to which the call went: as requests and httpx say it, or else that of all calls of the client."""
+        """The address of a failed call: from the error, if it is of requests or httpx, else the client's address."""
         url = urlsplit(str(getattr(getattr(error, "request", None), "url", "")))
         if url.netloc:
             return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
@@ -212,8 +212,8 @@ class Attempts:
         return self._upstream.address(self._client, self.session.credential(self.job.credential).endpoint)
 
     def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
-        """Units by region, units by the number of the page that they were for, and the number of attempts: of the calls
-        that this run made, with what it corrected. A call that was refunded is none."""
+        """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are
+        included; a refunded call does not count."""
         units: dict[str, int] = {}
         of_pages: dict[int, int] = {}
         charged = [call for call in [*self._admitted.values()] if call.units]
@@ -229,15 +229,15 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
 class Failure(NamedTuple):
-    """One failed step, classified. `message` is one line without secrets. `answered`: upstream was there to say it;
+    """One failed step, classified. `message` is one line without secrets. `answered`: upstream answered with the error;
     `silent`: the address that did not answer.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
-    transient   worth another attempt
-    answer      upstream's answer cannot be used; the same call may succeed later, and costs as much
-    config      key, API or permissions are not set up: every call would fail alike
+    transient   another attempt may succeed
+    answer      upstream's answer is unusable; the same call may succeed later, at the same cost
+    config      key, API or permissions are not set up: every call would fail
     cursor      upstream no longer knows this cursor
-    region      an error of this region alone; the others may succeed
+    region      an error of this region alone; other regions may succeed
     """
 
     kind: Kind
@@ -253,7 +253,7 @@ class Failure(NamedTuple):
 
 
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
-    """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket."""
+    """The meaning of `error`. `method` is the API method of the probable call; it only helps to name a bucket."""
     answer = answer_in(error)
     if answer is not None:
         return _classify_answer(answer, method, book)
@@ -279,7 +279,7 @@ _UNREACHABLE = frozenset(
         errno.ENOBUFS,
     )
 )
-"""What the system says of a network that is away, or busy. Python has no classes of errors for these."""
+"""System errors of a network that is down or busy. Python has no exception classes for them."""
 
 
 def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:

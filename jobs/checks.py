@@ -1,4 +1,5 @@
-"""What `quota check` and `quota doctor` ask this package: the entry points `quota.checks` and `quota.doctor`."""
+"""Checks of jobs and the store for `quota check` and `quota doctor`: the entry points `quota.checks`,
+`quota.doctor`."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from quota.terms.limits import Limit
 
 
 def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
-    """Each job whose fetch function or sink cannot be used: its place in the configuration and what `quota run` would
-    say; the regions of built-in jobs that upstream does not know; and a first call that fits no limit."""
+    """Findings for fetch functions and sinks that `quota run` could not use, for regions of built-in jobs that upstream
+    does not know, and for first calls that fit no limit."""
     looks: tuple[tuple[str, Callable[[Settings, JobSettings], object]], ...]
     looks = (("fetch", fetch_to_look_at), ("sink", sink_to_look_at))
     users = regions_of_users(settings)
@@ -43,7 +44,7 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
                 message = str(error).removeprefix(f"{key} = ")
                 remedy = "" if "; " in message else "; no run of this job can begin: correct it"
                 yield f"jobs.{job.name}.{key}", message + remedy
-        with suppress(quota.ConfigError):  # it is said above
+        with suppress(quota.ConfigError):  # reported above
             fetch = fetch_to_look_at(settings, job)
             yield from _unfit_call(settings, job, fetch, limits[job.credential])
             yield from _odd_ids(job, fetch)
@@ -62,7 +63,7 @@ def _unknown_regions(job: JobSettings, users: frozenset[str], listed: Set[str]) 
 
 
 LimitsByJob = Mapping[str, Sequence[tuple[int, Limit]]]
-"""The limits that name a job, each with its place in the configuration; under "" those that name none."""
+"""The limits that name each job, with their places in the configuration; under "" the limits that name none."""
 
 
 def _limits_by_job(limits: Sequence[Limit]) -> LimitsByJob:
@@ -74,7 +75,7 @@ def _limits_by_job(limits: Sequence[Limit]) -> LimitsByJob:
 
 
 def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: LimitsByJob) -> Iterator[Finding]:
-    """What a run would say of its first call where that can never be made."""
+    """A finding if the job's first call can never fit."""
     method = attempt_of(fetch, None)
     if method is None:
         return
@@ -82,7 +83,7 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: Limi
     limits = tuple([limit for _, limit in sorted((*by_job.get("", ()), *by_job.get(job.name, ())), key=itemgetter(0))])
     leave = dict(job.leave)
     for limit in limits:
-        if limit.name in leave:  # `leave` has a finding of its own where it leaves too little for any call
+        if limit.name in leave:  # another check reports a `leave` that leaves too little for any call
             most = limit.limit_units - credential.book.least_units(limit.view.selector)
             leave[limit.name] = min(leave[limit.name], max(0, most))
     try:
@@ -95,16 +96,20 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch, by_job: Limi
 
 
 def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
-    """The ids in the options that upstream could take, but that do not look like its own."""
+    """Findings for ids in the options that do not look like upstream's, though it might accept them."""
     for names, values in names_in(fetch, job.options):
         for value in values:
             if names.kind and not re.fullmatch(names.shape, value):
                 location = f"jobs.{job.name}.options.{names.option}"
-                yield warning(location, f"{value!r:.100} does not look like {names.like}", "a run says if it is none")
+                yield warning(
+                    location,
+                    f"{value!r:.100} does not look like {names.like}",
+                    "a run names it if upstream does not know it",
+                )
 
 
 def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
-    """What a run would say of the store if it cannot be read or written. One that is not there yet is not made."""
+    """The error of a run if it cannot read or write the store. Does not create the store."""
     path = path_of(settings.store.url)
     try:
         if is_made(settings.store.url):
@@ -116,14 +121,14 @@ def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     except (quota.ConfigError, StoreError) as error:
         yield "store.url", str(error)
         return
-    prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # a folder that is missing is told
+    prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # another check: missing folder
     if prevented is not None:
         why, remedy = prevented
         yield warning("store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
-    """The local store: where it lies, whether it can be opened, and how much room it has. Does not create it."""
+    """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
     path = settings.store.file
     if not path:
         return

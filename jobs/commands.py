@@ -5,50 +5,57 @@ The work is elsewhere.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import quota
 from quota.cli.options import (
+    Listen,
     config_option,
     duration_ms,
-    host_option,
-    json_option,
-    port_option,
+    format_option,
+    listen_option,
     textfile_option,
 )
 from quota.cli.output import log_to_stderr, print_json, print_rich, say
-from quota.common.text import many
+from quota.common.text import many, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
 from quota.jobs.tick import configured, print_report
 from quota.terms.limits import MAX_UNITS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+API_LISTENS = Listen("127.0.0.1", 8080)
+EMULATOR_LISTENS = Listen("127.0.0.1", 8765)
 
 
 @click.command("schedule")
+@click.option("--crontab", "prints", is_flag=True, help="Only print lines for cron that run the jobs.")
 @textfile_option
 @config_option
-def schedule(textfile: str | None, config: str | None) -> None:
+def schedule(prints: bool, textfile: str | None, config: str | None) -> None:
     """Run all jobs on their schedules until a signal stops it.
 
-    Each tick that starts, ends or is skipped prints a line on stderr that says why. On SIGTERM (exit 0) and Ctrl-C the
-    pages in flight are stored first. Of several schedulers that share a Redis ledger, each job runs on one.
+    For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
+    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, each job runs on
+    one of them.
 
     \b
     Example:
       quota schedule
       quota schedule --config /etc/quota.toml
+      quota schedule --crontab | crontab -    # replaces your crontab
     """
+    if prints:
+        from quota.jobs.schedule.crontab import crontab
+
+        with configured(config) as session:
+            say(*crontab(session.settings))
+        return
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Others exit with the same status as everywhere else.
@@ -60,34 +67,36 @@ def schedule(textfile: str | None, config: str | None) -> None:
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")
 @click.option("--days", default=7, show_default=True, metavar="N", help="Whole days to look ahead.")
-@click.option("--from-empty", is_flag=True, help="Begin with nothing spent; do not read ledger and store.")
-@click.option("--start", metavar="DATE", help="Begin at upstream's midnight of that day, with nothing spent.")
+@click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @click.option("--may-be-refused", multiple=True, metavar="JOB", help="Refusals of JOB are fine; may be repeated.")
-@json_option
+@format_option
 @config_option
-def plan(
-    days: int, from_empty: bool, start: str | None, may_be_refused: tuple[str, ...], as_json: bool, config: str | None
-) -> None:
+def plan(days: int, begin: str, may_be_refused: tuple[str, ...], as_json: bool, config: str | None) -> None:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
-    Exits 0 if no tick would be refused, or only by what is spent already. Otherwise it exits 1 and prints the smallest
-    changes that make it fit.
+    It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight with nothing
+    spent, and reads neither ledger nor store; --from DATE does so at midnight of that day.
+
+    The exit status is 0 if the schedule fits: no tick is refused, or only because of units that are spent already. If
+    not, it is 1, and the output has the smallest changes that make the schedule fit.
 
     \b
     Example:
       quota plan
-      quota plan --from-empty --json    # for CI: it needs no ledger and no key
+      quota plan --from 2026-11-01
+      quota plan --from empty --json    # for CI: it needs no ledger and no key
     """
     from quota.common.clock import host_clock
     from quota.jobs.plan.plan import make_plan, render_plan
     from quota.jobs.plan.simulation import EMPTY, read_state
 
+    from_empty = begin == "empty"
     try:
-        first_day = None if start is None else date.fromisoformat(start)
+        first_day = None if begin in ("now", "empty") else date.fromisoformat(begin)
     except ValueError:
-        raise quota.UsageError(f"--start {start!r}: write a date, for example 2026-11-01") from None
+        raise quota.UsageError(f"--from {begin!r}: write now, empty, or a date such as 2026-11-01") from None
     if first_day is not None and not 1970 < first_day.year < 9999:  # a plan looks ahead, and dates end with 9999
-        raise quota.UsageError(f"--start {start!r}: the year must be from 1971 to 9998")
+        raise quota.UsageError(f"--from {begin!r}: the year must be from 1971 to 9998")
     with configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
@@ -107,26 +116,25 @@ def plan(
 
 
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")
-@host_option
-@port_option(default=8080)
-@click.option("--hostname", "names", multiple=True, metavar="NAME", help="Clients call it so; may be repeated.")
-@click.option("--unlimited", is_flag=True, help="Serve others also without a rule on who may ask.")
+@listen_option(API_LISTENS)
+@click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for clients; may be repeated.")
+@click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
 @config_option
-def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
+def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
     """Serve the local store as an HTTP API: rankings, search and channels, in upstream's field names.
 
-    It only reads, and never spends quota. It prints its address as soon as it listens; / lists what can be asked.
-    SIGTERM and Ctrl-C end it within 5 s, with status 0. The [inbound.NAME] rules of the configuration say who may ask
-    how often. On an address that other machines reach, each path under /api must have one, or say --unlimited.
+    It spends no quota. It prints its address as soon as it listens; / lists the paths. SIGTERM and Ctrl-C end it within
+    5 s, with status 0.
 
-    On loopback a request must name the server as localhost or by its address. Behind a proxy that passes on the name
-    that clients use, give that as --hostname.
+    The rules in [inbound.NAME] limit how often a client may ask. If other machines reach the address, each path under
+    /api needs a rule, or you set --unlimited. On loopback, a request must name localhost or the address as its host. If
+    a proxy passes on another name, set it with --hostname.
 
     \b
     Example:
       pip install 'quota-ledger[web]'           # once: it needs the extra `web`
       quota serve
-      quota serve --port 0
+      quota serve --listen 127.0.0.1:0
       quota serve --hostname api.example.org    # behind a proxy on this machine
     """
     from quota.web.lifecycle import require_web
@@ -135,47 +143,84 @@ def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config:
     from quota.jobs.api.serving import run_api
 
     log_to_stderr()
-    run_api(config, host=host, port=port, names=names, unlimited=unlimited, say=say)
+    run_api(config, listen_at, names=names, unlimited=unlimited, say=say)
 
 
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
-@port_option(default=8765)
-@click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
+@listen_option(EMULATOR_LISTENS)
+@click.option("--port", type=click.IntRange(0, 65_535), hidden=True)  # before --listen: other programs call it so
+@click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder.")
 @click.option(
     "--allocation",
     type=click.Choice(["pool", "buckets"]),
     default="pool",
     show_default=True,
-    help="One pool of units; or searches and uploads in buckets of their own.",
+    help="One bucket, or separate buckets for searches and uploads.",
 )
 @click.option(
     "--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day, to each key."
 )
-@click.option("--lag", metavar="DURATION", help="Cloud Monitoring learns of calls so much later.")
-def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, lag: str | None) -> None:
+@click.option("--lag", metavar="DURATION", help="Cloud Monitoring shows calls so much later.")
+@click.option("--delay", metavar="DURATION", help="Delay each answer, for example by 200ms.")
+@click.option("--errors", metavar="PERCENT", help="Answer this share of calls with 503, for example 5%.")
+def emulate(
+    *,
+    listen_at: Listen,
+    port: int | None,
+    recorded: str | None,
+    allocation: Any,
+    quota_units: int,
+    lag: str | None,
+    delay: str | None,
+    errors: str | None,
+) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
-    It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that reached it.
-    It also plays Cloud Monitoring, for `quota reconcile`. Ctrl-C or SIGTERM ends it.
+    It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that it received. It
+    also emulates Cloud Monitoring, for `quota reconcile`. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
-      quota emulate --port 8765 --quota 100
+      quota emulate --listen 127.0.0.1:9000 --quota 100
+      quota emulate --delay 200ms --errors 5%    # slow, with some errors
     """
     from quota.jobs.emulator import Emulator
 
+    if listen_at.host not in ("127.0.0.1", "localhost"):
+        raise quota.UsageError(
+            f"--listen {listen_at}: the emulator listens on 127.0.0.1 only; write {EMULATOR_LISTENS}"
+        )
+    port = listen_at.port if port is None else port
     lag_ms = 0 if lag is None else duration_ms("--lag", lag)
+    delay_ms = 0 if delay is None else duration_ms("--delay", delay)
+    errors_percent = 0 if errors is None else _percent("--errors", errors)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
     try:
         folder = None if recorded is None else Path(recorded)
-        emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
+        emulator = Emulator(
+            port=port,
+            recorded=folder,
+            allocation=allocation,
+            quota=quota_units,
+            lag_ms=lag_ms,
+            delay_ms=delay_ms,
+            errors_percent=errors_percent,
+        )
     except ValueError as error:
         raise quota.UsageError(str(error)) from error
     except OSError as error:
         raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
     emulator.serve_forever(ready=say)
+
+
+def _percent(option: str, value: str) -> int:
+    """The value of an option that is a share, in whole percent."""
+    digits = value.strip().removesuffix("%")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and int(digits) <= 100):
+        raise click.UsageError(f"{option} {show(value)}: write a whole number of percent from 0% to 100%")
+    return int(digits)
 
 
 @click.command("demo", short_help="Show the whole product, without a key.")
@@ -188,7 +233,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     metavar="N",
     help="Enforce a limit of N units a day.",
 )
-@json_option
+@format_option
 def demo(keep: str | None, units: int, as_json: bool) -> None:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 
@@ -201,6 +246,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     """
     import tempfile
 
+    from quota.cli.rehearsal import state_in
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
 
@@ -208,7 +254,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
         raise quota.UsageError("--keep '' is not the path of a folder")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:
         folder = Path(keep or temporary).absolute()
-        with Emulator() as upstream, _state_in(folder / "state"):
+        with Emulator() as upstream, state_in(folder / "state"):
             config = _demo_config(folder, upstream.address, units)
             with quota.open(config) as session:
                 with watching("trending") as watcher:
@@ -275,17 +321,3 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
         why = getattr(error, "strerror", None) or error
         raise quota.UsageError(f"--keep {folder}: {why}; name a folder that this user may write") from error
     return config
-
-
-@contextmanager
-def _state_in(folder: Path) -> Iterator[None]:
-    """Keep the demo's state apart from this machine's own."""
-    before = os.environ.get("QUOTA_STATE_DIR")
-    os.environ["QUOTA_STATE_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["QUOTA_STATE_DIR"]
-        else:
-            os.environ["QUOTA_STATE_DIR"] = before

@@ -1,9 +1,9 @@
-"""What the page shows of jobs: the entry points of `quota.dashboard`. `quota spend` and `quota status` show some of it.
+"""The jobs on the dashboard: the entry points of `quota.dashboard`. `quota spend` and `quota status` show parts too.
 
-jobs        where each job stands in each region, the last runs, and pages that bring little for their units
+jobs        where each job stands in each region, the last runs, and pages that bring few items for their units
 bought      what the pages of each job brought: the entry point of `quota.bought`
-standing    who runs each job, and whether a run could go on now: the entry point of `quota.status`
-forecast    what the schedule will charge, by the simulation behind `quota plan`
+standing    the machine of each job, and whether a run could go on now: the entry point of `quota.status`
+forecast    the charges of the schedule, from the simulation of `quota plan`
 """
 
 from __future__ import annotations
@@ -68,8 +68,12 @@ def jobs(session: Session) -> Contribution:
             brought = store.bought(max(0, now_ms - BOUGHT_SINCE_MS))
             elsewhere = store.elsewhere()
     notes = tuple(
-        f"{job.job} runs on {job.runs_on}; what is shown of it here is as of "
-        + ("never" if job.fetched_ms is None else f"{spell(now_ms - job.fetched_ms)} ago")
+        f"{job.job} runs on {job.runs_on}; "
+        + (
+            "this store has no data of it"
+            if job.fetched_ms is None
+            else f"its data here is {spell(now_ms - job.fetched_ms)} old"
+        )
         for job in elsewhere
     )
     notes += tuple(f"in the last 7 days {line}" for line in stands_out(brought))
@@ -77,8 +81,7 @@ def jobs(session: Session) -> Contribution:
 
 
 def bought(session: Session, since_ms: int) -> Sequence[Bought]:
-    """What the pages of each job brought since the day of that time, as this machine's store knows it. Raises
-    StoreError."""
+    """What the pages of each job brought since the day of `since_ms`, from this machine's store. Raises StoreError."""
     if not is_made(session.settings.store.url):
         return []
     with Store.existing(session.settings.store) as store:
@@ -86,8 +89,8 @@ def bought(session: Session, since_ms: int) -> Sequence[Bought]:
 
 
 def standing(session: Session) -> Iterator[JobRow]:
-    """Who runs each job, when its next tick is, and whether a run could go on now. Raises LedgerError."""
-    now_ms = host_clock()
+    """The machine of each job, its next tick, and whether a run could go on now. Raises LedgerError."""
+    now_ms = session.ledger.now_ms()
     for job in session.settings.jobs.values():
         hosts, is_running = runs_on(session, job)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
@@ -95,11 +98,11 @@ def standing(session: Session) -> Iterator[JobRow]:
 
 
 def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
-    """Why the first call of a run would be refused now, in words too: empty where it would not. Of a fetch function
-    that names no call, or cannot be looked at, it is the cheapest one."""
+    """Why the budget would refuse the first call of a run now, as text and as a decision; ("", None) if it would admit
+    it. If the fetch function names no call or cannot be imported, the cheapest call stands for it."""
     budget, checkpoint = session.budget(job.credential), _next_of(session, job)
     method = None
-    with suppress(ConfigError), redirect_stdout(sys.stderr):  # what a module of the user prints as it is imported
+    with suppress(ConfigError), redirect_stdout(sys.stderr):  # the user's module may print on import
         method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
     methods = [name for name in budget.book.methods if budget.book.price(name).units]
     method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
@@ -113,7 +116,7 @@ def _refusal(session: Session, job: JobSettings) -> tuple[str, Decision | None]:
 
 
 def _next_of(session: Session, job: JobSettings) -> Checkpoint:
-    """Where the next run goes on."""
+    """The checkpoint at which the next run goes on."""
     here: list[Checkpoint] = []
     with suppress(StoreError):
         made = is_made(session.settings.store.url)
@@ -153,7 +156,7 @@ def _stand_of(checkpoint: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
 
 
 def forecast(session: Session) -> Contribution:
-    """What the schedule will charge until tomorrow ends, as `quota plan` says. Raises LedgerError and StoreError."""
+    """The charges of the schedule until tomorrow ends, as in `quota plan`. Raises LedgerError and StoreError."""
     plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
     expected = [
         Expected(row.project, row.bucket, row.method, row.job, _at(slot, plan), units, row.calls.get(slot, 0))

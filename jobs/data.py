@@ -1,4 +1,4 @@
-"""The commands of `quota` about what the jobs keep on this machine: runs, search, tables, export, place."""
+"""The commands about the local store and the places of the jobs: runs, search, tables, export, place."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from quota.cli.options import (
     FETCHED_SINCE,
     Group,
     config_option,
-    json_option,
-    limit_option,
+    dry_run_option,
+    list_options,
     only_job_option,
+    records_format_option,
+    rows_format_option,
     since_ms_of,
-    since_option,
+    yes_option,
 )
-from quota.cli.output import json_text, print_json, print_rich, say
+from quota.cli.output import confirmed, json_text, print_csv, print_json, print_rich, say, unwound
 from quota.common.clock import host_clock, moment
 from quota.common.text import listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.tick import configured
@@ -48,23 +50,21 @@ MAX_WHY = 60
 
 
 @click.command("runs")
-@only_job_option
-@since_option(default="7d")
-@limit_option(default=50, most=10_000)
-@json_option
+@list_options(since="7d", limit=50, most=10_000)
+@rows_format_option
 @config_option
-def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
+def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
-    They are kept for 35 days. A run without an end is still running, or was killed. Other machines keep their own; a
-    run that found its job on another machine is not listed.
+    The store keeps runs for 35 days. A run without an end is still running, or was killed. Each machine lists its own
+    runs. A run that found its job on another machine is not listed.
 
     \b
     Example:
       quota runs
       quota runs --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
     """
-    from quota.jobs.store.runs import run_json
+    from quota.jobs.store.runs import RUN_FIELDS, run_json
     from quota.jobs.store.store import Store
 
     since_ms = since_ms_of("--since", since)
@@ -72,6 +72,8 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
         past_runs = store.runs.read(job, since_ms, limit)
     if as_json:
         print_json({"runs": [run_json(run) for run in past_runs]})
+    elif as_csv:
+        print_csv(RUN_FIELDS, map(run_json, past_runs))
     elif past_runs:
         print_rich(_runs_table(past_runs, session.settings.jobs))
     else:
@@ -109,7 +111,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
 
 
 def _regions(run: Run, job: JobSettings | None) -> str:
-    """How many of its regions a run covered, and which they were where they are few of its job's."""
+    """How many of its regions a run covered, with their names if they are few of the job's regions."""
     names = [region.region for region in run.regions]
     done = f"{sum(region.outcome == 'done' for region in run.regions)} of {len(names)}" if names else ""
     few = 0 < len(names) <= NAMED_REGIONS and job is not None and len(names) < len(job.regions)
@@ -117,7 +119,7 @@ def _regions(run: Run, job: JobSettings | None) -> str:
 
 
 def _why(run: Run) -> str:
-    """What refused a run, or the beginning of the error of the first region that failed, or of its reason."""
+    """What refused a run, or the start of the first failed region's error, or of the run's reason."""
     if run.refused_by is not None and (run.refusal is None or run.refusal["reason"] != "run"):
         limit = run.why.startswith("limit ")
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
@@ -130,10 +132,8 @@ def _why(run: Run) -> str:
 @click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
-@since_option(what=FETCHED_SINCE)
-@limit_option(default=20, most=1_000)
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a header.")
-@json_option
+@list_options(since=None, what=FETCHED_SINCE, limit=20, most=1_000, job=False)
+@rows_format_option
 @config_option
 def search(
     words: tuple[str, ...],
@@ -146,24 +146,22 @@ def search(
 ) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
-    A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
-    more than 50,000 match, it looks at the latest of them.
-    Accents and case do not matter. WORD* matches every word that begins with WORD. An emoji is a word, and so are C++
-    and C#. Punctuation separates words and is ignored: rock-n-roll matches these three words in a row. Chinese,
-    Japanese, Korean and Thai words match inside longer text.
+    A search spends no quota. The best match comes first, and each video has its newest rank in every region. If more
+    than 50,000 videos match, it ranks the newest 50,000.
+
+    Accents and case do not matter. WORD* matches every word that begins with WORD. Emoji, C++ and C# are words.
+    Punctuation only separates words: rock-n-roll matches rock, n and roll in a row. Chinese, Japanese, Korean and Thai
+    words match inside longer text.
 
     \b
     Example:
       quota search music video --region DE --since 7d
-      quota search news --csv --limit 1000 > news.csv
+      quota search news --format csv --limit 1000 > news.csv
       quota search 東京 'foot*'
     """
-    from quota.jobs.store.export import csv_writer
     from quota.jobs.store.search import SearchResult
     from quota.jobs.store.store import Store
 
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json cannot be combined: choose one")
     since_ms = since_ms_of("--since", since)
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
         videos = store.search(" ".join(words), region, limit, since_ms=since_ms)
@@ -175,9 +173,7 @@ def search(
         return
     say(*map(_elsewhere_line, elsewhere), err=True)
     if as_csv:
-        write_row = csv_writer(sys.stdout, SearchResult._fields)
-        for video in videos:
-            write_row(video.as_json())
+        print_csv(SearchResult._fields, (video.as_json() for video in videos))
         return
     say(*map(_video_line, videos))
     if not videos:
@@ -199,13 +195,13 @@ def _video_line(video: SearchResult) -> str:
 
 
 @click.command("tables", short_help="List the tables of your jobs' own rows.")
-@click.option("--views", is_flag=True, help="Make a view of each in the store, with a column for each field.")
-@json_option
+@click.option("--views", is_flag=True, help="Make a view of each table in the store.")
+@rows_format_option
 @config_option
-def tables(views: bool, as_json: bool, config: str | None) -> None:
+def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None:
     """List the tables that jobs have named: how many rows each has, and which fields.
 
-    With --views each becomes a view in the store's file, with a column for each field (at most 200), for SQL. Run it
+    --views makes a view of each table in the file of the store, for SQL: a column for each field, at most 200. Run it
     again when rows have new fields.
 
     \b
@@ -219,29 +215,40 @@ def tables(views: bool, as_json: bool, config: str | None) -> None:
         if views:
             store.write_views()
         of_jobs = store.tables()
+    names = "name rows oldest_at newest_at fields"
     if as_json:
-        names = "name rows oldest_at newest_at fields"
         print_json({"tables": [members(table, names) for table in of_jobs], "views": views})
+        return
+    if as_csv:
+        print_csv(names.split(), (members(table, names) for table in of_jobs))
         return
     for table in of_jobs:
         say(f"{table.name}: {many(table.rows, 'row')}, {many(len(table.fields), 'field')}: {', '.join(table.fields)}")
     if not of_jobs:
-        say("no job has stored rows of its own; docs/own-jobs.md says how", err=True)
+        say("no job has stored rows of its own; see docs/own-jobs.md", err=True)
 
 
 @click.command("export", short_help="Write what was fetched as JSON lines or CSV.")
 @click.argument("table")
-@since_option(what=FETCHED_SINCE)
-@click.option("--region", metavar="R", help="Only what is of this region.")
-@click.option("--format", "kind", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
-@click.option("--output", metavar="FILE", help="Write here instead of to stdout: the whole file, or none.")
+@list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
+@click.option("--region", metavar="R", help="Only this region.")
+@records_format_option
+@click.option("--output", metavar="FILE", help="Write this file instead of stdout, as a whole or not at all.")
 @config_option
 def export(
-    table: str, since: str | None, region: str | None, kind: str, output: str | None, config: str | None
+    *,
+    table: str,
+    since: str | None,
+    limit: int | None,
+    job: str | None,
+    region: str | None,
+    output: str | None,
+    as_json: bool,
+    config: str | None,
 ) -> None:
-    """Write a table of the store: videos, rankings, channels, history, or one that a job has named.
+    """Write a table of the store: videos, rankings, channels, history, or a table of your job.
 
-    It is streamed, whatever its size. Times are RFC 3339 in UTC.
+    JSON has one record on each line. The command streams a table of any size. Times are RFC 3339 in UTC.
 
     \b
     Example:
@@ -253,23 +260,23 @@ def export(
 
     since_ms = since_ms_of("--since", since)
     with configured(config) as session:
-        Store.existing(session.settings.store).close()  # one that cannot be opened says why
+        Store.existing(session.settings.store).close()  # raises if it cannot be opened
         with to_export(session.settings.store.file) as db:
-            wanted = Export(db, table, since_ms, region)
-            with _written(output) as file:
-                count = wanted.write(file, None if kind == "csv" else json_text)
+            wanted = Export(db, table, since_ms, region, job, limit)
+            with unwound(), _written(output) as file:
+                count = wanted.write(file, json_text if as_json else None)
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
 
 
 @contextmanager
 def _written(output: str | None) -> Iterator[IO[str]]:
-    """Where an export goes: stdout, or a file that appears when it is whole."""
+    """The target of an export: stdout, or a file that appears when it is complete."""
     if output is None:
         yield sys.stdout
         return
     if os.path.exists(output) and not os.path.isfile(output):  # a device or a pipe would be gone
-        raise quota.UsageError(f"--output {show(output)} is no file; leave it out to write to stdout")
+        raise quota.UsageError(f"--output {show(output)} is not a file; leave it out to write to stdout")
     path = os.path.realpath(output)  # a link stays
     folder = os.path.dirname(path)
     try:
@@ -297,8 +304,10 @@ def _written(output: str | None) -> Iterator[IO[str]]:
 
 @click.group("place", cls=Group, short_help="Show where each region stands, or begin it anew.")
 def place() -> None:
-    """Where each region of a job stands: the page that comes next. It lies in this machine's store, or, with [store]
-    places = "ledger", in the ledger that machines share.
+    """Show where each region of a job stands: the page that comes next.
+
+    The store of this machine keeps the places. With places = "ledger" in [store], the ledger keeps them, and machines
+    share them.
 
     \b
     Example:
@@ -308,10 +317,11 @@ def place() -> None:
 
 
 @place.command("list")
-@json_option
+@only_job_option
+@rows_format_option
 @config_option
-def list_(as_json: bool, config: str | None) -> None:
-    """List where the regions of all jobs stand.
+def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
+    """List where the regions of all jobs stand, or those of one job.
 
     \b
     Example:
@@ -321,17 +331,20 @@ def list_(as_json: bool, config: str | None) -> None:
 
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = [
-            checkpoint for job in session.settings.jobs.values() for checkpoint in checkpoints_of(session, job, store)
+            checkpoint
+            for settings in session.settings.jobs.values()
+            if job in (None, settings.name)
+            for checkpoint in checkpoints_of(session, settings, store)
         ]
-    _print(checkpoints, as_json)
+    _print(checkpoints, as_json=as_json, as_csv=as_csv)
 
 
 @place.command("show")
 @click.argument("job")
 @click.argument("region", required=False)
-@json_option
+@rows_format_option
 @config_option
-def show_(job: str, region: str | None, as_json: bool, config: str | None) -> None:
+def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
     """Show where one job stands, with the next page's cursor.
 
     \b
@@ -343,21 +356,24 @@ def show_(job: str, region: str | None, as_json: bool, config: str | None) -> No
 
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(checkpoints_of(session, job_called(session, job), store), job, region)
-    _print(checkpoints, as_json, cursors=True)
+    _print(checkpoints, as_json=as_json, as_csv=as_csv, cursors=True)
 
 
 @place.command("reset")
 @click.argument("job")
 @click.argument("region", required=False)
+@dry_run_option
+@yes_option
 @config_option
-def reset(job: str, region: str | None, config: str | None) -> None:
+def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
     """Begin a job, or one of its regions, anew.
 
-    The next run fetches its first page. What is stored stays.
+    The next run fetches the first page again. Fetched items stay in the store. On a terminal it asks first.
 
     \b
     Example:
       quota place reset trending DE
+      quota place reset trending --dry-run
     """
     from quota.jobs.lock import only_one
     from quota.jobs.places import checkpoints_of, reset_shared
@@ -366,6 +382,14 @@ def reset(job: str, region: str | None, config: str | None) -> None:
     with configured(config) as session, _store_of_places(session) as store:
         settings = job_called(session, job)
         checkpoints = _chosen(checkpoints_of(session, settings, store), job, region)
+        names = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
+        named = f", in {names}" if names else ""
+        if dry_run:
+            say(f"{job} would begin anew with the next run{named}; nothing was changed")
+            return 0
+        if not confirmed(f"Begin {job} anew{named}?", yes=yes):
+            say("nothing was changed")
+            return 1
         if store is None:
             reset_shared(session, settings, checkpoints)
         else:
@@ -374,12 +398,12 @@ def reset(job: str, region: str | None, config: str | None) -> None:
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
                 for checkpoint in checkpoints:
                     store.reset(checkpoint)
-    regions = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
-    say(f"{job} begins anew with the next run{f', in {regions}' if regions else ''}")
+    say(f"{job} begins anew with the next run{named}")
+    return 0
 
 
 def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
-    """The store where the places lie; None if they lie in the ledger."""
+    """The store that has the places; None if the ledger has them."""
     from quota.jobs.store.store import Store
 
     settings = session.settings.store
@@ -393,9 +417,12 @@ def _chosen(checkpoints: list[Checkpoint], job: str, region: str | None) -> list
     return [checkpoint for checkpoint in checkpoints if region in (None, checkpoint.region)]
 
 
-def _print(checkpoints: list[Checkpoint], as_json: bool, *, cursors: bool = False) -> None:
+def _print(checkpoints: list[Checkpoint], *, as_json: bool, as_csv: bool, cursors: bool = False) -> None:
+    names = "job region pending pages items cursor started_at completed_at failed_at"
+    if as_csv:
+        print_csv(names.split(), (members(checkpoint, names) for checkpoint in checkpoints))
+        return
     if as_json:
-        names = "job region pending pages items cursor started_at completed_at failed_at"
         print_json({"places": [members(checkpoint, names) for checkpoint in checkpoints]})
         return
     for checkpoint in checkpoints:

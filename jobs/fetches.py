@@ -2,12 +2,12 @@
 
     trending    a region's chart of most popular videos
     channels    details of channels
-    videos      what the store has, described anew
+    videos      new details of the stored videos
     search      the videos that upstream finds for some words
-    uploads     what channels publish
-    comments    what people say under videos
+    uploads     the videos that channels publish
+    comments    the comments under videos
 
-Where upstream's lists are long, `quota.jobs.walks` says which of them comes next.
+For `uploads` and `comments`, `quota.jobs.walks` chooses the next list.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS
 
 PARTS = "snippet,statistics,contentDetails"
-"""What is asked of a video or a channel."""
+"""The parts of a video or a channel that a call asks for."""
 
 PAGE_COMMENTS = 100
-"""Upstream returns at most this many in one page."""
+"""The most comments that upstream returns in one page."""
 
 
 @first_attempt("videos.list")
@@ -61,7 +61,7 @@ def channels(
 ) -> Page:
     """The next 50 channels for 1 unit, from `ids` or else from the store's newest complete rankings of the region.
 
-    Without channels it sends no call and charges nothing. The cursor is the last id done, not a position, because the
+    Without channels it sends no call and charges nothing. The cursor is the last id, not a position, because the
     rankings may change between two runs.
     """
     after = str(cursor["after"]) if cursor else ""
@@ -87,10 +87,10 @@ _ASKED_LONGEST_AGO = f"""
 
 @first_attempt("videos.list")
 def videos(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> Page:
-    """The next 50 videos of the store (in the region), described anew for 1 unit: first those that were asked for
-    longest ago. Without videos it sends no call and charges nothing.
+    """New details of the next 50 stored videos (in the region) for 1 unit, the longest waiting first. Without videos it
+    sends no call and charges nothing.
 
-    A video that upstream no longer has counts as asked for, like the others, and expires in its time.
+    A video that upstream no longer has counts as asked for, like the others, and expires.
     """
     now_ms = store.now_ms()
     step = cursor or {"began_ms": now_ms, "step": 0}
@@ -105,7 +105,7 @@ def videos(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> 
 
 
 def _videos_of(client: Any, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """What upstream says of these videos, by id: nothing of those that were deleted."""
+    """Upstream's details of these videos, by id, without deleted videos."""
     answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
     return {video["id"]: video for video in resources(answer)}
 
@@ -130,15 +130,14 @@ def search(
     pages: int = 1_000_000,
 ) -> Page:
     """The videos that upstream finds for some words in a region, with full details. `words` is the query, or a list of
-    queries; `order` and `published_after` are upstream's own parameters. A search has at most so many `pages`.
+    queries; `order` and `published_after` are upstream's own parameters. A search has at most `pages` pages.
 
     Each page takes two steps: the search (expensive, and it returns little more than ids), then the videos by their
-    ids (1 unit). The cursor keeps the ids that the first step got, so a refusal between the two does not cost another
-    search.
+    ids (1 unit). The cursor keeps the ids of the first step, so a refusal between the two does not cost another search.
 
-    Several searches take turns: a page of each, then the next page of each. The cursor has those that wait, and with
-    them the one whose turn it is, so a refusal costs none of them its turn. One that fails is left out of its pass: it
-    would keep the others out, in the next pass too.
+    Several searches take turns: a page of each, then the next page of each. The cursor has the searches that wait, the
+    current one first, so a refusal costs no search its turn. A pass goes on without a search that fails: it would stop
+    the others, in the next pass too.
     """
     queries = (words,) if isinstance(words, str) else texts(words, "words:")
     turns: list[Place] = cursor["turns"] if cursor else [{"words": query} for query in dict.fromkeys(queries)]
@@ -178,7 +177,7 @@ def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str |
 
 
 def _next_turn(turns: Sequence[Place], token: str | None, pages: int) -> Cursor | None:
-    """The cursor after a page of the first search, which waits behind the others if it may have another page."""
+    """The cursor after a page of the first search. If that may have another page, it goes to the end of the queue."""
     first, *waiting = turns
     had = first.get("pages", 0) + 1
     if token and had < pages and (following := with_next(first, "token", token)) is not None:
@@ -212,12 +211,11 @@ _WITH_DETAILS = """
 def uploads(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, channels: str | Sequence[str] | None = None
 ) -> Page:
-    """The next page of what one channel publishes, of `channels` or else of all in the store (in the region): 50 videos
-    for 1 unit.
+    """The next page of the videos of one channel, for 1 unit each 50: of `channels`, or of all channels in the store
+    (in the region).
 
-    Upstream has a playlist of each channel's videos, and says its id with the channel's details. That costs 1 unit for
-    50 channels, and the store remembers it. A playlist names videos and tells little of them: the job `videos` fetches
-    the rest.
+    Upstream has a playlist of each channel's videos. Its id comes with the channel's details, at 1 unit for 50
+    channels, and the store keeps it. A playlist says little about its videos: the job `videos` fetches the rest.
     """
     names = None if channels is None else json.dumps(texts(channels, "channels:"))
     wanted = _STORED_CHANNELS if channels is None else _NAMED_CHANNELS
@@ -235,7 +233,7 @@ def uploads(
 
 
 def _playlists(client: Any, walks: Walks, names: Sequence[str]) -> Page:
-    """Find the playlists of channels. One that has none is not asked for again in this pass."""
+    """Find the playlists of channels. A channel without a playlist has no further call in this pass."""
     answered = resources(client.channels().list(part=PARTS, id=",".join(names), maxResults=PAGE_ITEMS).execute())
     have = {channel["id"] for channel in answered if channel_row(channel, 0)["uploads_id"]}
     unknown = {*names} - {channel["id"] for channel in answered}
@@ -254,13 +252,13 @@ def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
     items = [_uploaded_video(item) for item in _usable(answer)]
     listed = {video["id"]: video for video in items if video is not None}
     stored = dict(store.select(_WITH_DETAILS, ids=json.dumps([*listed])))
-    # A video of which the store has more than the playlist is only noted as listed.
+    # If the store has more details of a video than the playlist, only note that a list had it.
     page_videos = [{"id": name} if stored.get(name) else video for name, video in listed.items()]
     return walks.page(walks.moved(place, [*listed], answer.get("nextPageToken"), stored), videos=page_videos)
 
 
 def _uploaded_video(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The video of a playlist's item, as far as the item tells. None for one that is private or was deleted."""
+    """The video of a playlist's item, with the item's details. None if the video is private or deleted."""
     details, source = item.get("contentDetails"), item.get("snippet")
     if not isinstance(details, dict) or not isinstance(source, dict) or "videoPublishedAt" not in details:
         return None
@@ -272,7 +270,7 @@ def _uploaded_video(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:
-    """Those items that have an id. One without holds up no list."""
+    """The items that have an id. An item without an id does not stop its list."""
     named: list[Mapping[str, Any]] = []
     for item in items:
         with suppress(BadAnswer):
@@ -281,7 +279,7 @@ def _with_ids(items: Iterable[Any]) -> list[Mapping[str, Any]]:
 
 
 def _usable(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The items of an answer that have an id. Raises BadAnswer where there are items and none has one."""
+    """The items of an answer that have an id. Raises BadAnswer if there are items and none has an id."""
     return _with_ids(answer.get("items", [])) or resources(answer)
 
 
@@ -307,11 +305,11 @@ _REPLY_COUNTS = """
 def comments(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, videos: str | Sequence[str] | None = None
 ) -> Page:
-    """The next page of what people say under one video, of `videos` or else of all in the store (in the region): 100
-    threads for 1 unit, into the table `comments`.
+    """The next page of comments under one video, for 1 unit each 100 threads: of `videos`, or of all videos in the
+    store (in the region). The rows go into the table `comments`.
 
-    A thread comes with some of its replies. Where it has more, they are asked for before the next page of threads: 100
-    for 1 unit.
+    A thread comes with some of its replies. If it has more, the next steps fetch them before the next page of threads:
+    100 for 1 unit.
     """
     names = None if videos is None else json.dumps(texts(videos, "videos:"))
     lists = _STORED_VIDEOS if videos is None else _NAMED_VIDEOS
@@ -355,7 +353,7 @@ def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
 
 
 def _replies(client: Any, walks: Walks, place: Place) -> Page:
-    """The next replies of the first thread that waits for its own."""
+    """The next replies of the first thread that lacks some."""
     thread = place["threads"][0]
     call = client.comments().list(
         part="snippet",
@@ -370,7 +368,7 @@ def _replies(client: Any, walks: Walks, place: Place) -> Page:
 
 
 def _after_replies(place: Place, token: str | None) -> Place:
-    """The place after a page of replies. When no thread waits any longer, the next page of threads comes."""
+    """The place after a page of replies. When no thread waits for replies, the next page of threads comes."""
     if token and (following := with_next(place, "replies", token)) is not None:
         return following
     here = {name: value for name, value in place.items() if name not in ("threads", "replies", "seen_replies")}

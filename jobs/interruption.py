@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes), where a page in flight may still be stored: the first asks a
-block to stop, and ends the process if it does not. The handlers that were there before are put back."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP (a terminal that closes) during a run: the first signal asks a block to stop, and
+ends the process if the block does not. A page in flight may still arrive. The earlier handlers return afterwards."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ END_WITHIN_S = 9.0
 
 @contextmanager
 def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> Iterator[Callable[[], int]]:
-    """Let the block end by itself after SIGINT, SIGTERM or SIGHUP, but within END_WITHIN_S. One that the caller had
-    ignored, as `nohup` does, stays ignored.
+    """Let the block end by itself after SIGINT, SIGTERM or SIGHUP, but within END_WITHIN_S. A signal that the caller
+    ignores, as with `nohup`, stays ignored.
 
     The yielded function returns the number of the first signal, or 0. If the block has not ended END_WITHIN_S after
-    it, the process ends, whatever the block waits for, and whatever threads it has left behind. That is safe, because
-    everything is stored in transactions.
+    it, the process ends, even if the block waits or has left threads behind. That is safe, because the store writes
+    in transactions.
     Later signals change nothing, so that a signal sent twice (by a terminal and by a wrapper) costs no page. The exit
-    status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal. With
-    `says` a line on stderr tells what the block still waits for.
+    status of an abandoned block is 128 and the signal's number, unless `statuses` has another for the signal. With
+    `says`, a line on stderr says what the block still waits for.
     """
     seen: list[int] = []
     over: list[bool] = []
@@ -67,12 +67,12 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 SAY_AFTER_S = 0.2
-"""A block that ends as soon as it is told to needs no line that says what it waits for."""
+"""How long a block may take to stop before a line says what it waits for."""
 
 
 def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int], waits: str) -> None:
-    """End the process `within_s` after the first of our signals, unless the block and all threads end before. `waits`
-    is the line that says what the block waits for."""
+    """End the process `within_s` after the first signal, unless the block and all threads end before. `waits` is the
+    line that says what the block waits for."""
     number = 0
     while not number and (came := os.read(reading, 64)):
         number = next((number for number in came if number in _STOPPING), 0)
@@ -82,7 +82,7 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
     signalled_s = time.monotonic()
     while time.monotonic() < signalled_s + within_s:
         if over and not _threads_left():
-            os.close(reading)  # not before: a later signal writes a byte, too
+            os.close(reading)  # only now: a later signal writes a byte too
             return
         if waits and not over and time.monotonic() >= signalled_s + SAY_AFTER_S:
             _say(f"quota: {waits}\n".encode())
@@ -91,13 +91,13 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
     if os.isatty(2):
         _say(b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
     what = "a thread that a fetch function left behind" if over else "the work in progress"
-    why = f"interrupted; {what} took over {within_s:g} s and was abandoned; what was stored is kept"
+    why = f"interrupted; {what} took over {within_s:g} s and was abandoned; stored pages are kept"
     _say(f"quota: {why}\n".encode())
     os._exit(statuses.get(number, 128 + number))
 
 
 def _threads_left() -> bool:
-    """Whether there are threads that Python waits for at its end, beside the main one."""
+    """Whether Python would wait for other threads at its end."""
     threading = sys.modules.get("threading")
     if threading is None:
         return False

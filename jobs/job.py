@@ -1,4 +1,4 @@
-"""What a job consists of. READ FIRST in this package.
+"""The parts of a job. READ FIRST in this package.
 
     fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
     Page            what one step fetched, and the cursor of the next step
@@ -41,7 +41,7 @@ from quota.terms.arguments import texts
 
 
 class NotImported(quota.ConfigError):
-    """A fetch function was not imported, because others could have written the configuration that names it."""
+    """A function was not imported, because others could have written the configuration that names it."""
 
 
 MAX_ID_LENGTH = 128
@@ -49,7 +49,7 @@ MAX_ID_LENGTH = 128
 
 MAX_CURSOR_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
-"""How deep a cursor or a row may be nested. Python copies, and SQLite reads, no more than several hundred levels."""
+"""How deep a cursor or a row may be nested. Python and SQLite fail at several hundred levels."""
 
 Cursor = dict[str, Any]
 Fetch = Callable[..., "Page"]
@@ -62,18 +62,18 @@ class Page:
     """What one step fetched. `videos` and `channels` are the API's own resources, as it sent them.
 
     `rows` are JSON objects of any other kind, by the name of their table: `rows={"comments": [{"id": ...}, ...]}`. A
-    row is known by its `id`, or by what `tables` of the job says is its key.
+    row's key is its `id`, or the fields that the job's `tables` name.
 
-    `ranked`: the order of the videos matters (a chart). Their ranks continue those of the page before.
+    `ranked`: the order of the videos is a ranking. Their ranks continue the ranks of the page before.
     `cursor`: what the next step needs, any JSON object; None when the region has no more pages. If a step returns the
     cursor of an earlier step of the same pass, the region fails: following it would never end.
-    `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
-    It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`. Without a cursor it is
-    empty: there was nothing left to ask for.
-    `again`: the store had the videos, and they were asked for once more. It keeps none of them longer for that, and
-    takes none back that has expired. Of a video that upstream did not answer the page has the id alone.
-    `places`: rows too, which only say where the job stands. They are no items, and no sink gets a page for them.
-    `unknown`: ids of the configuration that upstream does not know. A run names each of them once.
+    `complete` False: a step on the way to a page, for example a step that found ids and leaves their videos to the
+    next. The store keeps it, so that a stop loses nothing, but it does not count towards the job's `pages`. Without a
+    cursor it is empty: there was nothing left to fetch.
+    `again`: the step fetched stored videos once more. The store keeps them no longer for that, and takes back none that
+    has expired. If upstream did not return a video, the page has only its id.
+    `places`: rows that only say where the job stands. They are not items, and a page of places alone reaches no sink.
+    `unknown`: ids in the configuration that upstream does not know. A run names each id once.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -142,7 +142,7 @@ def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def checked_id(value: object) -> str:
-    """An id as upstream sent it. Raises BadAnswer if it cannot be one."""
+    """An id as upstream sent it. Raises BadAnswer if it is not a valid id."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
         raise quota.BadAnswer(f"upstream's answer has an item with an invalid id: {show(value)}")
     return value
@@ -153,10 +153,10 @@ RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 
 class Away(NamedTuple):
-    """Where a region is that a run did not get: on `runs_on`, heard of at `heard_ms` by the ledger's clock, which is
-    `now_ms`. It is free at `until_ms` if nothing more is heard.
+    """The machine that covers a region which this run did not get. The ledger last heard from `runs_on` at `heard_ms`,
+    by its own clock, which is now at `now_ms`. The region is free at `until_ms` if the ledger hears nothing more.
 
-    `same_store`: a run of the same store holds it, on another machine. `new_store`: the asking store never ran the job.
+    `same_store`: a run of the same store covers it, on another machine. `new_store`: this store never ran the job.
     """
 
     runs_on: str
@@ -176,11 +176,11 @@ class Away(NamedTuple):
 
 @dataclass(frozen=True)
 class RunReport(Run):
-    """How a run that this process made has ended.
+    """How a run of this process ended.
 
-    `quota run` exits with `exit_status`, unless it is told to fail on a refusal. `away` says where regions are that
-    another machine covers; with the outcome "elsewhere" it covers all that this run has not. `waits`: the run may be
-    tried again soon.
+    `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `away` names the machine that covers
+    regions which this run did not get; with the outcome "elsewhere" it covers all the rest. `waits`: a new try may
+    succeed soon.
     """
 
     exit_status: int = 0
@@ -226,17 +226,17 @@ class RunReport(Run):
         return line + self._rest()
 
     def _rest(self) -> str:
-        """Where the regions are that another machine covers."""
+        """The end of the line: which machine covers the other regions."""
         return "" if self.away is None else f"; the rest {self.away}"
 
 
 def leave_out(error: Exception, part: str, page: Page) -> None:
-    """Note on the error of a step that the pass may go on without this part of it, as this page says."""
+    """Note on the error of a step that the pass may go on without `part`. `page` says where it goes on."""
     error.goes_on = part, page  # type: ignore[attr-defined]
 
 
 def left_out_by(error: Exception) -> tuple[str, Page] | None:
-    """What `leave_out` noted on an error; None if the pass ends with it."""
+    """The note of `leave_out` on an error; None if the error ends the pass."""
     left_out: tuple[str, Page] | None = getattr(error, "goes_on", None)
     return left_out
 
@@ -249,7 +249,7 @@ Attempt = str | Callable[[Cursor | None], str]
 def first_attempt(method: Attempt) -> Callable[[F], F]:
     """Name the API method that a fetch function calls first. A refused run then ends without importing the client.
 
-    `method` is a name as in "videos.list", or a function of the cursor if the steps call different methods.
+    `method` is a name such as "videos.list", or a function of the cursor if the steps call different methods.
     """
 
     def mark(fetch: F) -> F:
@@ -260,7 +260,7 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
 
 class Names(NamedTuple):
-    """What an option of a fetch function names: `kind` ids of upstream, which have this `shape`; or words, without."""
+    """The names in an option of a fetch function: ids of this `kind` and `shape`; without a `kind`, words."""
 
     option: str
     kind: str = ""
@@ -273,7 +273,7 @@ class Names(NamedTuple):
 
 
 def names(given: Names) -> Callable[[F], F]:
-    """Mark a fetch function with what one of its options names."""
+    """Mark a fetch function with the names that one of its options has."""
 
     def mark(fetch: F) -> F:
         fetch.names = given  # type: ignore[attr-defined]
@@ -283,15 +283,15 @@ def names(given: Names) -> Callable[[F], F]:
 
 
 def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:
-    """What the options of a marked function name. Raises UsageError where that is no list of names."""
+    """The names in the options of a marked function. Raises UsageError if an option is not a list of names."""
     given: Names | None = getattr(fetch, "names", None)
     if given is not None and given.option in options:
         yield given, texts(options[given.option], f"{given.option}:")
 
 
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
-    """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is no
-    name of one, or a function that fails: it only saves work."""
+    """The API method that `fetch` calls first at this cursor. None if the function has no mark, or if the mark is
+    invalid or fails: a mark only saves work."""
     mark: Attempt | None = getattr(fetch, "first_attempt", None)
     try:
         method = mark(cursor) if callable(mark) else mark
@@ -306,7 +306,7 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
 
 
 def pages_of(job: JobSettings) -> int:
-    """The most pages of a pass over one region: `pages`, and of a job that searches in turn `pages` of each search."""
+    """The most pages of a pass over one region: `pages`, or `pages` of each search if a job has several."""
     words = job.options.get("words") if job.fetch == "search" else None
     return job.pages * max(1, len(words)) if isinstance(words, list | tuple) else job.pages
 
@@ -326,7 +326,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
 
 
 def load_sink(name: str, folder: Path | None = None) -> Sink | None:
-    """The sink that the configuration names, as `load_fetch`; None where it names none."""
+    """The sink that the configuration names, loaded like `load_fetch`; None if it names none."""
     if not name:
         return None
     sink: Sink = _load("sink", name, name, folder)
@@ -338,16 +338,17 @@ def load_sink(name: str, folder: Path | None = None) -> Sink | None:
 
 
 def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
-    """The fetch function of a job, for a command that only looks at a configuration: `check`, `plan`, the page.
+    """The fetch function of a job, for a command that only looks at a configuration: `check`, `plan`, the dashboard.
 
-    A user who names a file to such a command has not decided yet to run its code. So that is imported only from a
-    configuration that nobody else could have written. Raises ConfigError as `load_fetch` does, and where it is not.
+    A user who names a file to such a command has not decided to run its code. So the function imports code only from a
+    configuration that nobody else could have written. Raises NotImported for any other, and ConfigError as
+    `load_fetch`.
     """
     return load_fetch(job.fetch, job.options, _folder_to_look_at(settings, "fetch", job.fetch))
 
 
 def sink_to_look_at(settings: Settings, job: JobSettings) -> Sink | None:
-    """The sink of a job, as `fetch_to_look_at`."""
+    """The sink of a job, loaded like `fetch_to_look_at`."""
     return load_sink(job.sink, _folder_to_look_at(settings, "sink", job.sink))
 
 
@@ -366,13 +367,13 @@ def _doubt_of(path: Path) -> str:
 
     try:
         return doubt_of_path(path)
-    except OSError as error:  # a pipe, for one
+    except OSError as error:  # for example a pipe
         return f"nobody can say who wrote {one_line(path)} ({error.strerror or error})"
 
 
 def line_of(error: BaseException, name: str) -> str:
-    """Where the user's code raised this error, behind a space: the last file and line beside the module of the function
-    `name`. Empty for a built-in one, and where the error came from elsewhere."""
+    """The file and line in which the user's code raised this error, after a space: the last frame in the folder of the
+    module of the function `name`. Empty for a built-in function, and if no frame is in that folder."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     if not file or name in BUILT_IN_FETCHES:
         return ""
@@ -437,7 +438,7 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
 
 
 def _hides_own(module_name: str, folder: Path | None) -> str:
-    """What to do where an installed module, of Python or of ours, hides the user's own in `folder`."""
+    """The remedy if an installed module, of Python or of quota-ledger, hides the user's own module in `folder`."""
     top = module_name.partition(".")[0]
     origin = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
     if folder is None or origin is None or origin.startswith(f"{folder}/"):

@@ -1,11 +1,11 @@
-"""One run of a job and a store at a time on a machine: locks on files, which end with the process that has them.
+"""One run of a job and a store at a time on a machine: file locks, which end with their process.
 
-A run has one in the state folder, which others cannot fill or empty, and one beside the store: users who write there
-may have another state folder.
+A run locks a file in the state folder, which other users cannot fill or empty, and a file beside the store: users who
+write to the store may have other state folders.
 
-only_one      takes the lock for a block, if need be after the run that has it
-Lock          the lock of a run, with what that run covers
-lock_name     names it, so that the ledger can tell a dead run from one on another machine
+only_one      takes the lock for a block, and may wait for the run that has it
+Lock          the lock of a run, with the regions that the run covers
+lock_name     names the lock, so that the ledger can tell a dead run from a run on another machine
 store_id_of   the id of the store, which the locked file keeps too
 hashed        a short name for a long text
 """
@@ -37,11 +37,11 @@ POLL_S = 0.1
 """How often a run asks whether the run before it has ended."""
 
 _COVERS_AT = 64
-"""Where a locked file says what its run covers, behind the store's id."""
+"""The offset in a locked file at which its run writes what it covers, after the store's id."""
 
 
 class Covers(NamedTuple):
-    """What a run covers: these regions. `whole`: it was asked for all that its job has to do."""
+    """The regions that a run covers. `whole`: it covers all the work of its job."""
 
     whole: bool = False
     regions: tuple[str, ...] = ()
@@ -58,10 +58,10 @@ class Lock:
         self.descriptor = descriptors[0]
 
     def note(self, covers: Covers | None) -> None:
-        """Let other runs read what this one covers; None: nothing."""
+        """Write for other runs what this run covers; None: nothing."""
         text = b"" if covers is None else json.dumps(covers).encode()
         for descriptor in self._descriptors:
-            with suppress(OSError):  # some may only read the file
+            with suppress(OSError):  # some users may only read the file
                 os.ftruncate(descriptor, _COVERS_AT)
                 os.pwrite(descriptor, text, _COVERS_AT)
 
@@ -73,11 +73,11 @@ def only_one(
     covers: Covers = WHOLE,
     waits: Callable[[Covers], bool] = lambda covers: False,
 ) -> Iterator[Lock | None]:
-    """Lock this job and this store on this machine for the block, which `covers` this. Yields None if another run has
-    the lock.
+    """Lock this job and this store on this machine for the block, which `covers` this work. Yields None if another run
+    has the lock.
 
-    It is a lock on a file, so that the kernel releases it however the process ends. As long as another run has it,
-    `waits` is asked whether to try again, and told what that run covers.
+    The lock is on a file, so the kernel releases it however the process ends. While another run has it, `waits` decides
+    whether to try again; its argument is the work that the other run covers.
     """
     descriptors = [lock_file(store_url, job)]
     try:
@@ -101,7 +101,7 @@ def only_one(
 
 
 def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
-    """Lock all of these files, or none. Returns the one that another run has; None if there is none."""
+    """Lock all these files, or none. Returns the file that another run has; None if this run has all."""
     for descriptor in descriptors:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def _lock_all(descriptors: Sequence[int], beside: int | None) -> int | None:
 
 
 def _covers_of(descriptors: Sequence[int]) -> Covers:
-    """What the run covers that has locked these files: nothing, as long as none of them says so."""
+    """The work of the run that has locked these files; nothing while no file names any."""
     for descriptor in descriptors:
         with suppress(OSError, ValueError, TypeError):
             whole, regions = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, _COVERS_AT))
@@ -124,9 +124,9 @@ def _covers_of(descriptors: Sequence[int]) -> Covers:
 
 
 def lock_name(descriptor: int) -> str:
-    """Names the lock on this open file: it is the same only for a lock that excludes this one.
+    """The name of the lock on this open file. Two locks have the same name only if they exclude each other.
 
-    The kernel's boot, the host and the file: another machine, even a copy of this one, has another boot.
+    The name is made of the kernel's boot, the host and the file. Even a copy of this machine has another boot.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -139,26 +139,26 @@ def lock_name(descriptor: int) -> str:
 
 
 def hashed(text: str, size: int) -> str:
-    """A short name for a text: `size` bytes, in hexadecimal digits."""
+    """A short name for a text: a hash of `size` bytes, in hexadecimal digits."""
     return blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
 
 
 def store_id_of(store: Store, lock: int) -> str:
-    """The store's id. The locked file keeps it too: a store that was moved away, or lost, is followed by one that holds
-    the same regions."""
+    """The store's id. The locked file keeps it too, so a new store in the place of a moved or lost store holds the same
+    regions."""
     kept = os.pread(lock, _COVERS_AT, 0).rstrip(b"\0").decode("ascii", "replace")
     if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
         store.take_id(kept)
     store_id = store.id()
     if kept != store_id:
-        with suppress(OSError):  # some may only read the file
+        with suppress(OSError):  # some users may only read the file
             os.pwrite(lock, store_id.encode(), 0)
     return store_id
 
 
 def lock_file(store_url: str, job: str) -> int:
-    """Open the file to lock. It is in the state folder or, if no file can be created there, beside the store: every
-    run of this job must be able to write there."""
+    """Open the file to lock. It is in the state folder, or beside the store if the state folder is not writable: every
+    run of this job can write there."""
     from quota.settings.folders import make_state_folder
 
     beside = _path_beside(store_url, job)
@@ -180,8 +180,8 @@ def lock_file(store_url: str, job: str) -> int:
 
 
 def _lock_beside(path: Path, other: int) -> int | None:
-    """The file beside the store; None if that is the `other` one, or cannot be opened: then the store cannot either, or
-    its user may only write the files that are there."""
+    """The file beside the store. None if it is the `other` file, or if this user cannot open it: then this user cannot
+    open the store either, or may only write existing files there."""
     try:
         descriptor = _opened(path)
     except NotAloneError as error:
@@ -195,7 +195,7 @@ def _lock_beside(path: Path, other: int) -> int | None:
 
 
 def _path_beside(store_url: str, job: str) -> Path:
-    """Where the lock is beside the store. Its name is the same however the store is spelt."""
+    """The path of the lock beside the store. All spellings of the store's path give the same name."""
     store = os.path.realpath(store_url.partition(":///")[2])
     readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store}\n{job}", 6)
     return Path(store).parent / f"run-{readable}-{digest}.lock"

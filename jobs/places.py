@@ -1,23 +1,23 @@
-"""Whose the regions of a job are, and where it stands in them: in its store, or, with `places = "ledger"`, beside the
-claims in the ledger.
+"""Who may cover the regions of a job, and where the job stands in them: in its store, or, with `places = "ledger"`,
+beside the claims in the ledger.
 
-    Hold             one run's hold on its regions, and on its tick; `hold_ms` is how long that lasts after the run
+    Hold             one run's hold on its regions, and on its tick; it lasts for `hold_ms` after the run
     SharedPlaces     the places of one job in the ledger
-    runs_on          which machines have the regions of a job
-    work_of          what the checkpoints of a job are of
-    checkpoints_of   where a job stands, wherever that lies
-    reset_shared     begin regions anew whose places lie in the ledger
+    runs_on          the machines that hold the regions of a job
+    work_of          names the work that the checkpoints of a job belong to
+    checkpoints_of   where a job stands, in the store or in the ledger
+    reset_shared     resets regions whose places are in the ledger
 
-What a store fetched is what its own `search` reads, so a round must not be split over the stores of several machines.
-On a shared ledger each region of a job therefore belongs to one store at a time. A run asks for all of its regions at
-once, renews its hold with every page, and says when it ends. If the ledger does not answer, the run goes on: without a
-ledger only the local allowance admits anything, and that bounds what two machines may spend on the same regions.
+`quota search` reads one store, so a round must not be split over the stores of several machines. On a shared ledger
+each region of a job therefore belongs to one store at a time. A run claims all its regions at once, renews its hold
+with every page, and says when it ends. If the ledger does not answer, the run goes on: then only the local allowance
+admits anything, and that bounds the spending of two machines on the same regions.
 
-A ledger on one machine is asked for ticks only: the lock on the machine keeps runs apart.
+If the ledger is on one machine, a run asks it for ticks only: the machine's lock keeps runs apart.
 
-With `[store] places = "ledger"` the regions belong to no store. Any run may have those that no other run covers now,
-and goes on where the last one stopped. Its store still decides: the run takes over what the ledger has, and gives back
-what its store made of it. Without the ledger it does not know where it stands: it ends.
+With `[store] places = "ledger"` the regions belong to no store. Any run may take regions that no other run covers now,
+and goes on where the last run stopped. The store still decides: the run copies the places from the ledger into the
+store, and writes the store's new places back. Without the ledger the run does not know its places, and ends.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ LEASE_SLACK_MS = MINUTE_MS
 """A run that is silent for longer than its longest step and this counts as dead."""
 
 OWNER = "ledger"
-"""Who owns the regions of a job whose places lie in the ledger: no store, so any machine may go on with them."""
+"""The owner of regions whose places are in the ledger: no store owns them, so any machine may go on with them."""
 
 MAX_CURSOR_BYTES = 65_536
 """The longest cursor, as JSON, that a ledger keeps."""
 
 KEPT_CURSORS = 100
-"""How many of the last cursors of a pass the next machine gets, so that it notices a circle."""
+"""How many of a pass's last cursors the next machine gets, to notice a circle."""
 
 READ_AT_ONCE = 100
 
@@ -60,11 +60,11 @@ log = logging.getLogger("quota.jobs")
 
 
 class Hold:
-    """One run's hold. `away` has the regions that it did not get, or has lost since.
+    """One run's hold. `away` has the regions that the run did not get, or has lost since.
 
-    `tick_is` says why a tick is not to be run: "done", or "running". `store_id` names the store, `machine` the lock
-    that the run has. `now_ms` is the machine's clock. `gap_ms` is how far the store's runs of the job are apart, None
-    if unknown. `step_ms` is the longest time between two pages.
+    `tick_is` says why the run must not run its tick: "done" or "running". `store_id` names the store, `machine` the
+    run's lock. `now_ms` is the machine's clock. `gap_ms` is the time between two runs of the job in this store, None if
+    unknown. `step_ms` is the longest time between two pages.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Hold:
         self._began = False
 
     def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
-        """Claim these regions; `here`: also those of other stores."""
+        """Claim these regions. With `here`, also claim regions that belong to other stores."""
         if self._is_shared or self._places is not None:
             self._claim = self._claim._replace(regions=tuple(regions))
         elif not self._claim.tick:
@@ -116,20 +116,20 @@ class Hold:
             self._claim = self._claim._replace(regions=tuple(r for r in self._claim.regions if r not in self.away))
 
     def bring(self, store: Store) -> None:
-        """Where the places lie in the ledger, make the store stand where that says."""
+        """If the places are in the ledger, copy them into the store."""
         if self._places is not None:
             self._places.bring(store, self._held())
 
     def renew(self, *checkpoints: Checkpoint) -> None:
-        """Say that the run goes on and now stands here, and learn what it has lost."""
+        """Say that the run goes on and now stands here, and learn which regions it has lost."""
         if self._places is not None:
             self.keep(*checkpoints)
         elif self._began:
             self._ask(self._held())
 
     def keep(self, *checkpoints: Checkpoint) -> None:
-        """Where the places lie in the ledger, say where the run stands. A region that another run has had meanwhile is
-        away, and its place is that one's."""
+        """If the places are in the ledger, write where the run stands. A region that another run took meanwhile is
+        away, and keeps that run's place."""
         if self._places is None or not self._began:
             return
         for regions, claimed in self._places.keep(self._claim._replace(regions=self._held()), checkpoints):
@@ -148,7 +148,7 @@ class Hold:
             log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
 
     def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
-        """Claim regions, a thousand at a time; those that are not given are away."""
+        """Claim regions, a thousand at a time. Regions that the ledger does not give are away."""
         for part in _parts_of(regions) if regions else ((),):
             claim = self._claim._replace(regions=part)
             try:
@@ -156,7 +156,7 @@ class Hold:
             except quota.LedgerError as error:
                 if self._places is not None:
                     raise
-                # What a run then spends is said by the budget.
+                # The budget then bounds what the run spends.
                 level = logging.WARNING if self._claim.tick else logging.DEBUG
                 log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
                 return
@@ -176,14 +176,14 @@ class Hold:
             self.away[region] = Away(holder.host or "another machine", *times_ms, same, self._new and not same)
 
     def furthest(self) -> Away | None:
-        """The region that is away for longest; None if none is."""
+        """The holder of the region that is away for longest; None if no region is away."""
         return max(self.away.values(), key=lambda away: away.until_ms, default=None)
 
 
 def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
     """How long the job's regions stay with their store after a run: twice the time between two runs, 1 to 49 h.
 
-    That time is the schedule's, where the job has one; else it is `gap_ms`, and a day until that is known.
+    A schedule says that time; without a schedule it is `gap_ms`, or a day until that is known.
     """
     if job.schedule is not None:
         from quota.settings.schedules import parse_schedule
@@ -197,8 +197,8 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
 
 
 def runs_on(session: Session, job: JobSettings) -> tuple[str, bool]:
-    """The machines that have the job's regions, empty where nobody has any; and whether a run is under way there, as
-    far as the ledger was told. Raises LedgerError."""
+    """The machines that hold the job's regions, empty if there are none; and whether a run is under way there, as far
+    as the ledger knows. Raises LedgerError."""
     if job.on_each_machine:
         return "each machine", False
     if not session.ledger.shared:
@@ -211,15 +211,15 @@ def runs_on(session: Session, job: JobSettings) -> tuple[str, bool]:
 
 
 def work_of(session: Session, job: JobSettings) -> str:
-    """What the checkpoints of a job are of: its project, its fetch function and, where it has any, its options. With
-    others the cursor of a pass names pages of another list."""
+    """Names the work that a job's checkpoints belong to: its project, its fetch function and any options. With other
+    options, a pass's cursor would name pages of another list."""
     work = f"{session.credential(job.credential).project}|{job.fetch}"
     return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
 
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
-    """Where a job stands in each of its regions. `store`: this machine's; None if there is none yet: then nothing is
-    said of a job whose places lie there. Raises LedgerError and StoreError."""
+    """Where a job stands in each of its regions. `store` is this machine's, or None if there is none yet: then a job
+    with its places there has no checkpoints. Raises LedgerError and StoreError."""
     if session.settings.store.places_in_ledger:
         regions, work = job.regions or ("",), work_of(session, job)
         places = {checkpoint.region: checkpoint for checkpoint in SharedPlaces(session, job).read(regions)}
@@ -228,7 +228,7 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
 
 
 def check_cursor(cursor: Cursor | None) -> None:
-    """Raises BadAnswer for one that the ledger cannot keep."""
+    """Raises BadAnswer for a cursor that the ledger cannot keep."""
     size = len(json.dumps(cursor))
     if size > MAX_CURSOR_BYTES:
         raise quota.BadAnswer(
@@ -238,7 +238,7 @@ def check_cursor(cursor: Cursor | None) -> None:
 
 
 class SharedPlaces:
-    """The places of one job in the ledger. It remembers what was read and kept, and writes what differs."""
+    """The places of one job in the ledger. It remembers what it read and wrote, and writes only changes."""
 
     def __init__(self, session: Session, job: JobSettings) -> None:
         self._state = session.project(job.credential).state
@@ -249,7 +249,7 @@ class SharedPlaces:
         self._cursors: dict[str, tuple[bytes, ...]] = {}
 
     def read(self, regions: Sequence[str]) -> list[Checkpoint]:
-        """Where the job stands in those of these regions that have a place."""
+        """The checkpoints of these regions, as far as they have a place."""
         checkpoints = []
         for part in _parts_of(regions, READ_AT_ONCE):
             for region, text in self._state.places(self._name, part).items():
@@ -260,11 +260,11 @@ class SharedPlaces:
         return checkpoints
 
     def bring(self, store: Store, regions: Sequence[str]) -> None:
-        """Make the store stand where the ledger says. A region without a place there stays as the store has it."""
+        """Copy the ledger's places into the store. A region without a place in the ledger keeps the store's place."""
         store.stand([(checkpoint, self._cursors[checkpoint.region]) for checkpoint in self.read(regions)])
 
     def keep(self, claim: Claim, checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[Sequence[str], Claimed]]:
-        """Keep where the job stands, and renew the claim: a thousand regions at a time, each time with the answer."""
+        """Write the places and renew the claim, a thousand regions at a time. Yields each answer."""
         places = {}
         for checkpoint in checkpoints:
             region = checkpoint.region
@@ -278,15 +278,15 @@ class SharedPlaces:
             if text != self._texts.get(region):
                 places[region] = text
         for part in _parts_of(claim.regions):
-            those = {region: places[region] for region in part if region in places}
-            claimed = self._state.keep_places(claim._replace(regions=part), self._name, those)
-            self._texts.update(those)
+            changed = {region: places[region] for region in part if region in places}
+            claimed = self._state.keep_places(claim._replace(regions=part), self._name, changed)
+            self._texts.update(changed)
             yield part, claimed
 
 
 def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Checkpoint]) -> None:
-    """Make the next page of each its first, in the round that is under way or in the next one. Raises QuotaError where
-    a run covers one of them now."""
+    """Reset each region to its first page, in the current round or in the next one. Raises QuotaError if a run covers a
+    region now."""
     claim = Claim(
         name=_claim_name(job),
         owner=OWNER,
@@ -314,11 +314,11 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
 
 
 def _claim_name(job: JobSettings) -> str:
-    """Whatever claims under this name shares its regions."""
+    """The name of the claim. Jobs with the same name share their regions."""
     return f"{job.fetch}|{job.name}"
 
 
 def _parts_of(regions: Sequence[str], size: int = MAX_REGIONS) -> Iterator[tuple[str, ...]]:
-    """As many regions at a time as the ledger takes."""
+    """The regions in parts of `size`."""
     for start in range(0, len(regions), size):
         yield tuple(regions[start : start + size])

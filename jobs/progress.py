@@ -1,7 +1,7 @@
 """The progress of a run, on stderr.
 
     Watcher     follows a run
-    watching    the watcher that fits: live lines at a terminal, otherwise one for each region and each minute
+    watching    chooses the watcher: live lines at a terminal, otherwise a line for each region and each minute
     named       a job and its region
 
 A failure to print never stops a run.
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 LINE_EVERY_S = 60.0
-"""A run that is not watched on a terminal says at least so often where it is."""
+"""A run without a terminal prints a line at least this often."""
 
 
 def named(job: str, region: str) -> str:
-    """`trending DE`, or just the job where it has no regions."""
+    """`trending DE`, or only the job if it has no regions."""
     return f"{job} {region}".rstrip()
 
 
 class Watcher:
-    """Follows the progress of a run, and says nothing. The methods of others must not raise.
+    """Follows the progress of a run, and prints nothing. Methods of subclasses must not raise.
 
-    `waits`: for another run of the job to end. `began` is told the regions that the run covers, with the most pages of
-    each.
+    `waits`: the run waits for another run of the job. `began` gets the checkpoints of the regions that the run covers,
+    and the most pages of each.
     """
 
     def waits(self) -> None: ...
@@ -55,8 +55,8 @@ class Watcher:
 
 
 class _Lines(Watcher):
-    """For logs and cron: one line for each region, one for each minute in which a region does not end, and if `verbose`
-    one for each decision. `clock` is in s."""
+    """For logs and cron: a line for each region, a line for each minute in which no region ends, and if `verbose` a
+    line for each decision. `clock` is in s."""
 
     def __init__(self, job: str, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.job = job
@@ -68,12 +68,12 @@ class _Lines(Watcher):
         self._last_line_s = clock()
 
     def say(self, line: str) -> None:
-        """One line of its own."""
+        """Print a line."""
         self._last_line_s = self._clock()
         say(line, err=True)
 
     def units(self) -> str:
-        """What the run has spent so far, and what is left of its tightest limit."""
+        """The units that the run has spent so far, and the units left in its tightest limit."""
         left = "" if self.left_units is None else f", {self.left_units:,} left"
         return f"{many(self.spent_units, 'unit')}{left}"
 
@@ -100,15 +100,15 @@ class _Lines(Watcher):
             self.say(_retry_line(self.job, checkpoint, message, wait_s))
 
     def ended(self, outcome: RegionOfRun) -> None:
-        """A line if it fetched something. Errors are printed at the end; the last line names who is next."""
+        """Print a line if the region fetched something. The report prints errors at the end, and the next region."""
         if outcome.outcome != "failed" and (outcome.pages or outcome.outcome == "done"):
             pages, items = many(outcome.pages, "page"), many(outcome.items, "item")
             self.say(f"{named(self.job, outcome.region)}: {outcome.outcome}, {pages}, {items}")
 
 
 class _Live(_Lines):
-    """For people: a line of the whole run and one of the region that it is in. When a region ends, its own line appears
-    above."""
+    """For terminals: a line for the whole run, and a line for the current region. When a region ends, its own line
+    appears above."""
 
     def __init__(self, job: str, *, verbose: bool = False) -> None:
         from rich.progress import BarColumn, Progress, TextColumn

@@ -1,9 +1,9 @@
-"""One run of a job: one cron tick. `run_job` is the door.
+"""One run of a job: one cron tick. `run_job` is the entry point.
 
 A *round* is one pass over every region of a job. A run that stops early leaves some regions pending, and the next run
 covers only those. When no region is pending, a run begins a new round. So runs that the budget cuts short add up to
-exactly one round: no page is fetched twice and no region is forgotten. See `by_rotation` for the order of the
-regions and `Store.save_page` for what is stored with a page.
+exactly one round: they fetch no page twice and forget no region. See `by_rotation` for the order of the
+regions and `Store.save_page` for the transaction of a page.
 
 How a step may end, and what follows:
 
@@ -12,17 +12,18 @@ How a step may end, and what follows:
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
     no answer at all                 the same; the next region has one attempt, and fails the run at the same address
-    an answer beyond its limits      the region fails and keeps its cursor
-    a sink that fails                the region fails and keeps its cursor: the page is fetched again
+    an answer over its bounds        the region fails and keeps its cursor
+    a sink that fails                the region fails and keeps its cursor: the next pass fetches the page again
     an error of this region alone    the region fails and begins its next pass with the first page
-    configuration                    the run fails at once; the region keeps its cursor, and others come before it
+    configuration                    the run fails at once; the region keeps its cursor, behind the others
     ledger, store                    the run fails at once, and the next one begins with the same region
     SIGINT, SIGTERM, SIGHUP          the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
-    another machine took over        the page in hand is stored; the run goes on with the regions that it still has
+    another machine took over        the run stores the page in hand, and goes on with its remaining regions
 
-A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. So does
-one of several searches or lists in its pass, which goes on without it (`leave_out`) and then fails; at once after two
-in a row. Where the run ends before a call of the region was charged, the region stays pending, behind the others.
+A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else. If one of
+several searches or lists fails, the pass goes on without it (`leave_out`) and the region fails at the end, or at once
+after two failures in a row. If the run ends before a call of the region was charged, the region stays pending, behind
+the others.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS, format_duration
 
 MAX_STEPS = 10
-"""A fetch function that takes more steps than this without completing a page is going round in circles."""
+"""A fetch function that takes more steps than this without completing a page loops."""
 
 log = logging.getLogger("quota.jobs")
 
@@ -94,27 +95,27 @@ def run_job(
 ) -> RunReport:
     """Run one tick of the job called `name` over `regions` (default: all of the job's), and report how it ended.
 
-    With `by_rotation` the number of `regions` counts, not their names: the run covers those whose turn it is in the
-    job's round. A schedule that starts the regions one by one needs that. If the budget admits only a few ticks a day,
-    those would otherwise be the same regions every day.
-    On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.places`);
-    `here`: it takes over the others too. `tick` names the tick of a schedule, which is run once, and remembered for
-    `tick_ms`. With its regions and its tick in hand the run asks for a `refusal`; if there is one, it ends with that.
-    If another run of the job on this machine covers other regions, this one waits for its end: `wait_ms` at most, or
+    With `by_rotation` the number of `regions` counts, not their names: the run covers the regions whose turn it is in
+    the job's round. A schedule that starts the regions one by one needs that: if the budget admits only a few ticks a
+    day, the same regions would otherwise run every day.
+    On a shared ledger, the run covers only regions that are free or belong to its store (`quota.jobs.places`); with
+    `here` it takes over the others too. `tick` names the tick of a schedule: the ledger admits it once, and remembers
+    it for `tick_ms`. When the run has its regions and its tick, it asks for a `refusal`, and ends with it.
+    If another run of the job on this machine covers other regions, this run waits for its end: at most `wait_ms`, or
     else the job's `misfire_grace`.
-    The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
-    between attempts, and `clock` (ms since 1970) dates what is stored; both are for tests.
+    The run calls `stop` before every attempt, and ends when it returns the number of a signal. Tests set `wait`, a
+    tenacity wait between attempts, and `clock` (ms since 1970), which dates stored data.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
     for a fetch function that cannot be used. Later errors are in the report.
     """
     clock, watcher = clock or host_clock, watcher or Watcher()
     job = job_called(session, name)
-    chosen = _regions(job, texts(regions, "region"))
+    chosen = regions_of(job, texts(regions, "region"))
     max_regions = len(chosen)
     if by_rotation:
-        chosen = _regions(job, ())
+        chosen = regions_of(job, ())
     fetch, sink = functions_of(session.settings, job)
-    whole, asked_ms = max_regions == len(_regions(job, ())), clock()
+    whole, asked_ms = max_regions == len(regions_of(job, ())), clock()
     turn = _Turn(job, chosen, by_rotation, whole, stop, watcher, wait_ms)
     with only_one(session.settings.store.url, job.name, Covers(whole), turn.waits) as lock:
         store_settings = session.settings.store
@@ -167,8 +168,8 @@ def run_job(
 
 @dataclass(eq=False)
 class _Turn:
-    """When the turn of a run comes, if another run of its job is under way on this machine. `waited`: it did not come
-    at once. `missed`: it has not come in time."""
+    """The turn of a run, while another run of its job is under way on this machine. `waited`: the turn did not come at
+    once. `missed`: it did not come in time."""
 
     job: JobSettings
     regions: Sequence[str]
@@ -185,7 +186,8 @@ class _Turn:
         self._until_s = time.monotonic() + wait_ms / 1_000
 
     def waits(self, covers: Covers) -> bool:
-        """Whether to wait for the run that covers this. A tick always does; else that run may do all of the work."""
+        """Whether to wait for the run that covers this. A tick always waits. Other runs do not, if that run does all
+        their work."""
         if not self.by_rotation and ((self.whole and covers.whole) or set(self.regions) <= set(covers.regions)):
             return False
         if not self.waited:
@@ -196,12 +198,12 @@ class _Turn:
 
 
 def _overlap(session: Session, job: JobSettings, why: str) -> RunReport:
-    """The report of a run whose work another one on this machine does."""
+    """The report of a run whose work another run on this machine does."""
     return RunReport(session.run, job.name, "overlap", why=why)
 
 
 def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick: str) -> RunReport:
-    """The report of a run whose turn has not come. It names, and the store keeps, what was asked for."""
+    """The report of a run whose turn did not come. The report and the store name the regions that it did not fetch."""
     skipped = tuple(RegionOfRun(region, "skipped") for region in (() if turn.by_rotation else turn.regions))
     regions = ", ".join(region.region for region in skipped) or "nothing"
     grace = format_duration(job.misfire_grace_ms)
@@ -210,7 +212,7 @@ def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick:
     if turn.stop():
         why = f"interrupted; {regions} not fetched: another run of the job has not ended"
         report = replace(report, outcome="stopped", why=why, exit_status=128 + turn.stop())
-    elif not tick:  # of a tick the schedule says it
+    elif not tick:  # the schedule itself reports its ticks
         warn("run_skipped", report.why, job=job.name)
     _keep(store, store.runs.begin(session.run, session.credential(job.credential).project, job.name), report)
     return report
@@ -219,13 +221,13 @@ def _missed(session: Session, job: JobSettings, store: Store, turn: _Turn, tick:
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
     store_id = store_id_of(store, lock)
     gap_ms = store.start_run(job.name, work_of(session, job))
-    # Between two pages upstream is waited for, and nothing else.
+    # Between two pages, a run waits only for upstream.
     step_ms = round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
     return Hold(session, job, store_id, lock_name(lock), gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
 
 
 def _keep(store: Store, row: int, report: RunReport) -> None:
-    """Complete the run's row in the store. Where that fails, the report still says what the run did."""
+    """Complete the run's row in the store. If that fails, the report still says what the run did."""
     try:
         store.runs.end(row, report)
     except StoreError as error:
@@ -235,8 +237,8 @@ def _keep(store: Store, row: int, report: RunReport) -> None:
 
 @contextmanager
 def _ending(hold: Hold) -> Iterator[list[Ending]]:
-    """Ends the hold with the block: as the last ending in the list that it yields says. If that is empty: "done", or,
-    after an error, "failed" or "stopped"."""
+    """End the hold with the block, with the last ending in the yielded list. If the list is empty, the ending is
+    "done", or after an error "failed" or "stopped"."""
     endings: list[Ending] = []
     try:
         yield endings
@@ -251,7 +253,8 @@ def _ending(hold: Hold) -> Iterator[list[Ending]]:
 def _elsewhere(
     session: Session, job: JobSettings, store: Store, hold: Hold, regions: Sequence[str], mine: Sequence[str]
 ) -> RunReport | None:
-    """The report of a run that has nothing to do here; None if it has. The store notes where the job runs instead."""
+    """The report of a run that has nothing to do here; None if it has work. The store notes where the job runs
+    instead."""
     away = hold.furthest()
     noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
     store.note_elsewhere(job.name, work_of(session, job), *noted)
@@ -271,14 +274,14 @@ _TICK_IS = {
 
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
-    """The report of a run that this error has ended."""
+    """The report of a run that this error ended."""
     if isinstance(error, quota.QuotaError):
         return RunReport(session.run, name, "failed", why=str(error), exit_status=error.exit_status)
     return RunReport(session.run, name, "failed", why=redact(describe(error)), exit_status=quota.QuotaError.exit_status)
 
 
 def _refused(session: Session, job: JobSettings, decision: Decision) -> RunReport:
-    """The report of a run that this decision has ended."""
+    """The report of a run that this decision ended."""
     return RunReport(
         session.run,
         job.name,
@@ -294,7 +297,7 @@ def _refused(session: Session, job: JobSettings, decision: Decision) -> RunRepor
 
 @dataclass(eq=False)
 class _Run:
-    """Covers the regions of one run. `end` says how the run ends, as soon as something has ended it."""
+    """Covers the regions of one run. `end` is set as soon as something ends the run."""
 
     session: Session
     job: JobSettings
@@ -318,7 +321,7 @@ class _Run:
         self.here = Checkpoint(self.job.name, "", work=self.work)  # of the current region
 
     def cover(self, regions: Sequence[str], max_regions: int, covers: Callable[[tuple[str, ...]], None]) -> RunReport:
-        """Cover these regions, as far as their turn has come. `covers` is told which those are."""
+        """Cover at most `max_regions` of these regions, in the order of the round, and pass their names to `covers`."""
         outcomes: list[RegionOfRun] = []
         left: Checkpoint | None = None
         try:
@@ -373,13 +376,13 @@ class _Run:
         return self._unfinished()
 
     def _others_first(self) -> None:
-        """What ends this run may be about this region alone: the next one covers the others before it."""
+        """Put this region behind the others in the next run: the error that ends this run may be about it alone."""
         with suppress(quota.QuotaError):  # the run ends with an error already
             self._fail(keep_cursor=True)
 
     def _give_back(self) -> None:
-        """Give the regions that failed before any call their turns back, behind the others of the round: what ended the
-        run is hardly about them alone."""
+        """Give the regions that failed before any call their turn back, behind the others of the round: the error that
+        ended the run is hardly about them alone."""
         units, _, _ = self.attempts.spent()
         with suppress(quota.QuotaError):  # the run ends with an error already
             if any(place.pending for place in self.store.checkpoints(self.job.name, self.job.regions, self.work)):
@@ -425,7 +428,7 @@ class _Run:
                     "%s", line("step_failed", **here, page=checkpoint.pages + 1, kind=failure.kind), exc_info=True
                 )
                 if failure.kind == "cursor" and inherited:
-                    # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
+                    # Upstream no longer knows the cursor of an earlier run, so this pass cannot continue.
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
@@ -435,7 +438,7 @@ class _Run:
                 part, page = left_out
                 rows = rows_of(self.job.name, {}, page.places)
                 self.left_out, lost = f"{part}: {failure.message}", lost + 1
-                if page.cursor is None and not checkpoint.pages:  # nothing of it succeeded: the next pass has all
+                if page.cursor is None and not checkpoint.pages:  # no part succeeded: the next pass tries all
                     return self._give_up(checkpoint, failure._replace(kind="region"))
             else:
                 lost = 0
@@ -459,7 +462,7 @@ class _Run:
                 return self._done()
             if checkpoint.region in self.hold.away:
                 return self._unfinished()
-            if lost > 1:  # upstream may fail them all, at their full cost: the next pass goes on behind these
+            if lost > 1:  # all may fail at their full cost: the next pass tries the others first
                 return self._give_up(self.here, Failure("answer", str(self.left_out)))
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
@@ -467,7 +470,8 @@ class _Run:
         return self._done()
 
     def _note_unknown(self, page: Page) -> Page:
-        """The page, with a row for each id that upstream does not know: the store remembers which were named."""
+        """The page, with a row for each id that upstream does not know. So the store knows which ids were already
+        named."""
         if not page.unknown:
             return page
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
@@ -476,7 +480,7 @@ class _Run:
         return replace(page, places={**page.places, _UNKNOWN: [{"id": name} for name in page.unknown]})
 
     def _hand_over(self, page: Page) -> Failure | None:
-        """Give the page to the job's sink, which may change what it gets. What it raises fails the step."""
+        """Give a copy of the page to the job's sink. An error of the sink fails the step."""
         if self.sink is None or not page.items:
             return None
         try:
@@ -484,7 +488,7 @@ class _Run:
         except (Exception, SystemExit) as error:
             log.debug("%s", line("sink_failed", job=self.job.name, region=self.here.region), exc_info=True)
             why = redact(describe(error) + line_of(error, self.job.sink))
-            return Failure("answer", f"sink = {self.job.sink!r}: {why}; the page is fetched again")
+            return Failure("answer", f"sink = {self.job.sink!r}: {why}; the next round fetches the page again")
         return None
 
     def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
@@ -534,8 +538,8 @@ class _Run:
         return RunReport(self.session.run, self.job.name, outcome, why=why)
 
     def _notes(self, attempts: int) -> str:
-        """What is to be said of a run that is done."""
-        return "there was nothing to ask for" if self.idle and not attempts else self._unknown()
+        """The note for a run that is done."""
+        return "there was nothing to fetch" if self.idle and not attempts else self._unknown()
 
     def _unknown(self) -> str:
         ids = ", ".join(map(show, self.unknown))
@@ -543,7 +547,7 @@ class _Run:
 
     def _report(self, outcomes: list[RegionOfRun], left: Checkpoint | None) -> RunReport:
         units, of_pages, attempts = self.attempts.spent()
-        with suppress(StoreError):  # the run's own row says it
+        with suppress(StoreError):  # the run's own row has the error
             self.store.note_units(self.job.name, of_pages)
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
@@ -585,7 +589,7 @@ class _Run:
 
 
 _UNKNOWN = "unknown_ids"
-"""The table of the ids that upstream does not know."""
+"""The table of ids that upstream does not know."""
 
 _CIRCLE = Failure(
     "region",
@@ -606,11 +610,11 @@ def _debug(event: str, **fields: object) -> None:
         log.debug("%s", line(event, **fields))
 
 
-# -- what is to be run -------------------------------------------------------------------------------------------------
+# -- jobs and their regions --------------------------------------------------------------------------------------------
 
 
 def job_called(session: Session, name: str) -> JobSettings:
-    """The job of this name. Raises UsageError for one that is not configured."""
+    """The job of this name. Raises UsageError if there is none."""
     jobs = session.settings.jobs
     if name not in jobs:
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
@@ -618,7 +622,7 @@ def job_called(session: Session, name: str) -> JobSettings:
 
 
 def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | None]:
-    """The fetch function of a job and its sink, to run it. Raises ConfigError where no run of it can begin."""
+    """The fetch function and the sink of a job. Raises ConfigError if no run of the job can begin."""
     folder = None if settings.path is None else settings.path.absolute().parent
     fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
     for location, message, near in no_region_codes(job, regions_of_users(settings)):
@@ -627,15 +631,15 @@ def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | No
 
 
 def regions_of_users(settings: Settings) -> frozenset[str]:
-    """The regions of jobs whose function is the user's own: it names them as it likes, and built-in jobs may read what
-    it stored under these names."""
+    """The regions of jobs with the user's own function. It may use any names, and built-in jobs may read what it stored
+    under them."""
     own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
     return frozenset(chain.from_iterable(own))
 
 
 def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[str, str, str]]:
-    """The regions of a built-in job that upstream cannot know: where each stands, what it is, and what may be meant.
-    `users` are the regions of jobs with functions of the user's own."""
+    """The regions of a built-in job that upstream cannot know: the place in the configuration, the message, and a hint.
+    `users` are the regions of jobs with the user's own functions."""
     if job.fetch not in BUILT_IN_FETCHES:
         return
     for index, region in enumerate(job.regions):
@@ -650,7 +654,8 @@ def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[s
         yield f"jobs.{job.name}.regions[{index}]", message, near
 
 
-def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
+def regions_of(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The regions of a job, in their order: all of them, or those that are `wanted`. Raises UsageError."""
     unknown = [region for region in wanted if region not in job.regions]
     if unknown:
         regions = f"it has {', '.join(job.regions)}" if job.regions else "it has none"

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from quota.cli.options import config_option, json_option, textfile_option
+from quota.cli.options import clock_option, config_option, format_option, textfile_option
 from quota.cli.output import fail, log_to_stderr, print_json, say, unprinted
-from quota.common.text import printable
-from quota.errors import LedgerError, QuotaError, Refused
+from quota.common.text import printable, show
+from quota.errors import ConfigError, LedgerError, QuotaError, Refused
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import named, watching
 
@@ -28,23 +28,29 @@ if TYPE_CHECKING:
 
 
 @click.command("run", short_help="Run one tick of JOB.")
-@click.argument("job")
+@click.argument("job", required=False)
+@click.option("--all", "all_jobs", is_flag=True, help="One tick of each job, in the order of the configuration.")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option(
     "--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} when the budget stopped the run."
 )
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
+@click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
+@clock_option
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--verbose", is_flag=True, help="Print each decision, too.")
 @textfile_option
-@json_option
+@format_option
 @config_option
 def run(
     *,
-    job: str,
+    job: str | None,
+    all_jobs: bool,
     regions: Sequence[str],
     fail_on_refusal: bool,
     here: bool,
+    dry_run: bool,
+    at: str | None,
     quiet: bool,
     verbose: bool,
     textfile: str | None,
@@ -56,44 +62,168 @@ def run(
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
     saved; the next run resumes there, even days later.
 
-    On a terminal it shows pages, units and the time to go; elsewhere it says once a minute where it is.
+    On a terminal it shows pages, units and the time to go; elsewhere it prints its place once a minute.
 
-    Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
+    If machines share a ledger, a job runs on one of them. On the others a run prints where, and exits with status 0.
+
+    --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
+    machine, and starts each line with "rehearsal: ".
+
+    --all runs one job after the other and exits with the worst status.
 
     \b
     Example:
       quota run trending
       quota run trending --region DE --region FR --json
-      quota run trending --quiet    # for cron, which mails all output
-      quota run trending --verbose  # what each call was told
-      quota run trending --here     # and not where it ran until now
+      quota run trending --dry-run    # what would it cost?
+      quota run trending --clock +1d  # tomorrow, against `quota emulate`
+      quota run trending --quiet      # for cron, which mails all output
+      quota run trending --verbose    # the decision about each call
+      quota run trending --here       # take it over from another machine
+      quota run --all
     """
-    from quota.jobs.runner import failed_report, run_job
-
+    if (job is None) is not all_jobs:
+        raise click.UsageError("name a job; `quota run --all` runs all of them")
+    if all_jobs and regions:
+        raise click.UsageError("`quota run --all` takes no region; name one job")
     if quiet and verbose:
         raise click.UsageError("a run is quiet or verbose, not both; leave one out")
-    log_to_stderr()
-    says = not quiet or sys.stderr.isatty()
-    with interruptible(says=says) as stop, configured(config, textfile) as session:
-        ping = _ping(session, job)
-        try:
-            # What a fetch function prints does not get into the report.
-            with redirect_stdout(sys.stderr), watching(job, quiet, verbose) as watcher:
-                begins = (lambda: None) if ping is None else ping.start
-                report = run_job(session, job, regions=regions, here=here, refusal=begins, stop=stop, watcher=watcher)
-        except BaseException as error:
-            report = failed_report(session, job, error)
-            _ended(session, job, ping, report.exit_status, report)
-            if isinstance(error, Exception):
-                raise
-            # Our own signals raise nothing here.
-            raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
-        status = report.exit_status
-        if fail_on_refusal and report.refused and not status:
-            status = Refused.exit_status
-        print_report(report, as_json, quiet and status != Refused.exit_status)
-        _ended(session, job, ping, status, report)
+    documents: list[dict[str, object]] = []  # with --all they are printed together
+    marks = {} if at is None else {"rehearsal": True}
+
+    def emit(fields: dict[str, object]) -> None:
+        if all_jobs:
+            documents.append({**marks, **fields})
+        else:
+            print_json({**marks, **fields})
+
+    statuses = []
+    with ExitStack() as block:
+        stop = block.enter_context(interruptible(says=not quiet or sys.stderr.isatty()))
+        session = block.enter_context(configured(config, textfile))
+        names = list(session.settings.jobs) if job is None else [job]
+        if not names:
+            raise ConfigError(f"{session.settings.source} has no jobs; add a table [jobs.NAME]")
+        clock = None
+        if at is not None:
+            from quota.cli.rehearsal import rehearsed
+
+            session, clock = block.enter_context(rehearsed(session, at, as_json=as_json))
+        log_to_stderr()
+        if dry_run:
+            fits = _look_ahead(session, names, regions, clock, emit if as_json else None)
+            statuses = [0 if fits or not fail_on_refusal else Refused.exit_status]
+        elif at is not None:
+            _check_endpoints(session, names)
+        how = _How(regions, here, fail_on_refusal, as_json, quiet, verbose, stop, clock, emit)
+        for name in () if dry_run else names:
+            statuses.append(_one_of_all(session, name, how) if all_jobs else _tick(session, name, how))
+            if stop():
+                break
+        if as_json and all_jobs:
+            print_json(documents)
+    return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
+
+
+class _How(NamedTuple):
+    """The options of a run. `emit` prints its JSON; `clock` is that of a rehearsal."""
+
+    regions: Sequence[str]
+    here: bool
+    fail_on_refusal: bool
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    stop: Callable[[], int]
+    clock: Callable[[], int] | None
+    emit: Callable[[dict[str, object]], None]
+
+
+def _tick(session: Session, job: str, how: _How) -> int:
+    """Run a job once, print how it ended, and do what its configuration asks for then. Returns the exit status."""
+    from quota.jobs.runner import failed_report, run_job
+
+    ping = _ping(session, job)
+    try:
+        # What a fetch function prints does not get into the report.
+        with redirect_stdout(sys.stderr), watching(job, how.quiet, how.verbose) as watcher:
+            report = run_job(
+                session,
+                job,
+                regions=how.regions,
+                here=how.here,
+                refusal=(lambda: None) if ping is None else ping.start,
+                stop=how.stop,
+                watcher=watcher,
+                clock=how.clock,
+            )
+    except BaseException as error:
+        report = failed_report(session, job, error)
+        _ended(session, job, ping, report.exit_status, report)
+        if isinstance(error, Exception):
+            raise
+        # Our own signals raise nothing here.
+        raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
+    status = report.exit_status
+    if how.fail_on_refusal and report.refused and not status:
+        status = Refused.exit_status
+    quiet = how.quiet and status != Refused.exit_status
+    print_report(report, how.as_json, quiet, emit=how.emit, clock=how.clock)
+    _ended(session, job, ping, status, report)
     return status
+
+
+def _one_of_all(session: Session, job: str, how: _How) -> int:
+    """The same for one job of several. It prints an error, and the next job runs. Each run has its own session, and so
+    its own id; those of a rehearsal share one ledger in memory."""
+    from quota.jobs.runner import failed_report
+
+    with type(session)(session.settings) if how.clock is None else nullcontext(session) as own:
+        try:
+            return _tick(own, job, how)
+        except QuotaError as error:
+            print_report(failed_report(own, job, error), how.as_json, how.quiet, emit=how.emit)
+            return error.exit_status
+
+
+def _look_ahead(
+    session: Session,
+    jobs: Sequence[str],
+    regions: Sequence[str],
+    clock: Callable[[], int] | None,
+    emit: Callable[[dict[str, object]], None] | None,
+) -> bool:
+    """Print what runs of these jobs would cost, one after the other. Returns whether all of it fits."""
+    from quota.cli.rehearsal import copied
+    from quota.jobs.plan.ahead import look_ahead
+
+    fits = True
+    with copied(session, clock, store=False) as copy:
+        for job in jobs:
+            ahead = look_ahead(copy, job, regions)
+            fits = fits and ahead.refusal is None
+            if emit is not None:
+                emit({"dry_run": True, **ahead.as_json()})
+            else:
+                say(*ahead.lines())
+    return fits
+
+
+def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:
+    """Raises ConfigError if a rehearsal of one of these jobs would call another machine."""
+    from urllib.parse import urlsplit
+
+    from quota.common.hosts import is_loopback
+
+    for job in jobs:
+        if job not in session.settings.jobs:
+            continue
+        chosen = session.credential(session.settings.jobs[job].credential)
+        if not is_loopback(urlsplit(chosen.endpoint or "").hostname or ""):
+            raise ConfigError(
+                f"a rehearsal calls only servers on this machine, and credential {show(chosen.name)} has no endpoint "
+                'there: start `quota emulate`, and set endpoint = "http://127.0.0.1:8765" for the credential'
+            )
 
 
 def _ping(session: Session, job: str) -> Ping | None:
@@ -133,9 +263,16 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
         yield session
 
 
-def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
+def print_report(
+    report: RunReport,
+    as_json: bool,
+    quiet: bool = False,
+    *,
+    emit: Callable[[dict[str, object]], None] = print_json,
+    clock: Callable[[], int] | None = None,
+) -> None:
     """Print how a run ended. With `quiet` nothing if it is done, somebody else runs it or the budget stopped it, its
-    errors if it failed, and otherwise why it stopped."""
+    errors if it failed, and otherwise why it stopped. `emit` prints JSON; `clock` is that of a rehearsal."""
     from quota.common.clock import host_clock
 
     for region in report.regions:
@@ -147,9 +284,9 @@ def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
     if quiet and (is_regular or (is_error and not as_json)):
         return
-    sentence = printable(report.sentence(host_clock()))
+    sentence = printable(report.sentence((clock or host_clock)()))
     if as_json:
-        print_json(report.as_json())
+        emit(report.as_json())
     else:
         say(sentence)
     unprinted(sentence)

@@ -1,16 +1,16 @@
-"""Walks down many long lists: a channel's videos, a video's comments. The jobs `uploads` and `comments` take them.
+"""Walks through many long lists: a channel's videos, a video's comments. The jobs `uploads` and `comments` use them.
 
     Walks        the walks of one job: which list comes next, and where it stands after a page
     with_next    a place with the token of its next page
 
-A walk goes down one list, the newest page first, and may take many runs. Where it stands is a row, stored with the page
-that it was about: its *place*. So what `pages`, a refusal or a kill cuts off is not lost. A pass looks once at the
-first page of every list, first where most is expected to be new. Every other call goes on with the walk that was begun
-first, so that neither new items nor old ones wait for all of the others.
+A walk reads one list, the newest page first, and may take many runs. Its *place* is a row, stored with each page. So
+`pages`, a refusal or a kill loses nothing. A pass reads the first page of every list once, and first the lists with the
+most expected new items. Every other call continues the oldest open walk, so that neither new nor old items wait for all
+of the others.
 
-A walk ends with its list; or at a page of which everything is stored, if its list was walked to the end within half of
-the retention. So nothing below the pages that were fetched is missed, and each list is walked in full, as the first
-time, before its items expire.
+A walk ends with its list. If a walk read the whole list within half of the retention, the next ones end at the first
+page whose items are all stored. So a walk misses nothing below the fetched pages, and reads each list in full before
+its items expire.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PAGE_ITEMS = 50
 """Upstream returns at most this many videos or channels in one page."""
 
 KEPT_TOKENS = 20
-"""How many tokens of a walk's last pages are remembered. One that comes again ends the walk."""
+"""How many tokens of its last pages a walk keeps. A token that comes again ends the walk."""
 
 Place = dict[str, Any]
-"""Where one list stands: its `id`, and the number of the `step` that was about it last. Of an open walk: when it was
-`opened`, the `token` of its next page, and the last ones (`seen_token`). `walked`: when the last walk in full was
-opened that came to its end. `failed`: the step at which its call failed last: this pass tries it no more."""
+"""Where one list stands: its `id`, and the number of its last `step`. An open walk also has the time when it was
+`opened`, the `token` of its next page, and its last tokens (`seen_token`). `walked`: when the last complete full walk
+was opened. `failed`: the step at which its last call failed; this pass does not try it again."""
 
 _PLACES = """
     WITH lists (id, amount, since) AS ({lists}),
@@ -53,10 +53,10 @@ _LAST = "SELECT ifnull(max(json_extract(data, '$.step')), 0) FROM rows WHERE nam
 
 
 class Walks:
-    """The walks of one job. Their places are rows of `table`; `lists` is SQL for `id`, `amount` and `since` of each
-    list: so much has come to it since that time. `values` are those of its parameters.
+    """The walks of one job. Their places are rows of `table`. `lists` is SQL for the `id` of each list, and the
+    `amount` of items that it got `since` a time. `values` are the SQL's parameters.
 
-    Steps are counted over all passes: `began` is the first one of the pass that the cursor belongs to.
+    Steps are numbered over all passes: `began` is the first step of the cursor's pass.
     """
 
     def __init__(self, store: Store, table: str, lists: str, cursor: Cursor | None, **values: object) -> None:
@@ -73,18 +73,18 @@ class Walks:
             for which in (_DUE, _OPEN)
         )
         self.places: list[Place] = begun if begun and (self._step % 2 or not due) else due
-        """The place that this step is about; where nobody has looked at its list in this pass, also the next ones."""
+        """The place of this step. If this pass has not read its list yet, also the places of the next lists."""
 
     def page(self, *places: Place, unknown: Collection[str] = (), **more: Any) -> Page:
-        """The page of this step, with these places as they stand after it. Of the lists that upstream does not know, it
-        has those that the configuration names."""
+        """The page of this step, with these places after it. It names the lists that upstream does not know, if they
+        are in the configuration."""
         stand = {self._table: [{**place, "step": self._step} for place in places]}
         cursor = {"began": self._began, "step": self._step + 1}
         return Page(places=stand, cursor=cursor, unknown=sorted(unknown) if self._named else (), **more)
 
     def failed(self, error: Exception, what: str, passed: Place) -> Page:
-        """The page of a step whose call failed: with this place where upstream refused it for its list. Else raises
-        the error, with which the pass may go on to other lists."""
+        """The page of a step whose call failed, with the place `passed`, if upstream refused this list alone. Else
+        raises the error; the pass may go on with other lists."""
         if reason := _passed_over(error):
             return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
         place = {**self.places[0], "failed": self._step}
@@ -92,12 +92,12 @@ class Walks:
         raise error
 
     def is_full(self, place: Place) -> bool:
-        """Whether its walk goes on to the end, whatever is stored."""
+        """Whether its walk reads the list to the end, even if all items of a page are stored."""
         now_ms = self._store.now_ms()
         return not now_ms - self._store.retention_ms // 2 <= place.get("walked", 0) <= now_ms
 
     def moved(self, place: Place, ids: Sequence[str], token: str | None, stored: Container[object]) -> Place:
-        """The place after a page with these items, of which the store has those in `stored`."""
+        """The place after a page with the items `ids`; the store already has the items in `stored`."""
         full = self.is_full(place)
         if not full and ids and all(name in stored for name in ids):
             token = None
@@ -109,7 +109,7 @@ class Walks:
 
 
 def with_next(place: Place, name: str, token: str) -> Place | None:
-    """The place with the token of its next page under this name; None where upstream names its pages in a circle."""
+    """The place with the token of its next page under this name; None if upstream's pages form a circle."""
     seen = place.get(f"seen_{name}", [])
     return None if token in seen else {**place, name: token, f"seen_{name}": [*seen, token][-KEPT_TOKENS:]}
 
@@ -121,15 +121,16 @@ _PASSED_OVER = frozenset(
         "processingFailure", "videoNotFound",
     )
 )  # fmt: skip
-"""What upstream's pages on playlistItems.list, commentThreads.list and comments.list say of one list alone."""
+"""Reasons that concern one list alone, from upstream's pages on playlistItems.list, commentThreads.list and
+comments.list."""
 
 
 _NOT_THERE = frozenset(("channelNotFound", "playlistNotFound", "videoNotFound"))
 
 
 def _passed_over(error: Exception) -> str:
-    """Why upstream refused a call, if that is for the list that it was about, or for its page: the others may go on. If
-    that failed the region, the same list would come first in the next pass, and the others never."""
+    """Why upstream refused a call, if the reason concerns this list or page alone: the others may go on. If such an
+    error failed the region, the same list would come first in the next pass, and the others never."""
     answer = answer_in(error)
     with suppress(ValueError, LookupError, TypeError):
         reason = "" if answer is None else json.loads(answer.body)["error"]["errors"][0]["reason"]

@@ -1,21 +1,21 @@
 """The gate between cron jobs and a metered API. Read `quota.budget` first.
 
-    with quota.open() as session:                 # a Session: the configuration as the command finds it
+    with quota.open() as session:                 # a Session: finds the configuration as the command does
         budget = session.budget()                 # a Budget
         decision = budget.charge("search.list")   # a Decision; it has a LimitState for each limit
 
     async with quota.open_async() as session:     # an AsyncSession, for event loops
         budget = session.budget()                 # an AsyncBudget, whose methods are awaited
 
-    Limit, CostBook, Log       what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
-    Entry                      what `budget.refund` and `budget.settle` return: a charge of the log
-    When                       what `decision.when()` returns: when a refused call is worth another try
-    instrument, uninstrument   charge what other people's code sends, and no more: see `quota.auto`
-    labels                     says which job and region spend
+    Limit, CostBook, Log       the parts of a budget: `budget.limits`, `budget.book`, `budget.ledger`
+    Entry                      a charge of the log: `budget.refund` and `budget.settle` return it
+    When                       when to try a refused call again: `decision.when()` returns it
+    instrument, uninstrument   charge the requests of unchanged code, and stop that: see `quota.auto`
+    labels                     names the job and region that spend
     QuotaError and the others  see `quota.errors`
 
-Other modules are not meant for users, and may change. A name is imported when it is first used: the command must answer
-Ctrl-C before everything is loaded.
+Other modules are private and may change. A name is imported on its first use, because the command must answer Ctrl-C
+before everything is loaded.
 """
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this

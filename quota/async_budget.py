@@ -1,10 +1,10 @@
-"""`quota.budget.Budget`, awaited: the same decisions on an event loop, which goes on meanwhile.
+"""`quota.budget.Budget`, awaited: the same decisions, without blocking the event loop.
 
     AsyncBudget   the methods of a Budget, each awaited
     AsyncSpend    a charge around a block, or around a coroutine or async generator function
-    Awaiter       does in threads what a decision may wait for
+    Awaiter       runs in threads what a decision may wait for
 
-All rules stand in `quota.budget` and in the ledgers; here is only how they are waited for.
+`quota.budget` and the ledgers have all rules; this file only waits for them.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_S = 0.85
-"""How long a decision waits for the thread of its ledger. Then it is given up, before anything is charged."""
+"""How long a decision waits for a thread of its ledger. Then it gives up, before a charge."""
 
 HELD_UP_S = 0.25
-"""A ledger that fails after this time was silent: the decisions that waited for its thread are given up, too."""
+"""A ledger that fails after this time was silent. Then the decisions that waited for its thread give up, too."""
 
 ASKERS = 8
-"""The threads that ask a ledger of several machines. A file takes one decision at a time, so one thread asks it."""
+"""The number of threads that ask a ledger of several machines. A file takes one decision at a time, so it has one."""
 
 OTHERS = 8
-"""The threads that correct charges, and look at numbers. Where the ledger is silent, they hold up no decision."""
+"""The number of threads for corrections and reports. On a silent ledger they hold up no decision."""
 
 
 class AsyncBudget(OfOneProcess):
     """The limits of one credential over one ledger, for event loops. `AsyncSession.budget` makes it.
 
     It has the methods of `quota.Budget`, with the same parameters, results and errors. Nothing in it blocks the loop.
-    It is safe to share between tasks, loops and threads, and works in forked children. If a task is cancelled while it
-    waits for a decision, the call must not leave; the charge is given back, unless the session is closed then.
+    Tasks, loops and threads may share it, and it works in forked children. If a task is cancelled while it waits for a
+    decision, its call must not leave; the charge is given back, unless the session is closed by then.
     """
 
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:
@@ -79,7 +79,7 @@ class AsyncBudget(OfOneProcess):
         return self._budget.limits
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
-        """The limits that the calls of a job can meet: `Budget.limits_of`."""
+        """The limits that count the calls of a job: `Budget.limits_of`."""
         return self._budget.limits_of(job)
 
     async def charge(
@@ -109,7 +109,7 @@ class AsyncBudget(OfOneProcess):
         commit: bool,
         reserved: bool = False,
     ) -> list[Decision]:
-        """`Budget._decide`: what may wait is done in a thread."""
+        """`Budget._decide`, with every step that may wait in a thread."""
         budget = self._budget
         checklist, charges = budget._price(calls, job, region, reserved=reserved)
         if not charges:
@@ -117,12 +117,12 @@ class AsyncBudget(OfOneProcess):
         try:
             asking = partial(budget._ask_ledger, checklist, charges, commit=commit)
             return await self._awaiter.ask(asking, self._give_back)
-        except LedgerError as error:  # it does not answer, or no thread was free to ask
+        except LedgerError as error:  # it does not answer, or no thread was free
             without = partial(budget._without, checklist, charges, error, commit=commit)
             return await self._awaiter.in_thread(without, self._give_back)
 
     def _give_back(self, decisions: list[Decision]) -> None:
-        """Nobody was told of these, so nothing has left."""
+        """Refund these: no caller got the decisions, so no call left."""
         for decision in decisions:
             if decision.id is not None:
                 self._budget.refund(decision.id)
@@ -144,7 +144,7 @@ class AsyncBudget(OfOneProcess):
         return await self._awaiter.in_thread(partial(self._budget.outlook, texts(methods, "methods")))
 
     async def owed_units(self) -> int:
-        """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
+        """The units that this machine drew on its allowance and has not handed over to the ledger yet."""
         return await self._awaiter.in_thread(self._budget.owed_units)
 
     def spend(
@@ -152,9 +152,9 @@ class AsyncBudget(OfOneProcess):
     ) -> AsyncSpend:
         """Charge around a block or a function: `async with budget.spend("search.list"): ...`, or as a decorator.
 
-        For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
-        runs. The charge stays whatever the body does, because a request that was sent has been spent. With `units`, the
-        block may settle it: `async with budget.spend("chat", units=8_000) as call: ...; await call.settle(used)`.
+        For clients without a metered transport. Each entry is one charge; a refusal raises Refused before the body
+        runs. The charge stays whatever the body does, because a request that left is spent. With `units`, the block may
+        settle it: `async with budget.spend("chat", units=8_000) as call: ...; await call.settle(used)`.
         """
         charge = partial(self._decide, [(text(method, "method"), units, None)], job, region, commit=True)
         return AsyncSpend(self, charge, reserves=units is not None)
@@ -166,8 +166,8 @@ F = TypeVar("F", bound=Callable[..., Awaitable[Any] | AsyncIterator[Any]])
 
 
 class AsyncSpend:
-    """`quota.deciding.spend.Spend`, awaited. As a decorator it charges when a coroutine is awaited, and when the first
-    item of an async generator is asked for.
+    """`quota.deciding.spend.Spend`, awaited. As a decorator it charges when a coroutine is awaited, or when the first
+    item of an async generator is.
     """
 
     def __init__(
@@ -242,11 +242,11 @@ class AsyncSpentCall(LetThrough):
         await self._in_thread(partial(self._settlement.settle, used_units))
 
 
-# -- how it is waited for ----------------------------------------------------------------------------------------------
+# -- waiting in threads ------------------------------------------------------------------------------------------------
 
 
 class Awaiter:
-    """Waits for a ledger on behalf of the tasks of any loop. One for a session: its budgets share a ledger."""
+    """Waits for a ledger on behalf of the tasks of any loop. The budgets of a session share one."""
 
     def __init__(self, ledger: Log) -> None:
         self._label = ledger.label
@@ -257,8 +257,8 @@ class Awaiter:
         start_over_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Do anything but ask for a decision, and return its result. Where the task is cancelled meanwhile, it is done
-        all the same, and what comes of it goes to `undo`."""
+        """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
+        all the same, and its result goes to `undo`."""
         loop = running_loop()
         working = self._submit(self._others, work)
         try:
@@ -268,8 +268,8 @@ class Awaiter:
             raise
 
     def _take_back(self, asking: Submitted[T], undo: Callable[[T], None] | None) -> None:
-        if undo is not None and not asking.cancelled():  # else it was not begun
-            with suppress(QuotaError):  # it was closed meanwhile: what was charged stands
+        if undo is not None and not asking.cancelled():  # else it never began
+            with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
                 self._submit(self._others, lambda: undo(asking.result()))
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
@@ -277,20 +277,20 @@ class Awaiter:
             raise SessionClosedError
         try:
             return threads.submit(work)
-        except RuntimeError as error:  # this process ends, or may start no more threads
+        except RuntimeError as error:  # this process is ending, or may start no more threads
             raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
     async def ask(self, question: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Ask the ledger for a decision. Raises LedgerError, also for one that could not end within the second because
-        it waited for a thread: then it is never asked. Where the task is cancelled, the decision goes to `undo`."""
+        """Ask the ledger for a decision. Raises LedgerError, also if no thread was free within the second: then it does
+        not ask. If the task is cancelled, the decision goes to `undo`."""
         running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
-        cancelled = 0 if task is None else task.cancelling()  # of a task that cleans up, it was before
+        cancelled = 0 if task is None else task.cancelling()  # a task that cleans up was cancelled before
 
         def give_up() -> None:
             nonlocal late
-            late = asking.cancel()  # False where it has begun
+            late = asking.cancel()  # False if it has begun
 
         timer = get_running_loop().call_later(WAIT_S, give_up)
         try:
@@ -319,13 +319,13 @@ class Awaiter:
         return LedgerError(f"ledger {self._label} {because}, and was not asked this; nothing was charged")
 
     def close(self) -> None:
-        """What is under way is given up, and may have been charged."""
+        """Give up the work under way; its charges may stand."""
         self._closed = True
         self._asker.shutdown(wait=False)
         self._others.shutdown(wait=False)
 
     def start_over_in_child(self) -> None:
-        """A forked child lacks its parent's threads."""
+        """Make new threads: a forked child lacks those of its parent."""
         from concurrent.futures import ThreadPoolExecutor  # late: it cannot be imported once a process ends
 
         self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
@@ -333,9 +333,9 @@ class Awaiter:
 
 
 def running_loop() -> AbstractEventLoop:
-    """The loop that awaits. Raises UsageError if it is not one of asyncio's."""
+    """The running loop. Raises UsageError for a loop that is not asyncio's."""
     try:
         return get_running_loop()
     except RuntimeError:
-        message = "it is awaited on loops of asyncio or uvloop alone; elsewhere, as under trio, ask a budget of "
+        message = "an awaited budget needs a loop of asyncio or uvloop; elsewhere, as under trio, call a budget of "
         raise UsageError(f"{message}quota.open() in a thread") from None

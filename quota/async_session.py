@@ -1,4 +1,4 @@
-"""One opened configuration for event loops. `quota.open_async()` makes it."""
+"""One open configuration for event loops. `quota.open_async()` makes it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from quota.terms.arguments import instance
 
 
 class AsyncSession(OfOneProcess):
-    """An open configuration, as `quota.Session`, whose budgets are awaited. Close it with `aclose`, or use it in an
-    `async with` block. Opening contacts nothing.
+    """An open configuration, like `quota.Session`, with awaited budgets. Close it with `aclose`, or use it in an `async
+    with` block. Opening it contacts nothing.
 
-    Once it is closed, its budgets raise UsageError. One serves several loops and threads, and works in forked children.
+    After `aclose`, its budgets raise UsageError. One session serves several loops and threads, and works in forked
+    children.
     """
 
     def __init__(self, session: Session) -> None:
@@ -36,12 +37,12 @@ class AsyncSession(OfOneProcess):
 
     @property
     def run(self) -> str:
-        """The 8-character id of this process's run. Every idempotency key of its charges begins with it."""
+        """The 8-character id of this process's run. Every key of its charges begins with it."""
         return self._session.run
 
     def budget(self, credential: str | None = None) -> AsyncBudget:
-        """The budget of a credential (None: of the only one). Returns the same object each time."""
-        with self._session._closing.lock:  # of threads that ask at once, one makes it
+        """The budget of a credential (None: the only credential). Returns the same object each time."""
+        with self._session._closing.lock:  # if several threads call, one makes it
             blocking = self._session.budget(credential)
             budget = self._budgets.get(blocking.credential)
             if budget is None:
@@ -51,7 +52,7 @@ class AsyncSession(OfOneProcess):
             return budget
 
     async def aclose(self) -> None:
-        """Close the ledger and the connections, for good. It may be called twice."""
+        """Close the ledger and the connections, for good. A second call changes nothing."""
         loop, thread = running_loop(), ThreadPoolExecutor(1, thread_name_prefix="quota-close")
         try:
             await loop.run_in_executor(thread, self._session.close)
@@ -76,10 +77,10 @@ def open_async(
     settings: Mapping[str, Any] | None = None,
     clock: Callable[[], int] | None = None,
 ) -> AsyncSession:
-    """Open the configuration in the file `config`, or else the one that the command line would find, for event loops.
+    """Open a configuration for event loops: the file `config`, else the configuration that the command line would find.
 
-    `settings` are the tables of a configuration, in place of a file: nothing is read from one, or from the environment.
-    `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
-    Raises ConfigError for a configuration that cannot be used.
+    `settings` has the tables of a configuration instead; then neither a file nor the environment is read. `clock` (ms
+    since 1970) replaces the clocks of the host and the ledger, for tests and simulation. Raises ConfigError for an
+    unusable configuration.
     """
     return AsyncSession(open_session(config, settings=settings, clock=clock))

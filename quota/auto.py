@@ -1,7 +1,7 @@
-"""Charges what a program sends through the HTTP libraries of Python and gRPC, without a change to it.
+"""Charges the requests that an unchanged program sends through Python's HTTP libraries and gRPC.
 
     quota.instrument()      # from now on each attempt to a host that a cost book names is charged before it leaves
-    quota.uninstrument()    # as before
+    quota.uninstrument()    # restores the libraries
 
 `quota exec --auto -- python etl.py` does the first for a program and its Python children.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from quota.clients.metering import Tally
     from quota.session import Session
 
-# Every Python under `quota exec --auto` imports this file. What it needs to charge comes with the first library.
+# Every Python under `quota exec --auto` imports this file. It imports the rest with the first HTTP library.
 
 LIBRARIES = ("aiohttp", "grpc", "http.client", "httplib2", "httpx", "requests", "urllib3", "urllib3_future")
 
 TALLY = "QUOTA_AUTO_TALLY"
-"""Names the folder for what the processes of `quota exec --auto` spend."""
+"""The variable with the folder in which the processes of `quota exec --auto` count what they spend."""
 
 
 class _Instrumented:
-    """This process, while it is instrumented."""
+    """The instrumentation of this process."""
 
     def __init__(self, session: Session, payers: Payers) -> None:
         from quota.clients.instrument.seams import seams_of
@@ -55,19 +55,19 @@ _now: _Instrumented | None = None
 
 
 def instrument(config: str | Path | None = None, *, credential: str | None = None, job: str | None = None) -> None:
-    """Charge every attempt of this process, from now on, to a host that the cost book of a credential names.
+    """From now on charge every attempt of this process to a host that the cost book of a credential names.
 
-    `config` is the configuration, as in `quota.open()`. Where several credentials could pay for a request it is
-    `credential`, else the one whose book knows most of its path. `job` says who spends where no `labels` do; without
-    it that is $QUOTA_JOB. Libraries that are imported later are patched then. Called again it changes nothing.
+    `config` is the configuration, as in `quota.open()`. If several credentials could pay for a request, `credential`
+    pays, else the credential whose book knows most of the path. `job` names who spends where no `labels` do; the
+    default is $QUOTA_JOB. A library that is imported later is patched then. A second call changes nothing.
 
-    Raises ConfigError for a configuration that cannot be used, or that names no host.
+    Raises ConfigError for an unusable configuration, or one whose cost books name no host.
     """
     _instrument(config, credential, os.environ.get("QUOTA_JOB", "") if job is None else job)
 
 
 def uninstrument() -> None:
-    """Charge nothing more by itself, and leave the libraries as they were. It may be called twice."""
+    """Stop charging, and restore the libraries. A second call changes nothing."""
     global _now
     with _lock:
         ended, _now = _now, None
@@ -80,12 +80,12 @@ def uninstrument() -> None:
 
 @cache
 def _close_at_exit() -> None:
-    """Have it closed when the process ends, after whatever is registered from now on."""
+    """Close the session when the process ends, after every exit handler that is registered later."""
     atexit.register(lambda: None if _now is None else _now.session.close())
 
 
 def _instrument(config: str | Path | None, credential: str | None, job: str) -> None:
-    import http.client  # noqa: F401  # first, as `call_before` may wait for it: what follows imports it in the middle
+    import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
 
     from quota.clients.instrument.tally import FileTally
     from quota.session import open_session
@@ -102,13 +102,13 @@ def _instrument(config: str | Path | None, credential: str | None, job: str) -> 
             try:
                 begun.patches.put_on()
                 _now = begun
-            except BaseException:  # interrupted: what is half patched would charge half
+            except BaseException:  # interrupted: half of the patches would charge half of the requests
                 begun.end()
                 raise
 
 
 def payers_of(session: Session, named: str | None, tally: Tally | None = None) -> Payers:
-    """The credentials that can pay. Raises ConfigError where there are none, and UsageError if the one that is named
+    """The credentials that can pay. Raises ConfigError if there are none, and UsageError if the `named` credential
     cannot."""
     from quota.clients.instrument.payers import Payer, Payers
     from quota.clients.upstream import upstream_of
@@ -142,15 +142,15 @@ def payers_of(session: Session, named: str | None, tally: Tally | None = None) -
     return Payers([payer(credential.name) for credential in able], named)
 
 
-# -- a program that `quota exec --auto` starts -------------------------------------------------------------------------
+# -- a program under `quota exec --auto` -------------------------------------------------------------------------------
 
 
 def instrument_by_environment(given: Mapping[str, str]) -> None:
-    """Instrument a Python that `quota exec --auto` started, as `given` in its environment, with the first library that
-    it imports. Where that cannot be done, it does not go on: what it sends would not be charged."""
+    """Instrument a Python that `quota exec --auto` started, by the variables `given` in its environment, when it
+    imports its first HTTP library. If that fails, end the Python: its requests would not be charged."""
 
     def begin() -> None:
-        for name, text in given.items():  # the program may have made an environment of its own
+        for name, text in given.items():  # the program may have changed its environment
             os.environ.setdefault(name, text)
         try:
             _instrument(None, os.environ.get("QUOTA_AUTO_CREDENTIAL") or None, os.environ.get("QUOTA_JOB", ""))
@@ -180,7 +180,7 @@ def _say_that_a_python_ran(tally: str) -> None:
 
 
 def name_program(command: Sequence[object]) -> None:
-    """Warn of a program that such a Python starts, if nobody charges what it sends."""
+    """Warn of a program that such a Python starts and whose requests nobody charges."""
     from quota.clients.instrument import unseen
 
     unseen.name_program(command)
@@ -194,7 +194,7 @@ def give_up(error: Exception) -> None:
 
 
 def _status_after(error: BaseException) -> int | None:
-    """The exit status of a program that an error about a refusal has ended; None for another error, and for Ctrl-C."""
+    """The exit status of a program that a refusal has ended; None for another error, and for Ctrl-C."""
     from quota.errors import Refused, decision_status
 
     behind = _behind(error) if isinstance(error, Exception) else ()
@@ -202,7 +202,7 @@ def _status_after(error: BaseException) -> int | None:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all that led to it."""
+    """An error, and all errors behind it."""
     seen: dict[int, BaseException] = {}
     left: list[BaseException | None] = [error]
     while left:

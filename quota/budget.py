@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import Allowance, draw, owed_units, settle_draw, stand
+from quota.deciding.allowance import Allowance, draw, owed_units, settle_draws, stand
 from quota.deciding.answers import Answers
 from quota.deciding.corrections import add, correct, insist
 from quota.deciding.outlook import Outlook, counted, look
@@ -155,8 +155,8 @@ class Budget(OfOneProcess):
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
         ms, key, further = parts_of_id(charge_id)
         keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1) if of_all)]
-        drawn = [settle_draw(self._project, name, units if name == key else 0) for name in keys]
-        before = drawn[0] or insist(self._project, lambda: correct(self._project, ms, keys, units))
+        drawn = settle_draws(self._project, {name: units if name == key else 0 for name in keys})
+        before = drawn or insist(self._project, lambda: correct(self._project, ms, keys, units))
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "

@@ -40,7 +40,8 @@ SERVICE = "quota.clients.google.service(budget, key=...)"
 
 
 class _Closing:
-    """One thread at a time closes a session; its signal handler may, too. A forked child lacks the thread that did."""
+    """The lock for closing a session: one thread at a time holds it, also in a signal handler. A forked child starts
+    with a new lock, because the thread that held the old lock is not there."""
 
     def __init__(self) -> None:
         self.start_over_in_child()
@@ -51,10 +52,10 @@ class _Closing:
 
 
 class Session(OfOneProcess):
-    """An open configuration. Close it, or use it in a `with` block. Opening contacts nothing.
+    """An open configuration. Close it, or use it in a `with` block. Opening it contacts nothing.
 
-    Once it is closed, its ledger, its budgets and its services raise UsageError.
-    It is safe to share between threads after the first read of `ledger` or the first budget.
+    After `close`, its ledger, budgets and services raise UsageError. Threads may share it after the first read of
+    `ledger` or the first budget.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
@@ -69,7 +70,7 @@ class Session(OfOneProcess):
         self._has_warned = False
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
-        """What each job leaves to others, by project: whichever credential of it is asked, they share one budget."""
+        """What each job leaves to others, by project, because the credentials of a project share one budget."""
         for job in settings.jobs.values():
             self._leaves.setdefault(settings.credentials[job.credential].project, {})[job.name] = job.leave
 
@@ -103,7 +104,8 @@ class Session(OfOneProcess):
         return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
-        """The credential of this name, or without a name the only one. Raises UsageError when none or several fit."""
+        """The credential with this name; without a name, the only credential. Raises UsageError if none or several
+        fit."""
         credentials = self.settings.credentials
         if name is None:
             if len(credentials) > 1:
@@ -115,8 +117,8 @@ class Session(OfOneProcess):
         return credentials[name]
 
     def budget(self, credential: str | None = None) -> Budget:
-        """The budget of a credential (None: of the only one). Returns the same object each time."""
-        with self._closing.lock:  # of threads that ask at once, one makes it
+        """The budget of a credential (None: the only credential). Returns the same object each time."""
+        with self._closing.lock:  # if several threads call, one makes it
             self._check_open()
             chosen = self.credential(credential)
             if (budget := self._budgets.get(chosen.name)) is not None:
@@ -161,13 +163,13 @@ class Session(OfOneProcess):
         return self._projects[identity]
 
     def _identity(self, credential: CredentialSettings) -> Identity:
-        """Whose units a credential spends, wherever the ledger is."""
+        """The identity of the budget that a credential spends, wherever the ledger is."""
         ledger = self.settings.ledger.identity or self.ledger.label
         return Identity(ledger, credential.project, credential.endpoint or "", credential.book.api)
 
     def _open_journal(self, identity: Identity, longest_ms: int) -> Journal:
-        """What this machine has seen of a project's log. One of a ledger in memory, which has no other users, has no
-        files."""
+        """What this machine has seen of a project's log. The journal of a ledger in memory has no files, because nobody
+        shares that ledger."""
         if self.settings.ledger.file == "":
             return Journal.in_memory(identity, keep_ms=longest_ms)
         journal = Journal(self._state_folder, identity, keep_ms=longest_ms)
@@ -176,19 +178,20 @@ class Session(OfOneProcess):
         return journal
 
     def _warn_of_left_behind(self) -> None:
-        """A project begins on this machine: say so if it may be another name of one that was charged until now."""
+        """Warn if a project that is new on this machine may be an older project under a new name."""
         self._has_warned = True
         for name, until_ms in projects_left(self):
-            why = "it was charged here, and no credential has it any more; one that was renamed begins a new budget: "
+            why = "it was charged here, and no credential has it any more; a renamed project begins a new budget: "
             warn("project_left", f'{why}give it project = "{name}"', project=name, until=rfc3339(until_ms))
 
     def check_key(self, credential: str | None = None) -> None:
-        """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
+        """Raise ConfigError if the configuration names a secret of the credential that cannot be read. Never shows
+        it."""
         if self._key(credential) is None and self.credential(credential).auth_ref != "adc":
             login_of(self.credential(credential))
 
     def _key(self, credential: str | None) -> str | None:
-        """The secret of a credential, registered for redaction; None where the configuration names none."""
+        """The secret of a credential, registered for redaction; None if the configuration names no secret."""
         self._check_open()
         chosen = self.credential(credential)
         if chosen.key_ref is None:
@@ -204,10 +207,10 @@ class Session(OfOneProcess):
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
 
-        It calls with the credential's `key`, or without one as whom its `auth` names.
+        It calls with the credential's `key`, else with the login in `auth`.
 
         `execute()` raises `quota.Refused` on a refusal. `options` go to `quota.clients.google.service`. The service
-        works as long as the session is open.
+        works while the session is open.
         """
         self._check_open()
         from quota.clients.google import service
@@ -234,13 +237,12 @@ class Session(OfOneProcess):
         timeout_s: float | None = None,
         max_body_mb: int | None = None,
     ) -> Any:
-        """A `requests.Session` whose every HTTP attempt to the hosts of the cost book is charged to the credential's
-        budget, as the routes of the book say; with an `endpoint`, to that host instead.
+        """A `requests.Session` that charges every HTTP attempt to the hosts of the cost book to the credential's
+        budget, by the routes of the book. With an `endpoint`, that host replaces the hosts.
 
-        It calls those hosts with the credential's `key`, where the book says, or as whom its `auth` names. No other
-        host sees a secret. A refusal raises `quota.Refused`, and an answer of more than `max_body_mb`
-        `quota.BadAnswer`. `timeout_s` is for requests that name no timeout. The session works as long as this one is
-        open.
+        It calls those hosts with the credential's `key`, in the place that the book names, or with the login in `auth`.
+        No other host sees a secret. A refusal raises `quota.Refused`, an answer above `max_body_mb` raises
+        `quota.BadAnswer`. Requests without a timeout get `timeout_s`. The client works while this session is open.
         """
         self._check_open()
         try:
@@ -266,7 +268,8 @@ class Session(OfOneProcess):
         return made
 
     def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> Any:
-        """The same as a `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and `proxy`."""
+        """Like `requests`, as an `httpx.Client`. `options` are the client's own, except `transport`, `mounts` and
+        `proxy`."""
         self._check_open()
         try:
             import httpx
@@ -285,7 +288,7 @@ class Session(OfOneProcess):
         return made
 
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
-        """Who calls these hosts for a credential: with its key where the book says, or as whom its `auth` names."""
+        """The signer of requests to these hosts: with the credential's key, or with the login in `auth`."""
         from quota.clients.caller import Caller
         from quota.clients.upstream import upstream_of
 
@@ -301,12 +304,11 @@ class Session(OfOneProcess):
         return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
 
     def close(self) -> None:
-        """Close the ledger and the connections, for good. It may be called twice, and by several threads.
+        """Close the ledger and the connections, for good. Several threads may call it, and more than once.
 
-        What this process still has to tell the ledger, of all projects together, it does within a second, mostly at
-        once.
+        First the process writes to the ledger what it still owes, for all projects together within a second.
         """
-        with self._closing.lock:  # another one that closes it meanwhile waits for the end
+        with self._closing.lock:  # a second thread that closes it waits here
             self._closed = True
             while self._services:
                 self._services.pop().close()
@@ -339,11 +341,11 @@ def open_session(
     settings: Mapping[str, Any] | None = None,
     clock: Callable[[], int] | None = None,
 ) -> Session:
-    """Open the configuration in the file `config`, or else the one that the command line would find.
+    """Open the configuration in the file `config`, else the configuration that the command line would find.
 
-    `settings` are the tables of a configuration, in place of a file: nothing is read from one, or from the environment.
-    `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
-    Raises ConfigError for a configuration that cannot be used.
+    `settings` has the tables of a configuration instead; then neither a file nor the environment is read. `clock` (ms
+    since 1970) replaces the clocks of the host and the ledger, for tests and simulation. Raises ConfigError for an
+    unusable configuration.
     """
     if settings is not None and config is not None:
         raise UsageError("give the path of a configuration or settings, not both")
@@ -354,7 +356,7 @@ def open_session(
 
 
 def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
-    """The google-auth credentials that `auth` of a credential names, for these `scopes`; None where it names none."""
+    """The google-auth credentials that `auth` of a credential names, for these `scopes`; None without `auth`."""
     ref = chosen.auth_ref
     if ref is None:
         return None
@@ -367,7 +369,7 @@ def login_of(chosen: CredentialSettings, scopes: Sequence[str] = ()) -> Any:
 
 
 def projects_of(session: Session, credential: str | None = None) -> dict[str, CredentialSettings]:
-    """The first credential of each project, in the configuration's order; with a name, that one's alone."""
+    """The first credential of each project, in the configuration's order; with a name, only that credential."""
     chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
     projects: dict[str, CredentialSettings] = {}
     for each in chosen:
@@ -377,8 +379,8 @@ def projects_of(session: Session, credential: str | None = None) -> dict[str, Cr
 
 def projects_left(session: Session) -> list[tuple[str, int]]:
     """The projects that this configuration charged on this machine and that no credential has any more, each with the
-    time in ms until which that counts. One of them may be another name of one that begins now."""
-    if not session.settings.ledger.identity:  # without a file there is nothing to be renamed
+    time in ms at which its last charge stops counting. A new project may be one of these under a new name."""
+    if not session.settings.ledger.identity:  # without a file no project has been renamed
         return []
     identities = [session._identity(each) for each in session.settings.credentials.values()]
     windows = [
@@ -390,7 +392,7 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
 
 
 def ledger_answers(session: Session) -> bool | None:
-    """Whether the ledger answers. None where nothing was charged yet: a question would make its file."""
+    """Whether the ledger answers. None if nothing was charged yet: a question would create its file."""
     path = session.settings.ledger.file
     if path is not None and not os.path.exists(path):
         return None
@@ -404,8 +406,8 @@ def ledger_answers(session: Session) -> bool | None:
 
 @cache
 def machine_jitter_ms() -> int:
-    """A delay in ms of up to a minute, different between machines but constant on each. The machines that wait for an
-    exhausted bucket therefore do not all return in the same second when it reopens."""
+    """A delay in ms of up to a minute, constant on each machine and different between machines. It spreads the machines
+    that wait for an exhausted bucket, so that they do not all return in the same second."""
     try:
         with open("/etc/machine-id", "rb") as file:
             identity = file.read(64)

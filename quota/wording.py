@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import charge_id
 from quota.common.clock import NEVER, moment
-from quota.common.text import listed, many, spell
+from quota.common.text import many, spell
 from quota.decision import REPAIR, SET_THE_CLOCK
 from quota.terms.limits import SECOND_MS
 

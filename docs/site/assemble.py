@@ -58,14 +58,14 @@ def assemble(folder: Path) -> None:
 
 
 def index(text: str) -> str:
-    """docs/index.md as the page at the top, with a tree of contents from the rows of its tables."""
+    """docs/index.md as the page at the top, with a tree of contents from its lists."""
     text = re.sub(r"\]\((\.\./)?([^)]+)\)", lambda link: f"]({'' if link[1] else 'docs/'}{link[2]})", text)
-    made = "".join(f"| [{page}](reference/{page}.md) | {make.__doc__} |\n" for page, make in MADE.items())
-    before, heading, after = text.partition("## Reference\n\n| page | is about |\n| --- | --- |\n")
+    made = "".join(f"- [{page.capitalize()}](reference/{page}.md): {make.__doc__}\n" for page, make in MADE.items())
+    before, heading, after = text.partition("## Reference\n\n")
     text = before + heading + made + after
     trees = []
     for section in text.split("\n## ")[1:]:
-        pages = re.findall(r"^\| \[[^]]*\]\(([^)]+)\.md\)", section, flags=re.MULTILINE)
+        pages = re.findall(r"^- \[[^]]*\]\(([^)]+)\.md\)", section, flags=re.MULTILINE)
         name = section.partition("\n")[0]
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {name}", "", *pages, "```"]))
     return "\n\n".join([text.rstrip(), *trees]) + "\n"
@@ -93,7 +93,7 @@ def helps(group: click.Group, context: click.Context, prefix: str) -> Iterator[t
 
 
 def settings() -> str:
-    """every setting, from the schema, and the commented configuration that `quota init` writes"""
+    """every setting, from the schema, and the commented configuration that `quota init --full` writes"""
     schema = json.loads((ROOT / "config" / "quota.schema.json").read_text(encoding="utf-8"))
     rows = "".join(f"| `{key}` | {said} |\n" for key, said in keys(schema, ""))
     text = (ROOT / "config" / "quota.toml").read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def main() -> None:
         quota(folder, "run", "trending")
         for region in ("US", "DE", "FR", "GB", "IN"):
             quota(folder, "charge", "search.list", "--job", "backfill", "--region", region)
-        picture_of_plan(quota(folder, "plan", "--start", "2026-11-22"))
+        picture_of_plan(quota(folder, "plan", "--from", "2026-11-22"))
         with served(folder) as address:
             picture_of_page(folder, address)
 
@@ -91,7 +91,7 @@ def served(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "quota", "dashboard", "--port", str(port)]
+    command = [sys.executable, "-m", "quota", "dashboard", "--listen", f"127.0.0.1:{port}"]
     page = subprocess.Popen(command, cwd=folder, env=env(folder), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         for _ in range(600):

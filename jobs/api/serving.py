@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
 import quota
+from quota.cli.options import Listen
 from quota.common.hosts import is_loopback
 from quota.common.text import show
 from quota.errors import UsageError
@@ -33,20 +34,20 @@ POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 def run_api(
     config: str | None,
+    listen_at: Listen,
     *,
-    host: str,
-    port: int,
     names: Sequence[str],
     unlimited: bool,
     say: Callable[[str], object],
 ) -> None:
     """Serve until a signal ends it. `say` prints the line with the address. Raises QuotaError."""
+    host, port = listen_at
     with quota.open(config) as session:  # what is wrong with it is said before anything is served
         settings = session.settings
     rules = rules_of(settings, exempt=NOT_LIMITED)
     if not is_loopback(host) and not unlimited and (path := _not_limited(rules)) is not None:
         raise UsageError(
-            f"--host {show(host)}: others can reach it, and no rule limits {path}: write one as [inbound.NAME] in "
+            f"--listen {listen_at}: others can reach it, and no rule limits {path}: write one as [inbound.NAME] in "
             f"{settings.source}, or say --unlimited"
         )
     hosts = {*map(_host_name, names), *(names_of(host) if is_loopback(host) else ())}

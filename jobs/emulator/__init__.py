@@ -1,12 +1,12 @@
 """The upstream emulator: YouTube Data API v3 on loopback, for `quota demo`, `quota emulate` and tests. Start with
 `Emulator`.
 
-    server.py       Emulator: who calls, and what every call gets; says what is counted
+    server.py       Emulator: identifies callers, counts and answers their calls
     api.py          the methods of the API, over a catalogue
-    catalogue.py    what there is to list: generated, or read from saved pages. Its texts are `words.toml`
-    usage.py        the count: units by project, bucket and day
-    monitoring.py   Cloud Monitoring, which shows that count
-    replies.py      a reply, and the errors as upstream words them: `errors.toml`
+    catalogue.py    the listed resources: generated from `words.toml`, or read from saved pages
+    usage.py        counts units by project, bucket and day
+    monitoring.py   Cloud Monitoring, which shows these counts
+    replies.py      replies, and upstream's errors in its own words: `errors.toml`
     wire.py         HTTP
 """
 

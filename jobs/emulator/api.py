@@ -1,7 +1,7 @@
 """The answers of the emulated API's methods. HTTP and quota are handled elsewhere.
 
 A catalogue answers videos, search, channels, playlistItems, commentThreads, comments, videoCategories
-and i18nRegions. The other methods exist so that their calls can be priced: their lists are empty, their inserts and
+and i18nRegions. The other methods exist so that their calls have a price: their lists are empty, their inserts and
 updates echo the resource, and their other calls succeed without content.
 """
 
@@ -106,14 +106,14 @@ class Call:
     body: Json = field(default_factory=dict)
 
     def ids(self) -> list[str]:
-        """The distinct ids asked for, in order."""
+        """The distinct ids that the call asks for, in order."""
         ids = list(dict.fromkeys(part for part in self.params.get("id", "").split(",") if part))
         if len(ids) > MAX_IDS:
             raise Rejected(replies.error("filter_invalid", parameter="id"))
         return ids
 
     def parts(self, allowed: str) -> set[str]:
-        """The parts asked for, each one of the words in `allowed`."""
+        """The parts that the call asks for, all of them in `allowed`."""
         parts = [part.strip() for part in self.params.get("part", "").split(",") if part.strip()]
         if not parts:
             raise Rejected(replies.error("part_missing"))
@@ -162,7 +162,7 @@ class Api:
         }
 
     def answer(self, call: Call) -> Reply:
-        """The reply to a call. Raises Rejected where upstream would refuse the call."""
+        """The reply to a call. Raises Rejected if upstream would refuse the call."""
         if method := self._methods.get(call.method):
             return method(call)
         kind, _, action = call.method.partition(".")

@@ -1,4 +1,4 @@
-"""The catalogue: videos, channels and comments that the emulator serves, generated ones or recorded ones.
+"""The catalogue: videos, channels and comments that the emulator serves, generated or recorded.
 
 Each generated item is a pure function of its own name (a region and rank, a search and rank, an
 id). Two emulators therefore answer alike on any machine. Nothing uses global randomness.
@@ -54,7 +54,7 @@ def etag(*names: str) -> str:
 
 
 def resource(kind: str, item_id: str) -> Json:
-    """What each item of the API begins with."""
+    """The first fields of each item of the API."""
     return {"kind": f"youtube#{kind}", "etag": etag(kind, item_id), "id": item_id}
 
 
@@ -297,11 +297,11 @@ def uploads_playlist(channel_id: str) -> str:
 # --- comments ----------------------------------------------------------------------------------------
 
 INLINE_REPLIES = 5
-"""A thread has at most this many of its replies with it."""
+"""The most replies that come with their thread."""
 
 
 def threads(video: Json) -> list[Json] | None:
-    """The threads of a video's comments, the newest first; None where they are disabled."""
+    """The threads of a video's comments, the newest first; None if they are disabled."""
     count = video.get("statistics", {}).get("commentCount")
     if count is None:
         return None

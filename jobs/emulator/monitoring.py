@@ -102,7 +102,7 @@ def _time(text: str | None, name: str) -> int:
 
 
 def _usage(project: str, meter: Meter, lag_ms: int, until_ms: int) -> Series:
-    """The minutes of a project, or of all of them, that are old enough to be known. The running one ends at
+    """The minutes of a project, or of all projects, that Cloud Monitoring already knows. The current minute ends at
     `until_ms`."""
     minutes = meter.minutes()
     projects = {minute.project for minute, _ in minutes}

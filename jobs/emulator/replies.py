@@ -1,4 +1,4 @@
-"""The emulated upstream's replies. Its errors are `errors.toml`, each with the body that the real API sends."""
+"""The emulator's replies. `errors.toml` has the errors, each with the body that the real API sends."""
 
 import hashlib
 import tomllib
@@ -32,7 +32,7 @@ class Rejected(Exception):  # noqa: N818 - it names an event, not a fault of the
 
 
 def error(name: str, **values: object) -> Reply:
-    """The error of this name in `errors.toml`, with these values in its texts. A `code` takes the place of its own."""
+    """The error of this name in `errors.toml`, with `values` in its texts. A `code` replaces the error's own."""
     body: Json = _filled(ERRORS[name], values)
     body["code"] = values.get("code", body["code"])
     body["errors"] = [{"message": body["message"], "domain": "global", **entry} for entry in body["errors"]]
@@ -57,8 +57,8 @@ def project_number(project: str) -> int:
     return 10**11 + digest % (9 * 10**11)
 
 
-# bucket -> (metric shown, limit's name, metric's name). `search` is as seen live. `uploads` is from a
-# log that lacked the limit's name. The other two follow by analogy.
+# bucket -> (metric shown, limit's name, metric's name). `search` was seen live. `uploads` is from a log that
+# lacked the limit's name. The other two are by analogy.
 _DAILY_LIMITS = {
     "search": ("Search Queries", "defaultSearchListPerDayPerProject", "search_list"),
     "uploads": ("Video Uploads", "defaultVideoInsertPerDayPerProject", "video_insert"),

@@ -10,19 +10,20 @@ quota therefore does not make a request free. The emulator does not count a requ
 to a connection that had already closed, because nobody read it. A client that charges each attempt may
 therefore book more than the emulator counts, but never less.
 
-Cloud Monitoring's calls are served too, and counted separately, as "free". They spend no units.
+The emulator also serves calls of Cloud Monitoring. It counts them separately, as "free": they spend no units.
 
-A request without a usable key counts as a request, but no project is charged for it. The emulator
-accepts any key, and any token, that does not start with "invalid" or "disabled", each where Google takes
-it: a key in the header X-Goog-Api-Key or as `key` of the query, a token as a bearer or as `access_token`.
-A secret is a key if it starts as Google's do ("AIza"), has a project here, or came as a key before. It also
-accepts writes that carry only a key; upstream requires a token for them. Of an upload it takes the first request
-for all of it, and ignores its content.
+A request without a usable key counts as a request, but is charged to no project. The emulator accepts
+any key and any token that does not start with "invalid" or "disabled", in Google's places: a key in the
+header X-Goog-Api-Key or the query's `key`, a token as a bearer or as `access_token`. A secret is a key if
+it starts with "AIza", has a project here, or came as a key before. The emulator also accepts writes with
+only a key; upstream requires a token for them. It takes an upload's first request for the whole upload,
+and ignores its content.
 """
 
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from email.message import Message
 from pathlib import Path
@@ -51,6 +52,7 @@ class Emulator:
     day in the bucket `units`. `projects` maps keys to projects; any other key is a project of its
     own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. Cloud
     Monitoring, which it serves too (see `quota.jobs.emulator.monitoring`), knows of a call after `lag_ms`.
+    Each answer comes `delay_ms` late. `errors_percent` of the calls get a 503, spread evenly.
     """
 
     _server_class: ClassVar[type[Server]] = Server
@@ -65,6 +67,8 @@ class Emulator:
         projects: Mapping[str, str] | None = None,
         clock: Callable[[], int] = host_clock,
         lag_ms: int = 0,
+        delay_ms: int = 0,
+        errors_percent: int = 0,
     ) -> None:
         if allocation not in ("pool", "buckets"):
             raise ValueError(f"allocation must be 'pool' or 'buckets', not {allocation!r}")
@@ -72,6 +76,10 @@ class Emulator:
             raise ValueError(f"quota must be 0 or more, not {quota}")
         if lag_ms < 0:
             raise ValueError(f"lag_ms must be 0 or more, not {lag_ms}")
+        if delay_ms < 0:
+            raise ValueError(f"delay_ms must be 0 or more, not {delay_ms}")
+        if not 0 <= errors_percent <= 100:
+            raise ValueError(f"errors_percent must be from 0 to 100, not {errors_percent}")
         self._projects = dict(projects or {})
         self._keys = set(self._projects)
         self._tokens: set[str] = set()
@@ -79,6 +87,9 @@ class Emulator:
         self._lock = threading.RLock()  # of the meter
         self._meter = Meter(allocation, quota, clock)
         self._lag_ms = lag_ms
+        self._delay_ms = delay_ms
+        self._errors_percent = errors_percent
+        self._calls = 0
         self._thread: threading.Thread | None = None
         self._serving = False
         self._server = self._server_class(port, self._serve)
@@ -94,7 +105,9 @@ class Emulator:
     def announcement(self) -> str:
         """One line that says where the emulator listens and what it grants."""
         units = many(self._meter.quota_units["units"], "unit")
-        return f"YouTube Data API v3 emulator: {self.address} ({self._meter.allocation}, {units} a day)"
+        late = f", each answer {self._delay_ms:,} ms late" if self._delay_ms else ""
+        errors = f", {self._errors_percent}% errors" if self._errors_percent else ""
+        return f"YouTube Data API v3 emulator: {self.address} ({self._meter.allocation}, {units} a day{late}{errors})"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)
@@ -123,7 +136,7 @@ class Emulator:
             self._thread.join()
         self._server.close()
 
-    # --- what reached it -----------------------------------------------------------------------------
+    # --- counts --------------------------------------------------------------------------------------
 
     def usage(self) -> Json:
         """The requests counted since the start or the last reset, as GET /emulator/usage returns them.
@@ -135,7 +148,7 @@ class Emulator:
             return self._meter.usage()
 
     def reset(self) -> None:
-        """Start a fresh day: nothing counted."""
+        """Reset all counts, as on a new day."""
         with self._lock:
             self._meter.reset()
 
@@ -156,7 +169,7 @@ class Emulator:
         return self._answer(request, method, charge)
 
     def _serve_monitoring(self, request: Request, project: str) -> Reply:
-        """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
+        """Answer Cloud Monitoring's timeSeries.list from the emulator's own count."""
         token = _token(request.params, request.headers)
         if not token or not self._is_token(token):
             return replies.error("401 authError")
@@ -166,8 +179,8 @@ class Emulator:
             return time_series(request, project, self._meter, self._lag_ms)
 
     def _arrive(self, request: Request) -> tuple[str, Charge | Reply]:
-        """Count and charge a call before anything else: its method, and what it was charged, or upstream's answer
-        where nobody could be."""
+        """Count and charge a call before anything else. Returns its method, and its charge, or upstream's answer if
+        there is nobody to charge."""
         method = method_of(request.verb, request.path) or UNKNOWN
         caller = self._identify(request.params, request.headers)
         with self._lock:
@@ -184,7 +197,7 @@ class Emulator:
         secret = key or token
         if not secret:
             return replies.error("unregistered_caller")
-        # Anybody who reads the usage sees the project's name, but nobody sees the key.
+        # Everybody who reads the usage sees the project's name, but never the key.
         digest = hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()
         project = self._projects.get(secret) or f"key-{digest}"
         if secret.startswith("disabled"):
@@ -208,7 +221,10 @@ class Emulator:
             return True
 
     def _answer(self, request: Request, method: str, charge: Charge | Reply) -> Reply:
-        """The answer to a call that was counted. Raises Rejected."""
+        """The answer to a counted call. Raises Rejected."""
+        time.sleep(self._delay_ms / 1_000)
+        if self._fails():
+            return replies.error("backend_error")
         if request.malformed:
             return replies.bad_request("Bad Request")
         if isinstance(charge, Reply):
@@ -220,6 +236,12 @@ class Emulator:
         if method == UNKNOWN:
             return replies.error("method_not_found")
         return self._perform(request, method)
+
+    def _fails(self) -> bool:
+        """Whether this call gets an error."""
+        with self._lock:
+            before, self._calls = self._calls, self._calls + 1
+        return (before + 1) * self._errors_percent // 100 > before * self._errors_percent // 100
 
     def _perform(self, request: Request, method: str) -> Reply:
         body = {} if request.verb == "GET" or is_upload(request.path) else json_object(request.body)

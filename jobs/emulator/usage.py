@@ -52,7 +52,7 @@ def price(method: str, allocation: Allocation) -> tuple[str, int]:
 
 
 class Charge(NamedTuple):
-    """One call as upstream booked it. `refused` means that the day's quota of `bucket` did not cover it."""
+    """One call as upstream booked it. `refused`: the day's quota of `bucket` did not cover it."""
 
     project: str
     bucket: str
@@ -105,7 +105,7 @@ class Meter:
         self._minutes: Counter[Minute] = Counter()
 
     def count(self, method: str) -> None:
-        """Count one API call, whoever sent it and whatever its outcome."""
+        """Count one API call of any caller, with any outcome."""
         self._total.requests += 1
         self._by_method[method] += 1
 
@@ -114,8 +114,8 @@ class Meter:
         self._free[kind] += 1
 
     def charge(self, project: str, method: str) -> Charge:
-        """Book one call. A refused call counts in `units`, because its sender spent them, but it does
-        not use up the day's quota: that may still cover cheaper calls."""
+        """Book one call. A refused call counts in `units`, because its sender spent them, but it uses none of
+        the day's quota, which may still cover cheaper calls."""
         bucket, units = price(method, self.allocation)
         today = self._today(project, bucket)
         refused = today.used_units + units > self.quota_units[bucket]
@@ -131,7 +131,7 @@ class Meter:
         return Charge(project, bucket, units, refused)
 
     def _note(self, project: str, method: str, bucket: str, units: int) -> None:
-        """Keep what the day's quota covered, by the minute, for as long as anybody compares it."""
+        """Keep the units that the day's quota covered, by the minute, for KEPT_MS."""
         minute_ms = self.now_ms() // MINUTE_MS * MINUTE_MS
         oldest = next(iter(self._minutes), None)
         if oldest is not None and oldest.start_ms < minute_ms - KEPT_MS:

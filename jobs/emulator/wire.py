@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
                 pass
 
     def _refuse(self, reply: Reply) -> None:
-        """Answer a request that was not read to its end. The connection cannot be used after that."""
+        """Answer a request that was not read to its end, and close the connection."""
         self.close_connection = True
         self.send_reply(reply)
         self.hang_up()

@@ -1,1 +1,2 @@
-"""When each tick of each job starts (`ticks`), and the process that starts them (`scheduler`)."""
+"""When each tick of each job starts (`ticks`), the process that starts them (`scheduler`), and
+their lines for cron (`crontab`)."""

@@ -6,24 +6,23 @@
 APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.schedule.ticks`) is due. Each
 tick then passes these stages:
 
-    queue           the ticks of one job run one after the other; of each stream only the newest waits in the queue
-    late            a tick that waited longer than the job's misfire_grace is skipped
-    hold            the run's regions must be free or its own store's, and the tick not yet run (`quota.jobs.places`)
-    refusal         if the budget would refuse the first call, the tick does not start; the log says when it could
-    run             as `quota run` does
+    queue           runs the ticks of a job one after the other; keeps only the newest waiting tick of each stream
+    late            skips a tick that waited longer than the job's misfire_grace
+    hold            claims the regions for this store, and the tick, if nobody has run it (`quota.jobs.places`)
+    refusal         does not start a tick whose first call the budget would refuse; the log says when it could start
+    run             runs the job as `quota run` does
 
-Every tick asks the budget, and nothing is remembered: one peek takes less than a millisecond, and the next tick
-notices that a budget was raised, refunded or reopened.
+Each tick asks the budget and remembers nothing: one peek takes less than a millisecond, and the next tick notices that
+somebody raised, refunded or reopened a budget.
 
-If the ledger cannot answer, the tick runs. Without a ledger only the local allowance admits anything: it limits what
-two machines can spend on the same tick, and it exists so that work continues.
+If the ledger does not answer, the tick runs. Without a ledger only the local allowance admits calls, and it limits what
+two machines can spend on the same tick.
 
-Where the clock is set back by more than SET_BACK_MS, every stream begins anew at the new time, as at a start: the timer
-would otherwise wait until the wrong time comes again. Ticks that were run before are claimed, and not run twice.
+If somebody sets the clock back by more than SET_BACK_MS, each stream begins anew at the new time, as at a start: the
+timer would otherwise wait until the wrong time comes again. No tick runs twice: the earlier run has claimed it.
 
-A scheduler that starts catches up on the newest tick of each stream that is within its misfire_grace and that nobody
-has run to its end: one that was stopped in the middle goes on. A restart at the wrong moment does not cost a daily job
-its day.
+A scheduler that starts runs the newest tick of each stream that is within its misfire_grace, unless somebody has
+completed it. So a restart at the wrong moment does not cost a daily job its day.
 """
 
 from __future__ import annotations
@@ -76,13 +75,13 @@ SET_BACK_MS = MINUTE_MS
 """If a clock is set back by less, the schedule waits for it: what is due until then has run."""
 
 ASK_AGAIN_S = 1.0
-"""How often a tick asks whether a run of its store on another machine has ended."""
+"""How often a tick asks whether another machine has ended its run for the same store."""
 
 MAX_MISSED = 100_000
-"""How many ticks are counted that a machine slept through: a clock that was years behind may be set right."""
+"""The most missed ticks that the schedule counts: somebody may correct a clock that was years behind."""
 
 REMEMBER_SLACK_MS = HOUR_MS
-"""A tick is remembered this much longer than its grace: machines' clocks may differ, and a tick may wait for a run."""
+"""The ledger remembers a tick this much longer than its grace: clocks may differ, and a tick may wait for a run."""
 
 log = logging.getLogger("quota.schedule")
 
@@ -128,7 +127,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
 
 
 def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
-    """Start them now: a job whose first tick finds no free thread would never run. Raises QuotaError."""
+    """Start all threads now: a job whose first tick finds no free thread would never run. Raises QuotaError."""
     together = threading.Barrier(workers)
     try:
         for future in [pool.submit(together.wait) for _ in range(workers)]:
@@ -157,8 +156,8 @@ def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:
 
 
 def _finish(queues: Sequence[_JobQueue], status: int) -> None:
-    """Wait for the pages in flight, then end the process with `status` if one still has not arrived. It loses no more
-    than those pages, because everything is stored in transactions."""
+    """Wait for the pages in flight. If a page does not arrive in time, end the process with `status`: only that page is
+    lost, because the store works in transactions."""
     until_s = time.monotonic() + interruption.STOP_WITHIN_S + REPORT_WITHIN_S
     while time.monotonic() < until_s:
         if not any(queue.running for queue in queues):
@@ -180,7 +179,7 @@ def _finish(queues: Sequence[_JobQueue], status: int) -> None:
 
 
 class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
-    """A stream's ticks as APScheduler asks for them. Ticks that are too late to run are skipped."""
+    """A stream's ticks as APScheduler asks for them, without those that are too late to run."""
 
     def __init__(self, stream: Stream, grace_ms: int) -> None:
         self._stream = stream
@@ -194,9 +193,8 @@ class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
 
 
 class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
-    """Hands due ticks to their queues, each with the time it was due, which APScheduler's own executors do not tell.
-    A queue runs one of its ticks at a time. Of a stream's ticks that are due at once, because the machine slept, it
-    gets the newest."""
+    """Hands due ticks to the queues of their jobs, each with its due time: APScheduler's own executors drop it. If
+    several ticks of a stream are due at once, because the machine slept, the queue gets the newest."""
 
     def __init__(self, queues: dict[str, _JobQueue]) -> None:
         super().__init__()
@@ -204,13 +202,13 @@ class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no typ
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """What was due before now was not missed."""
+        """Count no tick as missed that was due before now."""
         self._since_ms = host_clock()
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         stream: Stream = job.args[0]
         queue, last = self._queues[stream.job], Tick(_ms(run_times[-1]), stream.job, stream.regions)
-        # Of ticks that are older than their grace APScheduler knows the first only.
+        # APScheduler knows only the first of the ticks that are older than their grace.
         until_ms = max(last.at_ms + 1, host_clock() - queue.job.misfire_grace_ms)
         due = list(islice(stream.ticks(_ms(run_times[0]), until_ms), MAX_MISSED))
         newest = max(last, *due)

@@ -6,8 +6,8 @@
     ticks     their ticks between two times, in order
 
 A tick starts at the time of its schedule, plus `stagger` times the position of its region, plus its jitter. The jitter
-is computed from the tick's own name and time, not drawn at random. So every machine computes the same, they can agree
-who runs the tick, and a plan predicts it to the millisecond.
+depends on the tick's name and time alone. So all machines compute the same start, agree on which of them runs the tick,
+and a plan predicts it to the millisecond.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tick(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A sequence of ticks, of which one runs at a time. Each starts `offset_ms` later than its schedule."""
+    """A sequence of ticks. One tick runs at a time, and each starts `offset_ms` later than its schedule."""
 
     job: str
     regions: tuple[str, ...]
@@ -65,8 +65,8 @@ class Stream(NamedTuple):
         raise AssertionError("the configuration has a schedule that never fires")
 
     def _jitter(self, base_ms: int, following_ms: int) -> int:
-        """Less than the time until the next fire, so that no tick overtakes another: where the clock goes forward that
-        may be an hour shorter than the schedule says."""
+        """Less than the time until the next fire, so that no tick overtakes another. If the clock goes forward, that
+        time may be an hour shorter than the schedule says."""
         most_ms = min(self.jitter_ms, following_ms - base_ms - 1)
         return crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode()) % (most_ms + 1)
 

@@ -1,12 +1,12 @@
-"""The local store of what was fetched, and of where each region goes on: one SQLite file, see `schema.sql`.
+"""The local store of fetched data and of each region's place: one SQLite file, see `schema.sql`.
 
-store          the store, as runs use it
-reader         the store, as the API reads it
-file           the file: where it is, and what its errors say
-checkpoints    where a job stands in its regions, and whose turn it is
-rows           upstream's resources as rows; `tables` those of a job's own
+store          the store for runs
+reader         the store for the API, read-only
+file           the file: its path and its errors
+checkpoints    where a job stands in its regions, and which region is next
+rows           upstream's resources as rows; `tables`: rows of a job's own tables
 runs           what runs did, and what their pages brought
-fulltext       text as the search takes it, and `search` itself
-export         what the store has, out of it again
-expired        what it deletes
+fulltext       text for the full-text search; `search`: the search itself
+export         writes tables as CSV or JSON
+expired        deletes old data
 """

@@ -20,10 +20,10 @@ from quota.jobs.store.file import MAX_COUNT, is_time
 from quota.terms.limits import HOUR_MS
 
 AHEAD_MS = HOUR_MS
-"""What is dated so far ahead of now, a clock that was wrong has dated."""
+"""A wrong clock has dated whatever is this far ahead of now."""
 
 PENDING = "UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?"
-"""The round under way, or the next one, covers the region."""
+"""The current round, or the next one, covers the region."""
 
 RESTART = (
     "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
@@ -35,8 +35,8 @@ RESTART = (
 class Checkpoint(NamedTuple):
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
-    `work` is the job's project, fetch function and options (`quota.jobs.places.work_of`): jobs of one name that do
-    different work have checkpoints of their own.
+    `work` is the job's project, fetch function and options (`quota.jobs.places.work_of`): if they change, the job gets
+    new checkpoints.
     """
 
     job: str
@@ -53,12 +53,12 @@ class Checkpoint(NamedTuple):
 
     @property
     def begun(self) -> bool:
-        """Whether anything of this pass is stored."""
+        """Whether the store has anything of this pass."""
         return self.started_at_ms is not None
 
 
 class RegionState(Protocol):
-    """Where one region stands, as far as the order depends on it. A Checkpoint is one."""
+    """The part of a Checkpoint that decides the order of regions."""
 
     @property
     def pending(self) -> bool: ...
@@ -77,10 +77,10 @@ S = TypeVar("S", bound=RegionState)
 
 
 def by_rotation(states: Iterable[S]) -> list[S]:
-    """Those that are pending, in the order in which a run covers their regions.
+    """The pending states, in the order in which a run covers their regions.
 
-    Regions with a cursor come first, because their pass is older than any other. Then come those whose last pass ended
-    longest ago. Otherwise the given order stays.
+    Regions with a cursor come first, because their pass is older than any other. Then come the regions whose last pass
+    ended longest ago. Otherwise the given order stays.
     """
     return sorted(
         (state for state in states if state.pending),
@@ -89,7 +89,7 @@ def by_rotation(states: Iterable[S]) -> list[S]:
 
 
 def ended_at(state: RegionState) -> int:
-    """When the last pass over the region ended, well or not; 0 if none has."""
+    """When the last pass over the region ended, complete or failed; 0 if none has."""
     return max(state.completed_at_ms or 0, state.failed_at_ms or 0)
 
 
@@ -103,7 +103,7 @@ def read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) ->
 def _checkpoint(
     job: str, region: str, work: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
 ) -> Checkpoint | None:
-    """The checkpoint in a row of `checkpoints`; None if the row holds values that no store writes."""
+    """The checkpoint in a row of `checkpoints`; None if the row has values that no store writes."""
     try:
         decoded = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
     except (TypeError, ValueError, RecursionError):
@@ -123,13 +123,13 @@ def _checkpoint(
 
 
 def place_of(checkpoint: Checkpoint, cursors: Sequence[bytes]) -> str:
-    """A checkpoint as text, with digests of the last cursors of its pass, for a ledger that keeps it."""
+    """A checkpoint as text for the ledger, with digests of the last cursors of its pass."""
     place = {name: getattr(checkpoint, name) for name in _PLACE}
     return json.dumps({**place, "cursors": [digest.hex() for digest in cursors]})
 
 
 def read_place(text: str, job: str, region: str, work: str) -> tuple[Checkpoint, tuple[bytes, ...]] | None:
-    """The checkpoint in a text, and the digests; None for what `place_of` never makes."""
+    """The checkpoint in a text, and the digests; None if `place_of` did not make the text."""
     try:
         data = json.loads(text)
         cursors = tuple(bytes.fromhex(digest) for digest in data["cursors"])
@@ -158,7 +158,7 @@ def is_empty(checkpoint: Checkpoint) -> bool:
 
 
 def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """What a page is added to."""
+    """The state to which a page is added."""
     return (
         checkpoint.pending,
         json.dumps(checkpoint.cursor),
@@ -170,8 +170,8 @@ def stand_of(checkpoint: Checkpoint) -> tuple[object, ...]:
 
 
 def is_stale(due_ms: int | None, now_ms: int, stale_ms: int | None) -> bool:
-    """Whether a region that is due since then is stale. One dated ahead is: nobody knows how old its pass is. None is,
-    where the owner does not want to know it, or it is not known since when."""
+    """Whether a region that is due since `due_ms` is stale. A region dated ahead is stale: nobody knows how old its
+    pass is. No region is stale if its time is unknown, or if the configuration has no `stale`."""
     if due_ms is None or stale_ms is None:
         return False
     return now_ms - due_ms > stale_ms or due_ms > now_ms + AHEAD_MS

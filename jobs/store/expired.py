@@ -1,4 +1,4 @@
-"""Deletes what a store has had for longer than it keeps things, by a time that it believes (`believed_ms`)."""
+"""Deletes data that is older than the retention, by a time that the store believes (`believed_ms`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from quota.jobs.store.file import is_time
 from quota.terms.limits import DAY_MS
 
 MAX_AHEAD_MS = 2 * DAY_MS
-"""How far apart runs may be. A time beyond that is believed once runs have had it for DOUBTED_MS."""
+"""The longest time between two runs that the store believes at once. It believes a longer one after DOUBTED_MS."""
 
 DOUBTED_MS = DAY_MS
 
 DELETE_PER_TRANSACTION = 1_000
 MAX_DELETED = 20_000
-"""Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
+"""The most rows of a table that one `delete_expired` deletes: several times what a run of 50 regions adds."""
 
 
 def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
-    """The time by which a run may delete what is old: now, unless that is days after the last run and runs have not
-    had such a time for a day. Either the machine was off, or its clock is wrong; then it is the time of that run."""
+    """The time by which a run may delete old data: now, or the time of the last run if now is days after it. Either the
+    machine was off, or its clock is wrong. When runs have had such a time for a day, the store believes it."""
     row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
     time_ms, doubted_ms = (int(ms) if is_time(ms) else None for ms in row)
     since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
@@ -37,7 +37,7 @@ def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
 
 
 def delete_expired(file: SqliteFile, cutoff_ms: int) -> int:
-    """As `Store.delete_expired`, what is older than `cutoff_ms`."""
+    """Delete data older than `cutoff_ms`, as in `Store.delete_expired`."""
     deleted = 0
     for sql in _DELETE_OLD:
         delete = partial(_delete_some, sql, cutoff_ms)
@@ -87,4 +87,4 @@ _DELETE_GIVEN_UP = (
     " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
     " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
 )
-"""Those of work that no job does any longer."""
+"""Deletes checkpoints of work that no job does any longer."""

@@ -1,11 +1,11 @@
-"""The file of a store: where it is, how it is known, and what its errors say.
+"""The file of a store: its path, its marks, and its errors.
 
 StoreError      one line: what is wrong with the file and what to do
-path_of         where the file is
-is_made         whether it is there
-store_file      the file itself
-wording         what its errors say
-is_time         whether a value that was read is a time
+path_of         the path of the file
+is_made         whether the file exists
+store_file      opens the file
+wording         the texts of its errors
+is_time         whether a value from the file is a time
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
 PAGE_BYTES = 4096
-"""SQLite's own: a video is as long as many charges."""
+"""SQLite's default: a video is as long as many charges."""
 
 MAX_COUNT = 2**53
-"""A file that has more in a column was damaged."""
+"""A file with a larger count is damaged."""
 
 NO_SPACE = "no space is left for it: free some, then run again"
 
@@ -34,14 +34,14 @@ class StoreError(quota.QuotaError):
 
 
 def wording(path: str, waited_s: float = DEADLINE_S) -> Wording:
-    """What the errors of a store say."""
+    """The texts of a store's errors."""
     then, remedy = "the next runs fetch the data again", "move it away, or give [store] url another file"
     words = file_wording(path, "store", version=SCHEMA_VERSION, lost_then=then, remedy=remedy, waited_s=waited_s)
     return words._replace(disk_full=f"store {path}: {NO_SPACE}; nothing half-written was kept")
 
 
 def store_file(path: str, waited_s: float, *, read_only: bool = False) -> SqliteFile:
-    """The file of a store, which waits so long for other programs. Others than this user may read it."""
+    """The file of a store. It waits `waited_s` for other programs. Other users may read it."""
     return SqliteFile(
         path,
         schema=("quota.jobs.store", "schema.sql"),
@@ -67,11 +67,11 @@ def path_of(url: str) -> str:
 
 
 def is_made(url: str) -> bool:
-    """Whether there is a store. To open an empty file would make it one. Raises OSError."""
+    """Whether there is a store; an empty file is none. Raises OSError."""
     path = path_of(url)
     return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 def is_time(value: object) -> bool:
-    """Whether it is a time in ms, up to the year 9999."""
+    """Whether a value is a time in ms, up to the year 9999."""
     return isinstance(value, int) and 0 <= value < 253_402_300_800_000

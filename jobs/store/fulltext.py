@@ -1,17 +1,17 @@
 """Normalises text for the full-text search: indexed text and queries take the same form.
 
-    indexed(text)      the text with its words separated, for the index
-    query(words)       the index query for the words that a user typed
-    length_of_last     how long the last word of a text is for the index
+    indexed(text)      the text with separated words, for the index
+    query(words)       the index query for words that a user typed
+    length_of_last     the length of the last word of a text in the index
 
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
-This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
-東京 finds 東京タワー. Forms that Unicode calls compatible are treated as the same: full width and half width,
-ligatures, a letter with its accent in one code point or in two. So are a letter and what people type for it: Strasse
-and Straße, Lodz and Łódź, елка and ёлка.
+This module makes each of their characters a word, and searches for several as a phrase: a search for 東京 finds
+東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
+accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
+елка and ёлка.
 
-The index knows letters and digits only. So each symbol, and each word that ends in + or #, stands once more behind the
-text, spelled with private letters: 🔥 and C++ are words, and `win🔥goal` is still the words win and goal in a row.
+The index knows letters and digits only. So this module repeats each symbol, and each word that ends in + or #, after
+the text, in private letters: 🔥 and C++ are words, and `win🔥goal` still has the words win and goal in a row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_WORD = 64
 
 MAX_WORDS = 32
 MAX_CHARACTERS = 500
-"""The maximum in one search. A longer phrase costs more: 400 took 5 s over a store that repeats its characters."""
+"""The maximum in one search. Longer phrases are slow: 400 took 5 s on a store that repeats its characters."""
 
 _UNSPACED = (
     "["
@@ -45,7 +45,7 @@ _UNSPACED = (
     "\U0001aff0-\U0001b16f\U00020000-\U0003ffff"  # more Kana and Han
     "]+"
 )
-"""Matches text in a script that does not mark where a word ends."""
+"""Matches text in a script that does not mark the ends of words."""
 
 _ACCENTS = (
     "["
@@ -59,17 +59,17 @@ _ACCENTS = (
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
 _NOT_LATIN = "[\u0370-\u1dff\u1f00-\u1fff]+"
-"""Text in scripts whose accents the index does not know."""
+"""Matches text in scripts whose accents the index does not know."""
 
 _NEW_CASES = "[\u13f8-\u13fd\u1c80-\u1cbf\uab70-\uabbf\U000104b0-\U0001e943]+"
-"""Letters whose capitals the index does not know."""
+"""Matches letters whose capitals the index does not know."""
 
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
     | dict(zip("øØǿǾłŁđĐħĦŧŦðÐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDinN\u0433Г#", strict=True))
     | dict(zip("\u0671\u0649\u06cc\u06a9\u0629", "\u0627\u064a\u064a\u0643\u0647", strict=True))  # Arabic, Persian
 )
-"""What people type for letters that Unicode does not take apart."""
+"""What people type for letters that Unicode does not decompose."""
 
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
@@ -77,11 +77,11 @@ _ALONE = r"(?<!\S)[$+#<=>^~]{1,3}(?!\S)"  # a longer row is a ruler
 _AT_A_WORD = r"(?:\+{1,3}|#)(?![^\W\d_]|[+#])"  # C++, F#, C++17; no part of an address
 
 _SYMBOLS = r"[^\w\s\x00-\x7f]+"
-"""Matches symbols and punctuation, and marks too. SQLite takes those for letters that are newer than its Unicode 6."""
+"""Matches symbols, punctuation and marks. SQLite takes symbols that are newer than its Unicode 6 for letters."""
 
 
 def indexed(text: str) -> str:
-    """The text with its words separated. The index itself folds case and the accents of composed Latin letters."""
+    """The text with separated words. The index itself folds case and the accents of composed Latin letters."""
     text = _typed(text[:MAX_INDEXED])
     return " ".join([_words(text), *_signs(text)])
 
@@ -94,7 +94,7 @@ def _words(text: str) -> str:
 
 
 def _signs(text: str) -> list[str]:
-    """The words of `text` that have symbols, as the index knows them. Of a row of the same symbol one counts."""
+    """The words of `text` that have symbols, in private letters. A row of the same symbol counts once."""
     signs = ["".join(map(_letter, alone)) for alone in re.findall(_ALONE, text)]
     for sign in re.finditer(_AT_A_WORD, text):
         if word := re.search(r"[^\W_]+\Z", text[max(0, sign.start() - MAX_WORD) : sign.start()]):
@@ -106,7 +106,7 @@ def _signs(text: str) -> list[str]:
 
 
 def _is_symbol(character: str) -> bool:
-    """Also one that is newer than Python, and none of the colours that a hand may have."""
+    """Whether a character is a symbol. Symbols newer than Python count; skin colours do not."""
     category = unicodedata.category(character)
     return category in ("Sm", "Sc", "So") or (category == "Cn" and character < "\U00020000")
 
@@ -116,7 +116,8 @@ def _letter(symbol: str) -> str:
 
 
 def _kept(character: str) -> str:
-    """The index knows the symbols of Unicode 3.2, and most of 6. A mark belongs to its word."""
+    """The character, or a space for a symbol that the index may not know. It knows Unicode 3.2. Marks belong to
+    words."""
     is_old = unicodedata.ucd_3_2_0.category(character) != "Cn"
     return character if is_old or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co") else " "
 
@@ -136,8 +137,8 @@ def query(words: str) -> str:
 
 
 def length_of_last(text: str) -> int:
-    """How many characters the last word in `text` has for the index, which sees no punctuation and no accents: of what
-    begins like that, `text*` finds the words. Of text in a script without spaces all of it counts."""
+    """The number of characters of the last word in `text` as the index has it: without punctuation and accents. `text*`
+    finds words that begin with them. In a script without spaces, the whole text counts."""
     seen = _typed(text)
     words = "".join(character if unicodedata.category(character)[0] in "LMN" else " " for character in seen).split()
     if not words:
@@ -147,7 +148,7 @@ def length_of_last(text: str) -> int:
 
 
 def _phrase(term: str) -> str:
-    """A term with letters means its words in a row, and those in + and #; any other its symbols, if it has some."""
+    """The query for a term: its words in a row and its words in + and #, or its symbols if it has no letters."""
     start = _typed(term.rstrip("*"))
     signs = _signs(start)
     if signs and not re.search(r"[^\W_]", start):
@@ -157,7 +158,7 @@ def _phrase(term: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """The text in the letters that people type: without accents, except those that the index folds itself."""
+    """The text in the letters that people type, without the accents that the index does not fold itself."""
     if text.isascii():
         return text
     text = re.sub(_NOT_LATIN, lambda run: _without_accents(run[0]), _compatible(text).translate(_TYPED))
@@ -165,7 +166,7 @@ def _typed(text: str) -> str:
 
 
 def _without_accents(text: str) -> str:
-    """A breve makes й and ў, which are letters of their own."""
+    """The text without accents, but with й and ў: they have a breve and are letters of their own."""
     apart = unicodedata.normalize("NFD", text)
     return unicodedata.normalize("NFC", re.sub(rf"(?<![иИуУ])\u0306|(?!\u0306){_ACCENTS}", "", apart))
 

@@ -1,12 +1,12 @@
-"""The store as an API reads it: read-only, each answer from one snapshot of the file.
+"""The store for an API: read-only, each answer from one snapshot of the file.
 
     Reader      one connection
     Chart       part of a region's newest complete ranking
-    Hits        part of what a search found
+    Hits        part of the results of a search
     Pass        when a region of a job was last complete
 
-A ranking is complete when its pass has ended: until then the one before it is the newest. Its version names it, and
-what was found names the state of the store that it was found in, so that a page is never continued in another one.
+A ranking is complete when its pass has ended; until then, the ranking before it is the newest. Its `version` names the
+ranking, and the `version` of Hits the state of the store, so that a client never continues a page in another state.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
 
 BUSY_TIMEOUT_S = 0.2
-"""Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""
+"""In WAL mode, writers never block a reader; only a program with an exclusive lock does."""
 
 MAX_HITS = 500
-"""The most videos that a search ranks. Ranking all of 100,000 that have a word takes 100 ms, and even the first of them
-2 ms, because the relevance of a word depends on how many have it. Such frequent words say little, so then the views
-decide."""
+"""The most videos that a search ranks by relevance. To rank 100,000 videos takes 100 ms, because the relevance of a
+word depends on how many videos have it. A word that frequent says little, so then the views decide."""
 
 
 MAX_RANK = 2**31
-"""The highest rank that is believed. No page of any upstream has as many rows; a damaged file may."""
+"""The highest valid rank. No upstream has as many rows; a damaged file may."""
 
 
 class Chart(NamedTuple):
-    """Ranks of one ranking. `rows` have the rank and the columns of VIDEO, those that the store lacks as None.
+    """Ranks of one ranking. `rows` have the rank and a VideoRow, with None for a video that the store lacks.
 
-    `completed_ms` is when the job's pass ended last. `more`: there are ranks behind these.
+    `completed_ms` is the end of the job's last pass. `more`: the ranking has further ranks.
     """
 
     version: str
@@ -55,8 +54,8 @@ class Chart(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """Videos that were found, the best first. `total` counts at most MAX_HITS. `changed_ms` is when the store last got
-    a video."""
+    """The videos that a search found, the best first. `total` counts at most MAX_HITS. `changed_ms` is when the store
+    last got a video."""
 
     version: str
     changed_ms: int
@@ -65,7 +64,7 @@ class Hits(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A region of a job. `completed_ms` is None as long as no pass has been complete."""
+    """A region of a job. `completed_ms` is None until a pass is complete."""
 
     job: str
     region: str
@@ -77,11 +76,11 @@ VideoRow = namedtuple(
     "video_id title description channel_id channel_title category_id published_at tags default_language audio_language"
     " live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed",
 )
-"""Columns of the table `videos`. A damaged file may have values of any type in them."""
+"""Columns of the table `videos`. In a damaged file, a value may have any type."""
 
 
 class ChannelRow(NamedTuple):
-    """Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
+    """Columns of the table `channels`. A channel known only from its videos has just id, title and `refreshed_ms`."""
 
     channel_id: Any
     title: Any
@@ -104,7 +103,7 @@ _WANTED = (
     " FROM json_each(:ids) AS wanted JOIN videos v ON v.id = wanted.value ORDER BY wanted.key"
 )
 _BEHIND = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT 1 OFFSET :most"
-"""The newest video that is not ranked any more, of those that have the words."""
+"""The newest matching video that the search does not rank any more."""
 _BY_VIEWS = (
     "SELECT v.id FROM videos_text JOIN videos v ON v.id = videos_text.rowid"
     " WHERE videos_text MATCH :query AND videos_text.rowid > :behind ORDER BY v.view_count DESC, v.video_id"
@@ -117,9 +116,9 @@ _VIEWS_OF = "SELECT view_count, video_id FROM videos WHERE id = ?"
 
 
 class Reader:
-    """A store at this URL, for one thread. Nothing is opened before the first question.
+    """A store at this URL, for one thread. The first method call opens the file.
 
-    Every method raises StoreError when the file is missing, locked, or cannot be read.
+    Every method raises StoreError if the file is missing, locked or unreadable.
     """
 
     def __init__(self, url: str) -> None:
@@ -131,7 +130,7 @@ class Reader:
     def chart(self, region: str, jobs: Sequence[str], after: int, count: int) -> Chart | None:
         """At most `count` ranks after the rank `after`; None if no ranking of the region is complete.
 
-        Of several jobs that rank the region the first of `jobs` counts that has a complete ranking, then any other.
+        If several jobs rank the region, the first of `jobs` with a complete ranking counts, then any other job.
         """
 
         def work(db: sqlite3.Connection) -> Chart | None:
@@ -145,14 +144,13 @@ class Reader:
         return self._file.transact(work, write=False)
 
     def ranks(self, region: str) -> bool:
-        """Whether there is anything of this region, complete or not."""
+        """Whether the store has any ranking of this region, complete or not."""
         sql = "SELECT 1 FROM rankings WHERE region = ? LIMIT 1"
         return self._file.transact(lambda db: db.execute(sql, (region,)).fetchone(), write=False) is not None
 
     def search(self, words: str, skip: int, count: int) -> Hits:
-        """At most `count` of the videos that have all these words, after the first `skip`; in the order of
-        `Store.search`. If more than MAX_HITS have them, those that the store got last, the most viewed first. Raises
-        UsageError."""
+        """At most `count` of the videos that have all these words, after the first `skip`, in the order of
+        `Store.search`. If more than MAX_HITS match: the latest of them, the most viewed first. Raises UsageError."""
         phrases = query(as_text(words))
 
         def work(db: sqlite3.Connection) -> Hits:
@@ -172,13 +170,13 @@ class Reader:
         return self._file.transact(work, write=False)
 
     def video(self, video_id: str) -> tuple[VideoRow, Any] | None:
-        """A video, and when it was fetched last, in ms; None if it is not there."""
+        """A video, and the time of its last fetch in ms; None if the store has no such video."""
         sql = f"SELECT {_VIDEO}, v.refreshed_ms FROM videos v WHERE video_id = ?"  # noqa: S608  # constants
         row = self._file.transact(lambda db: db.execute(sql, (video_id,)).fetchone(), write=False)
         return (VideoRow(*row[:-1]), row[-1]) if row else None
 
     def channel(self, channel_id: str) -> ChannelRow | None:
-        """A channel, as upstream sent it, or what its newest video says of it; None if neither is there."""
+        """A channel as upstream sent it, or as its newest video names it; None if the store has neither."""
 
         def work(db: sqlite3.Connection) -> ChannelRow | None:
             sql = f"SELECT {_CHANNEL} FROM channels WHERE channel_id = ?"  # noqa: S608  # constants
@@ -200,7 +198,7 @@ class Reader:
         return [Pass(str(job), str(region), ms if is_time(ms) else None) for job, region, ms in rows]
 
     def first_runs(self) -> dict[str, int]:
-        """When each job first ran; nothing of those that run on another machine."""
+        """When each job first ran, without jobs that run on another machine."""
         sql = "SELECT job, min(first_ms) FROM runs WHERE runs_on IS NULL GROUP BY job"
         rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
         return {str(job): ms for job, ms in rows if is_time(ms)}
@@ -209,7 +207,7 @@ class Reader:
 def _chart(
     db: sqlite3.Connection, job: str, region: str, after: int, count: int, taken_ms: int, completed_ms: int
 ) -> Chart | None:
-    """Part of a whole ranking; None if it has expired."""
+    """Part of a complete ranking; None if it has expired."""
     of_ranking = "job = :job AND region = :region AND taken_at_ms = :taken_ms"
     values = {"job": job, "region": region, "taken_ms": taken_ms, "after": after, "count": count + 1}
     (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {of_ranking}", values).fetchone()  # noqa: S608  # constants
@@ -227,8 +225,8 @@ def _chart(
 
 
 def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], first: int, last: int) -> list[int]:
-    """The ids, the best score first. Of equal scores, the most viewed comes first: only those between `first` and
-    `last` are put in order, because looking up a video takes longer than finding it."""
+    """The ids, the best score first. Among equal scores the most viewed comes first, but only from `first` to `last`:
+    reading a video takes longer than finding it."""
     ordered: list[int] = []
     for _, group in groupby(scored, itemgetter(0)):
         ids = [row_id for _, row_id in group]
@@ -241,7 +239,7 @@ def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], f
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, str]:
-    """When the store last got a video, and a name of the state that its videos are in."""
+    """When the store last got a video, and a name for the state of its videos."""
     newest_ms, oldest_ms, last, count = db.execute(
         "SELECT (SELECT max(refreshed_ms) FROM videos), (SELECT min(refreshed_ms) FROM videos),"
         " (SELECT max(id) FROM videos), (SELECT count(*) FROM videos)"

@@ -1,13 +1,13 @@
-"""Upstream's resources as rows of the store: what it sent under each name, or null where it is not what it should be.
+"""Upstream's resources as rows of the store: the value under each name, or null if the value is invalid.
 
     video_row, channel_row          one resource as a row
     upsert                          put a row into its table
-    save_video                      put a video into its table, or note that it was listed or asked for
+    save_video                      put a video into its table, or note that a list had it or a call asked for it
     part                            an object inside a resource
     as_text, text_or_none           text that SQLite can hold
     count_or_none                   a count
 
-Nothing here raises for what upstream sent, apart from a resource without an id.
+No value from upstream raises an error here, except a resource without an id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quota.jobs.store.fulltext import indexed
 
 
 def upsert(db: sqlite3.Connection, table: str, row: Mapping[str, object]) -> None:
-    """Insert a row, whose first column is its key, or refresh the one that is there."""
+    """Insert a row, or refresh the row with the same key. The first column is the key."""
     key, *others = row
     fresh = ", ".join(f"{column} = excluded.{column}" for column in others if column != "first_seen_ms")
     db.execute(
@@ -36,8 +36,8 @@ def save_video(
 ) -> dict[str, object] | None:
     """Store a video of a page. Returns its row; None if the video tells nothing new.
 
-    One that is read `again` is not listed, and if it has expired meanwhile it stays away. A known video of which the
-    page has no more than the id is described as before.
+    A video that is read `again` does not count as listed, and stays away if it has expired meanwhile. If the page has
+    only the id of a stored video, its details stay.
     """
     times = "asked_ms = :now_ms" if again else "asked_ms = :now_ms, listed_ms = :now_ms"
     values = {"video_id": as_text(video["id"]), "now_ms": now_ms}
@@ -112,7 +112,7 @@ def part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def as_text(text: str) -> str:
-    """The text itself, with U+FFFD for half a surrogate pair, which no encoding can hold."""
+    """The text, with U+FFFD for half a surrogate pair, which no encoding allows."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def text_or_none(value: object) -> str | None:
 
 
 def _words(text: str | None) -> str | None:
-    """The text as the index reads it; None where that is the text itself."""
+    """The text for the index; None if it equals the text itself."""
     if text is None:
         return None
     words = indexed(text)

@@ -1,11 +1,11 @@
-"""What runs of this machine did.
+"""The past runs of this machine.
 
     RunHistory     the runs: when each began and ended, how, and what refused it
-    note_page      what each page of a job brought: new entries, and, by `note_units`, the units that it cost
+    note_page      notes what each page of a job brought; `note_units` notes the units that it cost
     read_bought    the sums by job and page number
 
-Runs are kept for 35 days, or the newest 50,000 of them. A row is written when a run begins and completed when it ends.
-So a run that was killed is seen too: it has no end.
+The store keeps runs for 35 days, at most the newest 50,000. A run writes its row when it begins, and completes it when
+it ends. So a killed run has a row too, without an end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from quota.terms.limits import DAY_MS
 KEPT_MS = 35 * DAY_MS
 
 MAX_KEPT = 50_000
-"""A run that is refused takes 1.4 kB. A job that starts each second begins three million in 35 days."""
+"""A refused run takes 1.4 kB. A job that starts each second begins three million runs in 35 days."""
 
 MAX_REFUSAL_CHARACTERS = 4_000
 MAX_WHY_CHARACTERS = 1_000
 MAX_ERRORS_CHARACTERS = 20_000
-"""The most characters that the errors of a run's regions have together, but each may have 100."""
+"""The most characters of all errors of a run's regions together; each may have at least 100."""
 
 MAX_ROWS = 10_000
 
@@ -43,10 +43,17 @@ _COLUMNS = (
 )
 
 
+_FIELDS = "run project job outcome why refused_by retry_at units attempts exit_status began_at ended_at"
+RUN_FIELDS = (*_FIELDS.split(), "regions", "refusal")
+
+
 def run_json(run: Run) -> dict[str, object]:
     """A run as `quota runs --json` prints it: its regions without cursors."""
-    names = "run project job outcome why refused_by retry_at units attempts exit_status began_at ended_at"
-    return {**members(run, names), "regions": [_region_json(region) for region in run.regions], "refusal": run.refusal}
+    return {
+        **members(run, _FIELDS),
+        "regions": [_region_json(region) for region in run.regions],
+        "refusal": run.refusal,
+    }
 
 
 def _region_json(region: RegionOfRun) -> dict[str, object]:
@@ -61,7 +68,7 @@ class RunHistory:
         self._clock = clock
 
     def begin(self, run: str, project: str, job: str) -> int:
-        """Note that a run begins, and forget those before KEPT_MS and MAX_KEPT. Returns the row's id, for `end`."""
+        """Note that a run begins, and delete runs beyond KEPT_MS and MAX_KEPT. Returns the row's id, for `end`."""
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> int:
@@ -112,7 +119,7 @@ class RunHistory:
         return [run for run in map(_read, rows) if run is not None]
 
     def last_ended(self, job: str) -> Run | None:
-        """The newest run of a job that has ended: one that is under way, or never got its turn, does not say how."""
+        """The newest run of a job that has ended, without runs that never got their turn."""
         sql = (
             f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND ended_at_ms IS NOT NULL"  # noqa: S608  # a constant
             " AND outcome <> 'overlap' ORDER BY id DESC LIMIT 1"
@@ -122,7 +129,7 @@ class RunHistory:
 
 
 def _refusal_text(refusal: Mapping[str, Any]) -> str:
-    """A decision as JSON: if need be without the limits that did not refuse."""
+    """A decision as JSON. A long one has only the limit that refused."""
     text = json.dumps(refusal)
     if len(text) > MAX_REFUSAL_CHARACTERS:
         limits = [limit for limit in refusal["limits"] if limit["name"] == refusal["refused_by"]]
@@ -132,7 +139,7 @@ def _refusal_text(refusal: Mapping[str, Any]) -> str:
 
 
 def _read(row: Sequence[Any]) -> Run | None:
-    """A row as it was written; None for one that was not written so."""
+    """The run in a row; None if the row has values that no store writes."""
     key, *fields, regions, refusal = row
     run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_ms, ended_ms = fields
     if not all(isinstance(text, str) for text in (run, project, job, outcome, why, refused_by or "")):
@@ -149,7 +156,7 @@ def _read(row: Sequence[Any]) -> Run | None:
 
 
 def _region(kept: Mapping[str, Any]) -> RegionOfRun:
-    """A region as it was written. Raises TypeError or ValueError for one that was not written so."""
+    """The region in a row. Raises TypeError or ValueError for values that no store writes."""
     region = RegionOfRun(**kept)
     texts, counts = (region.region, region.outcome, region.error or ""), (region.pages, region.items, region.units)
     if not all(isinstance(text, str) for text in texts) or not all(map(_is_whole, counts)):
@@ -164,7 +171,7 @@ def _is_whole(value: object) -> bool:
 # -- what pages brought: rows of the table `bought` -------------------------------------------------------------------
 
 MAX_PAGE = 100
-"""Pages behind this one are counted as this one."""
+"""Later pages count as this page."""
 
 _ADD = (
     "INSERT INTO bought (day_ms, job, page, pages, items, new, units) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -174,8 +181,8 @@ _ADD = (
 
 
 def entries(db: sqlite3.Connection) -> int:
-    """A number that grows by one with each new entry, in one transaction: row ids rise, and a refreshed row keeps its
-    own."""
+    """A number that grows by one with each new entry of a transaction: row ids rise, and a refreshed row keeps its
+    id."""
     count = "(SELECT ifnull(max(rowid), 0) FROM {})"
     tables = " + ".join(count.format(table) for table in ("videos", "channels", "rows"))
     (number,) = db.execute(f"SELECT {tables}").fetchone()

@@ -1,10 +1,10 @@
--- The local store: what the jobs fetched, and a checkpoint for each region. One SQLite file (WAL).
+-- The local store: fetched data, and a checkpoint for each region. One SQLite file (WAL).
 -- Times ending in _ms are milliseconds since 1970; other times are upstream's own text.
--- All of this is the provider's data, and the retention limits how long it is kept: every table has the time by which
--- its rows expire.
+-- The data is the provider's, and `retention` limits how long the store keeps it: every table has the time by which its
+-- rows expire.
 
--- One row per video: what upstream said at refreshed_ms. A column is null if that answer left it out, even if an
--- earlier answer had it: an owner may hide the likes, and an old count must not pass for a new one.
+-- One row per video: upstream's answer at refreshed_ms. A column is null if that answer left it out, even if an earlier
+-- answer had it: an owner may hide the likes, and an old count must not look new.
 CREATE TABLE videos (
     id               INTEGER PRIMARY KEY,     -- the full-text index refers to this
     video_id         TEXT    NOT NULL UNIQUE, -- upstream's own
@@ -32,8 +32,8 @@ CREATE TABLE videos (
     tags_words        TEXT,
     first_seen_ms    INTEGER NOT NULL,
     refreshed_ms     INTEGER NOT NULL,
-    listed_ms        INTEGER,                 -- when a chart, a search or another list last had it. To read it again
-                                              -- does not keep it: it expires by the older of these two
+    listed_ms        INTEGER,                 -- when a chart, a search or another list last had it. A video expires
+                                              -- by the older of refreshed_ms and listed_ms
     asked_ms         INTEGER                  -- when upstream was last asked for it, whether it answered or not
 );
 CREATE INDEX videos_by_age ON videos (refreshed_ms);
@@ -87,7 +87,7 @@ CREATE TABLE rows (
 );
 CREATE INDEX rows_by_age ON rows (refreshed_ms);
 
--- What changes over time, of videos and of tables that keep a history: a reading that differs from the one before.
+-- Values that change over time, of videos and of tables with a history: each reading that differs from the last.
 CREATE TABLE history (
     name        TEXT    NOT NULL,             -- videos, or the name of a table of rows
     key         TEXT    NOT NULL,             -- the video_id, or the row's key
@@ -97,27 +97,27 @@ CREATE TABLE history (
 ) WITHOUT ROWID;
 CREATE INDEX history_by_age ON history (taken_at_ms);
 
--- What the pages of each job brought, by their number in a pass, day by day in UTC.
+-- What the pages of each job brought, by page number and UTC day.
 CREATE TABLE bought (
     day_ms INTEGER NOT NULL,
     job    TEXT    NOT NULL,
-    page   INTEGER NOT NULL,                  -- 1 is the first; 100 also stands for all behind it
+    page   INTEGER NOT NULL,                  -- 1 is the first; 100 also counts all later pages
     pages  INTEGER NOT NULL,
     items  INTEGER NOT NULL,
-    new    INTEGER NOT NULL,                  -- those of the items that the store did not have
-    units  INTEGER NOT NULL,                  -- of all attempts at them, as soon as their run has ended
+    new    INTEGER NOT NULL,                  -- the items that the store did not have
+    units  INTEGER NOT NULL,                  -- of all attempts, written when their run ends
     PRIMARY KEY (day_ms, job, page)
 ) WITHOUT ROWID;
 
--- The store's own id: by it the ledger knows whose the regions of a job are. A copy of the file has the same id.
+-- The store's own id: the ledger notes it as the owner of a job's regions. A copy of the file has the same id.
 CREATE TABLE store (
     id         TEXT    NOT NULL,
-    time_ms    INTEGER,                       -- of the last run whose time was believed: what is old is old by it
-    doubted_ms INTEGER                        -- since when runs have a time that lies days after that; null: none has
+    time_ms    INTEGER,                       -- of the last run whose clock was believed: data expires by this time
+    doubted_ms INTEGER                        -- since when runs have had a time days after time_ms; null: never
 );
 INSERT INTO store (id) VALUES (lower(hex(randomblob(16))));
 
--- The runs of each job here, and where the job ran instead when this machine last asked.
+-- The runs of each job here, and the other machine that ran the job when this machine last asked.
 CREATE TABLE runs (
     job         TEXT    NOT NULL,
     work        TEXT    NOT NULL,               -- as in checkpoints
@@ -166,8 +166,8 @@ CREATE TABLE checkpoints (
     PRIMARY KEY (job, work, region)
 ) WITHOUT ROWID;
 
--- The ranking of the pass that ended last, for each job and region: it is whole. Others may have a later taken_at_ms: one
--- that is under way, one that was given up, or one that a clock dated ahead.
+-- The newest complete ranking of each job and region. An incomplete ranking, or a ranking that a wrong clock dated ahead,
+-- may have a later taken_at_ms.
 CREATE TABLE charts (
     job             TEXT    NOT NULL,
     region          TEXT    NOT NULL,
@@ -182,7 +182,7 @@ WHEN old.pending AND NOT new.pending AND EXISTS ( -- another machine may have be
     INSERT OR REPLACE INTO charts VALUES (new.job, new.region, new.started_at_ms, new.completed_at_ms);
 END;
 
--- The cursors that the current pass has had, as digests: an upstream that repeats a cursor is going round in circles.
+-- Digests of the current pass's cursors: if upstream repeats a cursor, its pages form a circle.
 CREATE TABLE cursors (
     job    TEXT NOT NULL,
     work   TEXT NOT NULL,

@@ -1,7 +1,7 @@
 """The search over the videos of a store.
 
-search          the videos that have some words
-SearchResult    one of them
+search          finds the videos that have some words
+SearchResult    one result
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quota.jobs.store.file import MAX_COUNT, is_time
 from quota.jobs.store.rows import count_or_none, text_or_none
 
 MAX_RANKED = 50_000
-"""The most videos that a search ranks: with a word in all of 645,000, ranking every one took 1.6 s."""
+"""The most videos that a search ranks: to rank 645,000 took 1.6 s."""
 
 
 class Ranking(NamedTuple):
@@ -28,7 +28,7 @@ class Ranking(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """One search result and its rankings. Texts and counts are None where upstream left them out."""
+    """One search result and its rankings. Texts and counts are None if upstream left them out."""
 
     video_id: str
     title: str | None
@@ -45,7 +45,7 @@ class SearchResult(NamedTuple):
 def search(
     db: sqlite3.Connection, phrases: str, region: str | None, limit: int, since_ms: int, now_ms: int
 ) -> list[SearchResult]:
-    """As `Store.search`, for a query of `quota.jobs.store.fulltext`."""
+    """Like `Store.search`, for a query of `quota.jobs.store.fulltext`."""
     values = {"query": phrases, "region": region, "since_ms": since_ms, "most": MAX_RANKED, "limit": limit}
     return [
         SearchResult(
@@ -60,8 +60,8 @@ def search(
     ]
 
 
-# The weights: a word in the title counts for more than one in the description. Only videos that are as good as the last
-# one shown are looked up: a long description makes that slower than the ranking.
+# The weights: a word in the title counts for more than a word in the description. The query reads only the videos that
+# it may show: with long descriptions, reading is slower than ranking.
 _SEARCH = """
 WITH ranked AS (
     SELECT videos_text.rowid AS id, bm25(videos_text, 10, 1, 4, 4) AS score FROM videos_text
@@ -80,7 +80,8 @@ ORDER BY score, v.view_count DESC, v.video_id LIMIT :limit
 
 
 def _rankings(db: sqlite3.Connection, video_id: str, region: str | None, now_ms: int) -> tuple[Ranking, ...]:
-    """The newest of each job and region. One that a wrong clock dated ahead counts only where there is no other."""
+    """The newest ranking of each job and region. A ranking that a wrong clock dated ahead counts only if it is
+    alone."""
     rows = db.execute(
         # With max(), SQLite takes the other columns from the row that has the maximum.
         "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"

@@ -1,7 +1,7 @@
-"""The local store: what the jobs fetched, a checkpoint for each region, and the search. `schema.sql` has its tables.
+"""The local store: fetched data, a checkpoint for each region, and the search. `schema.sql` has its tables.
 
     Elsewhere       a job that another machine runs
-    Store           the file
+    Store           the store
 
 One transaction writes a page's items and the checkpoint after it. A process killed at any moment leaves neither a page
 without its checkpoint nor a checkpoint without its page.
@@ -69,18 +69,18 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 5_000
 PAGE_BUSY_TIMEOUT_S = 30.0
-"""A page waits longer for a program that holds the store locked: it is paid for."""
+"""A page waits longer while another program locks the store, because it has cost units."""
 
 MIN_FREE_BYTES = 4_000_000
-"""A full page needs less than this on its way through the write-ahead log into the file."""
+"""More than a full page needs, in the write-ahead log and in the file."""
 
 MAX_IDS_READ = 50
 
 
 class Elsewhere(NamedTuple):
-    """A job that another machine ran when this one last asked, at `asked_ms`: on `runs_on`, which the ledger had last
-    heard of at `heard_ms`. Another machine takes over if nothing more is heard of it until `until_ms`. `fetched_ms` is
-    when this store last got something of the job; None if it has nothing."""
+    """A job that ran on another machine, `runs_on`, when this machine last asked, at `asked_ms`. The ledger had last
+    heard of that machine at `heard_ms`. If it stays silent, another machine takes over at `until_ms`. `fetched_ms` is
+    when this store last got data of the job; None if it has none."""
 
     job: str
     runs_on: str
@@ -96,9 +96,9 @@ class Elsewhere(NamedTuple):
 class Store:
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
 
-    `delete_expired` deletes what was not refreshed for `retention_ms`. With `create` False, a missing file is an
-    error. `clock` (ms since 1970) replaces the host's, for tests. Every method raises StoreError when the file
-    cannot be read or written.
+    `delete_expired` deletes data that no run refreshed for `retention_ms`. With `create` False, a missing file is an
+    error. Tests replace the host's `clock` (ms since 1970). Every method raises StoreError if it cannot read or write
+    the file.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Store:
 
     @classmethod
     def existing(cls, settings: StoreSettings) -> Store:
-        """The store of a configuration, to look at. Raises StoreError where there is none yet."""
+        """The existing store of a configuration. Raises StoreError if there is none yet."""
         return cls(settings.url, retention_ms=settings.retention_ms, create=False)
 
     def close(self) -> None:
@@ -134,13 +134,13 @@ class Store:
         self.close()
 
     def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """All of `work` or nothing of it."""
+        """Do all of `work` in one transaction, or nothing."""
         return self._file.transact(work, write=True)
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return self._file.transact(work, write=False)
 
-    # -- whose the regions are -----------------------------------------------------------------------------------------
+    # -- the owner of regions ----------------------------------------------------------------------------------------
 
     def id(self) -> str:
         """The store's id, kept in its file."""
@@ -152,13 +152,13 @@ class Store:
         return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
 
     def take_id(self, store_id: str) -> None:
-        """Take this id, which the store had that was in this place before."""
+        """Take the id of the store that was in this place before."""
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
-        """Note that the job runs, here or elsewhere. Returns how far its runs are apart, in ms; None if unknown.
+        """Note that the job runs, here or elsewhere. Returns the time between its runs in ms; None if unknown.
 
-        It is the longer of the last two times between runs: a run by hand between two others makes one of them short.
+        This is the longer of the last two times between runs: a run by hand makes one of them short.
         """
         now_ms = self._clock()
 
@@ -178,8 +178,8 @@ class Store:
         return self._write(write)
 
     def due_since(self, checkpoint: Checkpoint) -> int | None:
-        """When the region's last complete pass ended; if none has, when the job first ran. None: it never has, or on
-        another machine."""
+        """When the region's last complete pass ended; if there is none, when the job first ran. None if the job never
+        ran, or only on another machine."""
         sql = "SELECT first_ms, runs_on FROM runs WHERE job = ? AND work = ?"
         row = self._read(lambda db: db.execute(sql, (checkpoint.job, checkpoint.work)).fetchone())
         if checkpoint.completed_at_ms is not None or row is None or (row[1] and is_empty(checkpoint)):
@@ -187,12 +187,12 @@ class Store:
         return int(row[0]) if is_time(row[0]) else None
 
     def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int = 0, until_ms: int = 0) -> None:
-        """Note where the job runs instead; None: here."""
+        """Note the machine that runs the job instead; None: this machine."""
         sql = "UPDATE runs SET runs_on = ?, heard_ms = ?, until_ms = ? WHERE job = ? AND work = ?"
         self._write(lambda db: db.execute(sql, (runs_on, heard_ms, until_ms, job, work)))
 
     def elsewhere(self) -> list[Elsewhere]:
-        """The jobs that ran on other machines when this one last asked, by name."""
+        """The jobs that ran on other machines when this machine last asked, by name."""
         sql = (
             "SELECT job, runs_on, heard_ms, until_ms, started_ms,"
             " (SELECT max(max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0))) FROM checkpoints c"
@@ -208,14 +208,14 @@ class Store:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def start_round(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
-        """The regions that a run covers, in order: those still pending, or all of them in a new round.
+        """The regions that a run covers, in order: the pending regions, or all of them in a new round.
 
         `by_rotation` decides the order. `work` as in a Checkpoint.
         """
 
         def work_on(db: sqlite3.Connection) -> list[Checkpoint]:
             checkpoints = {region: read_checkpoint(db, job, region, work) for region in regions}
-            # A damaged row reads as an empty checkpoint. It is deleted, or the next page would add to its numbers.
+            # A damaged row reads as an empty checkpoint. Delete it, or the next page would add to its numbers.
             afresh = [key_of(checkpoint) for checkpoint in checkpoints.values() if is_empty(checkpoint)]
             db.executemany("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", afresh)
             if not any(checkpoint.pending for checkpoint in checkpoints.values()):
@@ -232,16 +232,16 @@ class Store:
         return self._write(work_on)
 
     def checkpoint(self, job: str, region: str, work: str = "") -> Checkpoint:
-        """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
+        """Where the job stands in the region. A new region, or a damaged row, has an empty checkpoint."""
         return self._read(lambda db: read_checkpoint(db, job, region, work))
 
     def checkpoints(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
-        """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
+        """Where the job stands in each of its regions, in their order. A job without regions has one checkpoint."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions or ("",)])
 
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
-        """Go on from these checkpoints, in place of its own; each with digests of the cursors that its pass has had. Of
-        a pass that another machine went on with, the rankings here are deleted: they would have a hole."""
+        """Replace the store's checkpoints by these, each with digests of the cursors of its pass. If another machine
+        went on with a pass, its rankings here are deleted: they would have a hole."""
 
         def work(db: sqlite3.Connection) -> None:
             for checkpoint, cursors in places:
@@ -267,12 +267,12 @@ class Store:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
     def check_space(self) -> None:
-        """Raise StoreError if the disk cannot hold another page: the page would be paid for and lost."""
+        """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
         try:
             disk = os.statvfs(Path(self.path).parent)
         except OSError:
-            return  # storing the page will say more
-        has_size = disk.f_blocks > 0  # some network file systems do not know theirs
+            return  # the error of save_page will say more
+        has_size = disk.f_blocks > 0  # some network file systems do not know their size
         if has_size and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
             raise StoreError(f"store {self.path}: {NO_SPACE}; nothing was fetched")
 
@@ -281,7 +281,7 @@ class Store:
     ) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
-        `rows` are the page's own, as `quota.jobs.store.tables.rows_of` has checked them.
+        `rows` are the page's rows, checked by `quota.jobs.store.tables.rows_of`.
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass. Raises StoreError if the
         store no longer has this checkpoint: somebody deleted the file, put another in its place, or changed it.
         """
@@ -337,12 +337,12 @@ class Store:
         return self._changed(checkpoint, work, PAGE_BUSY_TIMEOUT_S)
 
     def note_units(self, job: str, units: Mapping[int, int]) -> None:
-        """Note what the attempts of a run at its pages have cost, by the page's number in its pass."""
+        """Note the units of a run's attempts, by the page's number in its pass."""
         if units:
             self._write(lambda db: note_units(db, job, units, self._clock()))
 
     def bought(self, since_ms: int = 0) -> list[Bought]:
-        """What the pages of each job have brought since the day of `since_ms`, by job and page number."""
+        """What the pages of each job brought since the day of `since_ms`, by job and page number."""
         return self._read(lambda db: read_bought(db, since_ms))
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
@@ -352,7 +352,7 @@ class Store:
         return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
 
     def reset(self, checkpoint: Checkpoint) -> None:
-        """Make the region's next page its first, in the round that is under way or in the next one."""
+        """Reset the region to its first page, in the current round or in the next one."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(RESTART, key_of(checkpoint))
@@ -386,11 +386,11 @@ class Store:
         return self._changed(checkpoint, work)
 
     def turn_back(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Have the round under way cover the region after all, behind those that did not fail."""
+        """Make the current round cover the region after all, behind the regions that did not fail."""
         return self._changed(checkpoint, lambda db: db.execute(PENDING, key_of(checkpoint)))
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Begin a pass again from its first page, and delete the rankings it has stored so far."""
+        """Start a pass again from its first page, and delete the rankings that it has stored."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(_UNRANK, (checkpoint.job, checkpoint.region, checkpoint.started_at_ms))
@@ -401,12 +401,12 @@ class Store:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The time by which the store dates what it gets."""
+        """The time with which the store dates new data."""
         return self._clock()
 
     def select(self, sql: str, **values: object) -> list[Any]:
-        """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for a query that
-        SQLite cannot read, also one of the index behind a MATCH, and for a number that it cannot hold."""
+        """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for an invalid
+        query, also after MATCH, and for a number that SQLite cannot hold."""
         for name, value in values.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{name} = {show(value)} has more than 64 bits")
@@ -432,17 +432,17 @@ class Store:
         """Videos that have all these words in title, description, channel or tags, best match first.
 
         Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
-        Of equally good matches the most viewed comes first. If more than MAX_RANKED match, only those that the store
-        got last are ranked. With `region`, only videos that were ranked there, and with `since_ms` only those that were
-        fetched, and ranked there, since then. Raises UsageError for no words or too many.
+        Among equally good matches the most viewed comes first. If more than MAX_RANKED match, only the latest of them
+        are ranked. `region` selects videos with a rank there, and `since_ms` videos fetched, and ranked there, since
+        then. Raises UsageError for no words or too many.
         """
         phrases, wanted, now_ms = query(as_text(words)), text_or_none(region), self._clock()
         return self._read(lambda db: search(db, phrases, wanted, limit, since_ms, now_ms))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
-        """Ids of the channels in the region's newest ranking of each job: those after `after`, in order.
+        """Ids of the channels in the region's newest ranking of each job, from the first id after `after` on, in order.
 
-        One that is under way, or was given up, counts only as long as none is complete.
+        An incomplete ranking counts only while the job has no complete one.
         """
         sql = """
             WITH jobs AS (SELECT DISTINCT job FROM checkpoints WHERE region = :region),
@@ -469,17 +469,18 @@ class Store:
         return self._read(work)
 
     def write_views(self) -> None:
-        """Make a view of each table of rows anew, with a column for each of its fields."""
+        """Remake a view of each table of rows, with a column for each of its fields."""
         self._write(write_views)
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def delete_expired(self) -> int:
-        """Delete what was not refreshed within the retention, and videos that no list had. Returns how many rows.
+        """Delete data that no run refreshed within the retention, and videos that no list had. Returns the number of
+        rows.
 
         It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
-        retention starts over: its first pages are gone. A time that is days after the last run's is not believed at
-        once (`believed_ms`): what a clock that is wrong would delete is paid for.
+        retention starts over: its first pages are gone. The store does not believe at once a time that is days after
+        the last run (`believed_ms`): a wrong clock must not delete data that has cost units.
         """
         now_ms = self._clock()
         cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms

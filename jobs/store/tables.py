@@ -1,12 +1,12 @@
-"""Rows of a table that a job names itself: what a fetch function returns beside videos and channels, as JSON.
+"""Rows of a job's own tables: what a fetch function returns beside videos and channels, as JSON.
 
 Row             one checked row
-TableOfRows     a table, for those who ask what there is
-rows_of         the rows of a page, all of them usable
-save_rows       refresh them in the store
-keep_reading    keep what changes over time
-columns_of      what its fields are called beside our columns
-write_views     a view of each table with a column for each field
+TableOfRows     a table and its numbers
+rows_of         the rows of a page, all valid
+save_rows       inserts or refreshes rows in the store
+keep_reading    keeps values that change over time
+columns_of      the column names of a table's fields
+write_views     makes a view of each table with a column for each field
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ MAX_ROW_BYTES = 1_000_000
 """The largest row, as JSON."""
 
 MAX_FIELDS = 1_000
-"""The most fields of a row, those inside other fields not counted."""
+"""The most fields of a row, not counting fields inside other fields."""
 
 MAX_KEY_CHARACTERS = 1_000
 MAX_COLUMNS = 200
-"""The most columns of a view. Fields that more rows have come first."""
+"""The most columns of a view. The most frequent fields come first."""
 
 OURS = ("key", "job", "region", "first_seen_ms", "refreshed_ms", "first_seen_at", "refreshed_at")
-"""Names that only our columns have, in a view or in an export."""
+"""Names that are reserved for our columns in views and exports."""
 
 VIDEO_HISTORY = ("view_count", "like_count", "comment_count", "title")
-"""What is kept of a video when one of it differs from the last reading."""
+"""The fields in the history of a video. A new reading has a change in one of them."""
 
 
 class TableOfRows(NamedTuple):
-    """A table of rows that a job has named: how many there are, when the oldest and the newest were refreshed, and the
-    fields that they have."""
+    """A job's own table: the number of rows, when the oldest and the newest row were refreshed, and the fields of
+    rows."""
 
     name: str
     rows: int
@@ -52,7 +52,7 @@ class TableOfRows(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row: its table, its key as text, and the object as JSON. `reading` is what its history keeps; "" for none."""
+    """One row: its table, its key as text, and the object as JSON. `reading` goes into the history; "" for none."""
 
     table: str
     key: str
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 def rows_of(job: str, tables: Mapping[str, TableSettings], rows: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """The rows of a page. Raises BadAnswer, which names job, table and row, if one of them cannot be stored."""
+    """The rows of a page. Raises BadAnswer, which names job, table and row, if the store cannot take a row."""
     checked: list[Row] = []
     for table, objects in rows.items():
         settings = tables.get(table, TableSettings())
@@ -107,7 +107,7 @@ def _key_part(row: Mapping[str, Any], field: str) -> str:
 
 
 def _check_numbers(value: object) -> None:
-    """SQLite reads a whole number of more than 64 bits as another number."""
+    """Raises ValueError for a whole number of more than 64 bits: SQLite would read another number."""
     if isinstance(value, dict):
         for inside in value.values():
             _check_numbers(inside)
@@ -144,7 +144,7 @@ def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now
 
 
 def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
-    """The names of the fields that rows of a table have, those that most rows have first."""
+    """The names of the fields in a table's rows, the most frequent first."""
     sql = (
         "SELECT j.key FROM rows, json_each(rows.data) j WHERE rows.name = ? GROUP BY j.key"
         " ORDER BY count(*) DESC, min(rows.id), min(j.id) LIMIT ?"
@@ -153,18 +153,18 @@ def fields_of(db: sqlite3.Connection, table: str, most: int) -> list[str]:
 
 
 def tables_of(db: sqlite3.Connection) -> Iterator[tuple[str, int, int, int]]:
-    """Each table of rows: its name, how many rows it has, and when the oldest and the newest were refreshed."""
+    """Each table: its name, the number of rows, and when the oldest and the newest row were refreshed."""
     sql = "SELECT name, count(*), min(refreshed_ms), max(refreshed_ms) FROM rows GROUP BY name ORDER BY name"
     yield from db.execute(sql)
 
 
 def columns_of(db: sqlite3.Connection, table: str, most: int) -> dict[str, str]:
-    """What the fields of a table are called where they stand beside our columns, in a view and in an export."""
+    """The column name of each field of a table, in a view or an export that also has our columns."""
     return told_apart(fields_of(db, table, most), OURS)
 
 
 def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """What each of these is called: as it is, or with `_` behind where that is taken. SQLite's names know no case."""
+    """A unique name for each of `names`: a taken name gets `_` at its end. SQLite's names ignore case."""
     lowered, called = set(taken), {}
     for name in names:
         called[name] = name
@@ -175,7 +175,7 @@ def told_apart(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 
 def write_views(db: sqlite3.Connection) -> None:
-    """Make the view of each table anew, with a column for each of its fields."""
+    """Remake the view of each table, with a column for each of its fields."""
     for table, view in told_apart(name for name, *_ in list(tables_of(db))).items():
         fields = columns_of(db, table, MAX_COLUMNS).items()
         columns = ["key", "job", "region", *(f"{_value_of(field)} AS {quoted(column)}" for field, column in fields)]
@@ -187,7 +187,7 @@ def write_views(db: sqlite3.Connection) -> None:
 
 
 def _value_of(field: str) -> str:
-    """The value of a field in SQL. The paths of SQLite's JSON functions cannot say every name."""
+    """The value of a field in SQL. The paths of SQLite's JSON functions cannot express every name."""
     if re.fullmatch(r'[^"\\\x00-\x1f]+', field):
         return f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
     return f"(SELECT value FROM json_each(data) WHERE json_each.key = {_literal(field)})"  # noqa: S608 - quoted

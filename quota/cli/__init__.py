@@ -5,6 +5,7 @@ What is the same for all commands:
     entry.py           where the process begins; Ctrl-C works while the rest is imported
     program.py         finds the module of the command; streams, errors and the exit status
     options.py         options that several commands share
+    rehearsal.py       copies of ledger and store, for a command with `--clock`
     output.py          printing, errors and logging; `tables.py` fits tables to any width
 
 Where each command stands:
@@ -14,7 +15,8 @@ Where each command stands:
     reports.py         status, spend, log, explain, reopen; `render.py` shows what they found
     reconcile.py       reconcile
     configuration.py   init, check, doctor; `doctor.py` has the findings of the last two
-    costs.py           costs; `recorded.py` has what it makes of recorded answers
+    costs.py           costs
+    book.py            book list, show, check, try, diff, new; `recorded.py` reads recorded answers
     ledger.py          ledger move, repair, scripts
     inbound.py         inbound status, top, rotate
     serving.py         dashboard, proxy

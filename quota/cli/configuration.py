@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import config_option, json_option
-from quota.cli.output import print_json, print_rich, say
+from quota.cli.options import config_option, format_option
+from quota.cli.output import print_json, print_rich, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.text import listed, many
 from quota.errors import ConfigError, QuotaError
@@ -29,27 +29,34 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
 
 ELSEWHERE = "https://api.example.com"
-"""For an API whose host is another one for each customer."""
+"""The address for an API that has another host for each customer."""
 
 
 @click.command()
 @click.argument("path", default="quota.toml", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--api", metavar="NAME", help="For the API of this cost book; `quota costs --list` has them.")
-def init(path: str, force: bool, api: str | None) -> None:
+@click.option("--api", metavar="NAME", help="A cost book, by name or file; `quota book list` shows the names.")
+@click.option("--full", is_flag=True, help="Write every key that there is.")
+def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
-    Its first line names the JSON Schema of this installation: editors that know TOML complete and check by it.
+    It has the keys that most people need. Its first line names the JSON Schema of this installation: editors that know
+    TOML complete and check by it.
 
     \b
     Example:
       quota init && $EDITOR quota.toml && quota check
       quota init --api github && $EDITOR quota.toml && quota check
+      quota init --full every-key.toml
     """
     from shlex import quote
 
-    if api is None:
+    if full and api is not None:
+        raise click.UsageError("--full writes the file for youtube-v3; leave --api out")
+    if full:
         text = read_text("quota.config", "quota.toml")
+    elif api is None:
+        text = configuration_for("youtube-v3", load_book("youtube-v3"), "main")
     else:
         book = load_book(api)
         if os.path.dirname(path) and api not in book_names():
@@ -65,13 +72,13 @@ def init(path: str, force: bool, api: str | None) -> None:
 
 
 def _write_whole(path: str, text: str, *, replace: bool) -> None:
-    """Write all of a file, or leave what was there: a disk may be full. Raises OSError."""
+    """Write the whole file, or leave the old one as it is: a disk may be full. Raises OSError."""
     mode = None
     if replace:
         with suppress(FileNotFoundError), open(path, "rb", opener=readable) as before:
             mode = os.fstat(before.fileno()).st_mode & 0o777
     written = f"{path}.{os.getpid()}" if replace else path
-    with open(written, "x", encoding="utf-8", opener=readable) as file:
+    with unwound(), open(written, "x", encoding="utf-8", opener=readable) as file:
         try:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
@@ -85,28 +92,27 @@ def _write_whole(path: str, text: str, *, replace: bool) -> None:
 
 
 @click.command("check")
-@click.option("--schema", is_flag=True, help="Only print the JSON Schema of a configuration, for an editor.")
-@click.option("--show", is_flag=True, help="Only print each value in force, and where it comes from.")
-@json_option
+@click.option("--schema", is_flag=True, help="Only print the JSON Schema of a configuration.")
+@click.option("--show", is_flag=True, help="Only print each value in force, and its source.")
+@format_option
 @config_option
 def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
-    """Check the configuration for errors and surprises. Errors exit with 78.
+    """Check the configuration for errors and surprises. An error exits with 78.
 
-    It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
-    An allowance's journal that cannot be used is a warning.
-    `quota doctor` examines the ledger and this machine. The last lines say which credentials `quota proxy`
-    serves, and where.
+    It also opens the ledger. A ledger that does not answer is a warning; a ledger that no command can use is an error.
+    A journal of the allowance that cannot be used is a warning. The last lines list the addresses of `quota proxy`.
+    `quota doctor` examines the ledger and this machine.
 
     \b
     Example:
       quota check --config quota.toml
       quota check --schema > quota.schema.json
-      quota check --show      # and what QUOTA__LEDGER__URL and the like say
+      quota check --show    # also what QUOTA__LEDGER__URL and the like set
     """
     if schema and show:
-        raise click.UsageError("--schema and --show stand alone; leave one out")
+        raise click.UsageError("--schema and --show cannot be combined: leave one out")
     if schema and config is not None:
-        raise click.UsageError("--schema is that of any configuration; leave --config out")
+        raise click.UsageError("--schema is the same for every configuration; leave --config out")
     if schema:
         from quota.settings.tables import json_schema
 
@@ -122,7 +128,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
             say(f"# {settings.source}", *map(str, values))
         return 0
     from quota.cli.doctor import check
-    from quota.cli.serving import BIND
+    from quota.cli.serving import PROXY_LISTENS
     from quota.clients.upstream import passes_on
     from quota.session import Session
     from quota.settings.load import load_settings
@@ -132,15 +138,17 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         source = session.settings.source
         credentials = session.settings.credentials
         passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-        served = [f"http://{BIND}/{name}" for name in passed]
+        served = [f"http://{PROXY_LISTENS}/{name}" for name in passed]
         left_out = [name for name in credentials if name not in passed]
 
     def shown() -> None:
         for finding in findings:
             say(str(finding), err=finding.level == "error")
-        if not any(finding.level == "error" for finding in findings):
-            warnings = f", {many(len(findings), 'warning')}" if findings else ""
-            say(f"{source}: no errors{warnings}")
+        levels = [finding.level for finding in findings]
+        errors = many(levels.count("error"), "error") if "error" in levels else "no errors"
+        warnings = f", {many(levels.count('warning'), 'warning')}" if "warning" in levels else ""
+        say(f"{source}: {errors}{warnings}")
+        if "error" not in levels:
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
             if left_out:
@@ -150,7 +158,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
 
 
 def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callable[[], None], on_error: int) -> int:
-    """Print findings, for people as `shown` does. Returns the exit status: `on_error` if one of them is an error."""
+    """Print findings, for people as `shown` does. Returns the exit status: `on_error` if there is an error."""
     if as_json:
         print_json({"config": source, "findings": [finding.as_json() for finding in findings]})
     else:
@@ -159,30 +167,39 @@ def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callab
 
 
 @click.command()
-@click.option("--call", is_flag=True, help="Also try each key with one call, of a unit or so.")
-@click.option("--acl", is_flag=True, help="Only print the least rights on a Redis server. Nothing is contacted.")
-@click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: of this project alone.")
-@click.option("--cluster", is_flag=True, help="With --acl: on a cluster, whatever the configuration says.")
-@json_option
+@click.option("--call", is_flag=True, help="Also try each key with one call, of about one unit.")
+@click.option("--notify", is_flag=True, help="Also send a test event by [notify].")
+@click.option("--acl", is_flag=True, help="Only print the rights that a Redis user needs.")
+@click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: only the rights for this project.")
+@click.option("--cluster", is_flag=True, help="With --acl: for a Redis cluster.")
+@format_option
 @config_option
-def doctor(call: bool, acl: bool, projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> int:
-    """Examine the ledger, this machine and the keys. Errors exit with 1.
+def doctor(
+    *,
+    call: bool,
+    notify: bool,
+    acl: bool,
+    projects: tuple[str, ...],
+    cluster: bool,
+    as_json: bool,
+    config: str | None,
+) -> int:
+    """Examine the ledger, this machine and the keys. An error exits with 1.
 
-    Each line says what was found and, where something is wrong, what to do. `quota check` examines the
-    configuration.
+    Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
 
-    With --acl, stdout has the least rights of the user that the ledger's url names, else of `quota`: a command for
-    redis-cli, with PASSWORD for you to replace. Further lines are for the users of its sentinels and of the inbound
-    storage, where there are such.
+    --acl prints a command for redis-cli: it gives the user in the ledger's url (or `quota`) the rights that are needed,
+    and no more. Replace PASSWORD in it. Sentinels and the inbound storage have lines of their own.
 
     \b
     Example:
       quota doctor
+      quota doctor --notify    # does an alert arrive?
       quota doctor --acl --project research
       quota doctor --call --json | jq '.findings[] | select(.level != "ok")'
     """
-    if acl and call:
-        raise click.UsageError("--acl and --call cannot be combined: --acl contacts nothing")
+    if acl and (call or notify):
+        raise click.UsageError(f"--acl and --{'call' if call else 'notify'} cannot be combined: --acl contacts nothing")
     if acl:
         _print_rights(projects, cluster, as_json, config)
         return 0
@@ -191,7 +208,7 @@ def doctor(call: bool, acl: bool, projects: tuple[str, ...], cluster: bool, as_j
     from quota.cli.doctor import examine, render_findings
 
     with quota.open(config) as session:
-        findings = examine(session, call=call)
+        findings = examine(session, call=call, notify=notify)
         source = session.settings.source
     return _tell(source, findings, as_json, lambda: print_rich(render_findings(findings)), 1)
 
@@ -206,87 +223,121 @@ def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, confi
         return
     say(*lines)
     say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
-    say("+info may be left out: then nobody sees whether the server's maxmemory-policy is noeviction.", err=True)
+    say("You may leave +info out: then quota cannot check that the maxmemory-policy is noeviction.", err=True)
 
 
-# -- init --api: a provider's limits, and a first call in its comments -------------------------------------------------
+# -- init: the keys that most people need ------------------------------------------------------------------------------
 
 
-def configuration_for(api: str, book: CostBook) -> str:
-    """The text of a configuration whose one credential has this cost book; `api` is how the user named it."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
-    secret = f"{re.sub('[^A-Z0-9]', '_', book.api.upper())}_{'TOKEN' if book.has_session else 'KEY'}"
+def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
+    """The text of a configuration with one credential of this cost book; `api` is how the user named the book, and
+    `credential` what the credential is called: as the book, if it is empty."""
+    name = credential or re.sub(r"[^A-Za-z0-9_-]", "-", book.name)
+    project = in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api))
+    limits = default_limits(book)
+    is_built_in = book.api == "youtube"
     parts = [
-        "# Configuration of quota-ledger. `quota check` reports errors and surprises in it.\n"
-        "# `quota init` without --api writes one with every setting there is, and with jobs.\n",
-        "# What the cost book says of its numbers, and which of them are yours to set:\n#\n" + _comment(api),
-        "# Where charges are kept. Machines that share a token must share a ledger, a redis:// one for example.\n"
-        "# Without a url it is SQLite in your state folder.\n"
-        '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n',
-        f"[credentials.{name}]\napi = {in_toml(api)}\n\n"
-        "# Upstream counts by this. Tokens that share a budget upstream have the same project here, others another.\n"
-        f'project = "{re.sub("[^A-Za-z0-9._:-]", "-", book.api)}"\n\n' + _login(book, secret),
-        "# The limits that the book alone gives: 5% of each stays unspent. Set `quota` to what your plan grants.\n\n"
-        + "\n".join(_limit(name, limit) for limit in default_limits(book)),
+        "# Configuration of quota-ledger. `quota check` finds what is wrong with it.\n"
+        "# `quota init --full FILE` writes a file with every key that there is.\n",
+        "# The ledger keeps the charges. Without `url` it is an SQLite file in your state folder. Machines that share\n"
+        "# a key must share a ledger, for example in Redis.\n"
+        '[ledger]\n# url = "redis://127.0.0.1:6379/0"\n' + (_ALLOWANCE if is_built_in else ""),
+        f"{'' if credential else _comment(api)}[credentials.{name}]\napi = {in_toml(api)}\n"
+        "# The API counts by project. Credentials that share a quota there have the same project here.\n"
+        f"project = {project}\n{_login(book)}"
+        "# What the API grants, and the part of it that stays unspent. Set `quota` to what your plan has.\n"
+        "limits = [\n" + "".join(f"    {{ {_limit(book, limit)} }},\n" for limit in limits) + "]\n",
+        _TRENDING if is_built_in else _JOB,
+        "# The store keeps what jobs fetched. It deletes items that no run has fetched again for `retention`.\n"
+        '[store]\nurl = "sqlite:///store.db"\nretention = "30d"\n',
+        "# A command that gets each event as JSON on stdin; `quota doctor --notify` sends it a test.\n"
+        '# [notify]\n# command = ["/usr/local/bin/tell"]\n',
         _first_call(name, book),
     ]
     return "\n".join(parts)
 
 
+_ALLOWANCE = """\
+# While the ledger does not answer, calls of 1 unit go on, up to a tenth of what the limits leave unspent.
+unavailable = { max_cost = 1, allowance = "10%", machines = 1 }
+"""
+
+_TRENDING = """\
+# A job fetches pages for each region. `quota run trending` runs it once, `quota schedule` at these times (UTC), and
+# `quota schedule --crontab` prints a line for cron.
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
+pages = 4
+schedule = "*/30 * * * *"
+"""
+
+_JOB = """\
+# A job calls a function of yours for each page of each region. `quota run mine` runs it once, `quota schedule` at
+# these times (UTC), and `quota schedule --crontab` prints a line for cron.
+# [jobs.mine]
+# fetch = "my_module:fetch"
+# regions = ["one", "two"]
+# pages = 10
+# schedule = "*/30 * * * *"
+"""
+
+
 def _comment(api: str) -> str:
-    """What a shipped book says before its first key."""
+    """The remarks of a shipped book about its numbers."""
     if api not in book_names():
-        return "# See the comment in its file.\n"
-    return read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0].rstrip() + "\n"
+        return "# The cost book says what its numbers mean.\n\n"
+    text = read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0]
+    of_numbers = text.partition("# Not expressed")[0].rstrip("# \n")
+    return f"# The cost book says:\n#\n{of_numbers}\n\n"
 
 
-def _login(book: CostBook, secret: str) -> str:
-    where = ""
-    if book.routes and not book.hosts:
-        where = f'# The API has no host that is the same for all: name yours.\nendpoint = "{ELSEWHERE}"\n\n'
+def _login(book: CostBook) -> str:
+    """The lines of the key or the token, and of the address."""
+    address = book.routes and not book.hosts
+    where = (
+        f"# The API has another host for each customer: name yours. `quota emulate` does not play it.\n"
+        f'endpoint = "{ELSEWHERE}"\n'
+        if address
+        else "# The address of a test server, such as `quota emulate` for YouTube:\n"
+        '# endpoint = "http://127.0.0.1:8765"\n'
+    )
+    variable = re.sub("[^A-Z0-9]", "_", book.api.upper())
     if not book.has_session or book.key not in (KeyPlace(), GOOGLES_KEY):
-        return f'{where}# Where to find the key, never the key itself.\nkey = "env:{secret}"\n'
-    account = '# Or log in as an account: auth = "adc" or "service-account:PATH".\n' if book.scopes else ""
+        secret = f"{variable}_{'TOKEN' if book.has_session else 'API_KEY'}"
+        return f'# Where the key is, never the key itself: env:NAME or file:PATH.\nkey = "env:{secret}"\n{where}'
+    account = " An account is adc or service-account:PATH." if book.scopes else ""
     return (
-        f"{where}# Whose token goes along, and where it is; never the token itself.\n{account}"
-        f'auth = "bearer:env:{secret}"\n'
+        f"# Where the token is, never the token itself: bearer:env:NAME or bearer:file:PATH.{account}\n"
+        f'auth = "bearer:env:{variable}_TOKEN"\n{where}'
     )
 
 
-def _limit(credential: str, limit: Limit) -> str:
-    lines = {
+def _limit(book: CostBook, limit: Limit) -> str:
+    values = {
         "name": in_toml(limit.name),
-        "bucket": in_toml(limit.view.selector.buckets[0]),
+        "bucket": in_toml(limit.view.selector.buckets[0]) if len(book.buckets) > 1 else "",
         "quota": f"{limit.quota_units:_}",
         "headroom": f'"{DEFAULT_HEADROOM_PERCENT}%"',
         "window": as_written(limit.view.window),
     }
-    return f"[[credentials.{credential}.limits]]\n" + "".join(f"{key} = {value}\n" for key, value in lines.items())
+    return ", ".join(f"{key} = {value}" for key, value in values.items() if value)
 
 
 def _first_call(name: str, book: CostBook) -> str:
-    """What to try first: on the command line, and from Python."""
+    """A first call: on the command line, and from Python."""
     route = next((route for route in book.routes if route.verb in ("GET", "")), None)
     route = route or next(iter(book.routes), None)
     if route is None:
         method = book.probe.method if book.probe else next(iter(book.methods), "METHOD")
-        call = f'q.google("{name}", "{book.api}", "{book.version}")  # each call of it is charged'
+        call = f'q.google("{name}", "{book.api}", "{book.version}")'
     else:
         method = route.method
         address = (book.address or ELSEWHERE) + route.path.removesuffix("**")
         call = f'q.requests("{name}").{(route.verb or "GET").lower()}("{address}")'
     return (
-        "# A first call. A shell asks before it calls:\n"
-        "#\n"
+        "# A first call from a shell, from a Python program as it is, and from Python:\n"
         f"#   quota peek {method}\n"
-        f"#   quota exec {method} -- COMMAND\n"
-        "#\n"
-        "# A program in Python runs as it is, and one in any other language asks `quota proxy`:\n"
-        "#\n"
         "#   quota exec --auto --summary -- python etl.py\n"
-        "#\n"
-        "# Python is charged by itself, for each request that leaves, and a refusal raises quota.Refused:\n"
-        "#\n"
-        "#   with quota.open() as q:\n"
-        f"#       answer = {call}\n"
+        f"#   with quota.open() as q: {call}\n"
     )

@@ -1,4 +1,4 @@
-"""The commands that decide, and those that correct a charge: charge, peek, refund, settle."""
+"""The commands that decide, and the commands that correct a charge: charge, peek, refund, settle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
-from quota.cli.options import call_options, config_option, credential_option, json_option
+from quota.cli.options import call_options, config_option, credential_option, format_option
 from quota.cli.output import fail, print_json, say, say_built_in, unprinted
 from quota.common.files import read_named
 from quota.common.text import many, show
@@ -22,19 +22,19 @@ from quota.rules.calls import MAX_CHARGE_UNITS
 from quota.terms.arguments import check_name
 
 MAX_FILE_BYTES = 65_536
-"""100 calls with comments need less. `/dev/zero` has more."""
+"""A hundred calls with comments need less. `/dev/zero` has more."""
 
 
 @click.command()
 @click.option("--file", metavar="CALLS", help="Charge the calls in this file together; `-` is stdin.")
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
-@json_option
+@format_option
 @config_option
 def charge(file: str | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
-    With --file up to 100 calls are charged in one step, all or none. Each line is METHOD [UNITS]; `#` begins a comment.
-    A METHOD with its units may have any name. The units left are those after all calls.
+    --file charges up to 100 calls in one step, all or none. Each line of the file is METHOD [UNITS]; `#` begins a
+    comment. With UNITS, METHOD need not be in the cost book. The output has the units that are left after all calls.
 
     \b
     Example:
@@ -47,18 +47,20 @@ def charge(file: str | None, **call: Any) -> int:
     if file is None:
         return _decide(commit=True, **call)
     if call["method"] is not None:
-        raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
+        raise click.UsageError("METHOD and --file cannot be combined: leave METHOD or --file out")
     if call["units"] is not None:
-        raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
+        raise click.UsageError("with --file, write the units into the file, after the method: METHOD UNITS")
     return _charge_together(file=file, **call)
 
 
 @click.command()
 @call_options
-@json_option
+@format_option
 @config_option
 def peek(**call: Any) -> int:
-    """Say what `charge` would decide now. Charges nothing. Exit 75 when it would be refused.
+    """Show what `quota charge` would decide now, and charge nothing.
+
+    If the call would be refused, the exit status is 75.
 
     \b
     Example:
@@ -73,7 +75,7 @@ def _decide(*, commit: bool, credential: str | None, config: str | None, as_json
         budget = session.budget(credential)
         with units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
-        # Before the session ends: it then tells the ledger of a refusal, and that may wait for the ledger.
+        # Before the session ends: then it reports a refusal to the ledger, and may wait for the ledger.
         if as_json:
             print_json(decision.as_json())
         elif decision.admitted:
@@ -114,9 +116,9 @@ def _charge_together(
 @credential_option
 @config_option
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
-    """Give back a charge whose request never left this machine.
+    """Give back the charge for a request that was never sent.
 
-    Of a call of several buckets it gives back all. An unknown ID exits with 1.
+    If the call was charged to several buckets, each bucket gets its units back. An unknown ID exits with 1.
 
     \b
     Example:
@@ -131,9 +133,9 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @credential_option
 @config_option
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set what a charge really cost, in units. May be repeated.
+    """Set the real cost of a charge, in units. You may repeat it.
 
-    Of a call of several buckets it sets what it cost in the first. An unknown ID exits with 1.
+    If the call was charged to several buckets, it sets the cost in the first. An unknown ID exits with 1.
 
     \b
     Example:
@@ -152,7 +154,7 @@ def _correct(charge_id: str, units: int | None, credential: str | None, config: 
 
 @contextmanager
 def units_instead(units: str = "--units N") -> Iterator[None]:
-    """Adds to an UnknownMethod error what else the command can do."""
+    """Adds to an UnknownMethod error that the command also takes units."""
     try:
         yield
     except UnknownMethod as error:
@@ -163,7 +165,7 @@ def units_instead(units: str = "--units N") -> Iterator[None]:
 
 
 class Line(NamedTuple):
-    """A call as `Budget.charge_many` takes it, and the file and line that it stands in, for messages."""
+    """A call as `Budget.charge_many` takes it, and its file and line, for messages."""
 
     call: str | tuple[str, int]
     place: str
@@ -179,7 +181,7 @@ def read_calls(path: str) -> list[Line]:
             f"{name}: cannot be read: {error.strerror}; name a file with METHOD [UNITS] on each line, or - for stdin"
         ) from None
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so this is no list of calls")
+        raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so it is not a list of calls")
     if path == "-" and not data:
         raise UsageError(f"{name}: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line")
     lines: list[Line] = []
@@ -187,7 +189,7 @@ def read_calls(path: str) -> list[Line]:
         place = f"{name}, line {number}"
         call = _call(line, place)
         if call is not None and len(lines) == MAX_CHARGES:
-            raise UsageError(f"{place}: one call more than the {MAX_CHARGES} that are charged together; make two files")
+            raise UsageError(f"{place}: more than {MAX_CHARGES} calls cannot be charged together; make two files")
         if call is not None:
             lines.append(Line(call, place))
     if not lines:
@@ -206,8 +208,8 @@ def _check_calls(budget: Budget, lines: list[Line], job: str) -> None:
 
 
 def _read(path: str) -> bytes:
-    """What a file holds, up to one byte more than it may. Raises OSError, also where a read would block: the rest of
-    the calls is yet to come."""
+    """The content of a file, up to one byte more than the maximum. Raises OSError, also if a read would block, because
+    more calls may come."""
     if path != "-":
         return read_named(path, MAX_FILE_BYTES + 1)
     data = b""
@@ -217,7 +219,7 @@ def _read(path: str) -> bytes:
 
 
 def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
-    """The call on a line; None where there is none."""
+    """The call on a line; None if the line has no call."""
     try:
         method, *units = line.decode().partition("#")[0].split() or [""]
     except UnicodeDecodeError:

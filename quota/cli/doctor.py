@@ -1,7 +1,10 @@
-"""What `quota check` and `quota doctor` say: of the configuration; of the ledger, this machine and the keys.
+"""The findings of `quota check` and `quota doctor`, about the configuration, the ledger, this machine and the keys.
 
-`check` and `examine` are the doors. They change nothing, and spend nothing unless `examine` is told to call upstream.
-`acl_lines` is `quota doctor --acl`: the least rights, as commands that give them to users of the servers.
+    check       the findings of `quota check`
+    examine     the findings of `quota doctor`. Only with `call` does it spend anything
+    acl_lines   the commands of `quota doctor --acl`, which give Redis users the rights that they need
+
+None of them changes anything.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from quota.reports.status import allowances, exact_from
 from quota.session import Session, projects_left
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, ageing, lint
-from quota.settings.model import CredentialSettings, Settings
+from quota.settings.model import CredentialSettings, NotifySettings, Settings
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
 from quota.wording import lost
@@ -45,10 +48,10 @@ CLOCK_WARNING_MS, CLOCK_ERROR_MS = 1_000, 5_000
 
 CALL_WITHIN_S = 20
 TOO_MANY, SERVER_ERROR = 429, 500
-"""HTTP statuses that say nothing of the key."""
+"""HTTP statuses that do not depend on the key."""
 
 USER, INBOUND_USER, SENTINEL_USER = "quota", "inbound", "quota"
-"""Where a url names nobody."""
+"""The users for a url without a user."""
 
 _LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
@@ -75,7 +78,7 @@ def _books(session: Session) -> list[CostBook]:
 
 
 def _journal(session: Session) -> list[Finding]:
-    """Draws that cannot be noted stop no call that the ledger decides, so nothing else tells of it before an outage."""
+    """A journal that cannot be written stops no call while the ledger answers. Nobody would notice before an outage."""
     allowed, credentials = session.settings.ledger.unavailable, session.settings.credentials
     if allowed is None or not credentials:
         return []
@@ -90,7 +93,7 @@ def _journal(session: Session) -> list[Finding]:
 
 
 def _allowances(session: Session) -> Iterator[Finding]:
-    """What this machine may spend without the ledger: nobody may notice before an outage that nothing is left."""
+    """The allowance of this machine. Nobody would notice before an outage that it is used up."""
     for project, allowance in allowances(session).items():
         if allowance.remaining_units:
             yield Finding("ok", f"allowance of {project}", str(allowance))
@@ -99,20 +102,20 @@ def _allowances(session: Session) -> Iterator[Finding]:
 
 
 def _renamed(session: Session) -> Iterator[Finding]:
-    """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
+    """A credential without `project` that gets another name charges a new budget from then on."""
     for name, until_ms in projects_left(session):
         yield warning(
             "credentials",
-            f"what was charged here for project {name!r} counts until {moment(until_ms)}, and no credential has that "
-            "project any more: one that was renamed has a new budget, and upstream sees the sum of both",
-            f'if it is the same project upstream, add project = "{name}" to it',
+            f"charges for project {name!r} count here until {moment(until_ms)}, but no credential has that project "
+            "now: a renamed credential has a new budget, and upstream counts both together",
+            f'if you renamed a credential, add project = "{name}" to it',
         )
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:
     """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
 
-    A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
+    A ledger that no command can use, for example of another format, is an error. A ledger that does not answer now is a
     warning. Does not create a missing ledger file.
     """
     from quota.ledger.factory import open_ledger
@@ -143,8 +146,9 @@ def ask_ledger(settings: Settings) -> list[Finding]:
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 
-def examine(session: Session, *, call: bool = False) -> list[Finding]:
-    """All findings about a session, errors first. With `call`, each credential makes one cheap call."""
+def examine(session: Session, *, call: bool = False, notify: bool = False) -> list[Finding]:
+    """All findings about a session, errors first. With `call`, each credential makes one cheap call; with `notify`, a
+    test event is sent."""
     credentials = {c.project: c for c in session.settings.credentials.values()}.values()
     findings = [*_configuration(session), *_ledger(session, [c.name for c in credentials])]
     for credential in session.settings.credentials.values():
@@ -157,7 +161,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
     findings += _journal(session)
     findings += _allowances(session)
     findings += _textfile(session.settings.textfile)
-    findings += _notified(session.settings)
+    findings += _notified(session.settings, notify)
     findings += _from_other_packages(session)
     return ranked(findings)
 
@@ -214,13 +218,13 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
 
 
 def _missing(session: Session, names: list[str]) -> Iterator[Finding]:
-    """A ledger file that is not there: it was never made, or somebody took it away."""
+    """A missing ledger file: no charge has made it yet, or somebody took it away."""
     journals = [journal for name in names if (journal := session.project(name).journal) is not None]
     seen = {entry.key for journal in journals for _, entry in journal.records() if entry.kind == "charge"}
     label = session.ledger.label
     if seen:
         lost = f"{label} is gone, with {many(len(seen), 'charge')} that this machine saw; the next call puts them back"
-        yield warning("ledger", lost, "nothing for the budget; find out who deleted or moved it")
+        yield warning("ledger", lost, "the budget needs nothing; find out who deleted or moved the file")
     else:
         yield Finding("ok", "ledger", f"{label} is not there yet; the first charge makes it")
 
@@ -230,8 +234,8 @@ def _state_folder() -> Iterator[Finding]:
     if named and not os.path.isabs(named):
         yield warning(
             "state folder",
-            f"QUOTA_STATE_DIR={one_line(named)} is relative: a command that starts in another folder has another state "
-            "folder, and does not know what was seen or is owed here",
+            f"QUOTA_STATE_DIR={one_line(named)} is relative: a command that starts in another folder uses another "
+            "state folder, and does not see this state",
             f"QUOTA_STATE_DIR={one_line(folder)}",
         )
     yield from examine_folder("state folder", folder, "what this machine saw, and what it owes")
@@ -248,33 +252,33 @@ def _speed(session: Session, name: str) -> Finding:
     p50_ms = median(took_ms)
     message = f"{session.ledger.label} answers in {p50_ms:.1f} ms (median of {PEEKS} peeks)"
     if p50_ms > SLOW_MS:
-        return warning("ledger", message, "see what the server is busy with, or move it nearer")
+        return warning("ledger", message, "find out what keeps the server busy, or move it nearer")
     return Finding("ok", "ledger", message)
 
 
 def _clock(session: Session) -> Finding:
     if not session.ledger.shared:
-        return Finding("ok", "clock", "the ledger goes by this machine's clock; there is no second one")
+        return Finding("ok", "clock", "the ledger uses the clock of this machine")
     before_ms = host_clock()
     ledger_ms = session.ledger.now_ms()
     after_ms = host_clock()
-    # Somewhere between the two readings the ledger looked at its own.
+    # The ledger read its clock somewhere between our two readings.
     off_ms = max(before_ms - ledger_ms, 0) - max(ledger_ms - after_ms, 0)
     if abs(off_ms) < CLOCK_WARNING_MS:
-        return Finding("ok", "clock", "this machine's and the ledger's agree to the second")
+        return Finding("ok", "clock", "the clocks of this machine and of the ledger agree to the second")
     way = "ahead of" if off_ms > 0 else "behind"
     return Finding(
         "error" if abs(off_ms) >= CLOCK_ERROR_MS else "warning",
         "clock",
-        f"this machine's ({moment(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
-        "set both by NTP",
+        f"this machine's clock ({moment(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
+        "synchronize both by NTP",
     )
 
 
 def _ahead(session: Session, project: str) -> Iterator[Finding]:
-    """What a clock that was wrong has dated ahead of now."""
+    """The charges that a wrong clock dated into the future."""
     ahead = ahead_of(session.ledger, project)
-    if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
+    if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # clocks of machines may differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
             f"project {project}",
@@ -284,22 +288,22 @@ def _ahead(session: Session, project: str) -> Iterator[Finding]:
 
 
 def _lost(session: Session, name: str) -> Iterator[Finding]:
-    """What the ledger had lost in the last week. It is back; whoever caused it may do so again."""
+    """The charges that the ledger lost in the last week. They are back, but it may happen again."""
     project = session.project(name)
     for loss in merged(losses(project)):
         if loss.at_ms > project.now_ms() - 7 * DAY_MS:
             yield warning(
                 f"project {project.name}",
                 lost(loss),
-                "nothing for the budget; find out whether the server was emptied (FLUSHALL), restarted without its "
+                "the budget needs nothing; find out whether the server was emptied (FLUSHALL), restarted without its "
                 "data, or given an old copy"
                 if session.ledger.shared
-                else "nothing for the budget; find out who deleted the file, or put an old copy in its place",
+                else "the budget needs nothing; find out who deleted the file, or put an old copy in its place",
             )
 
 
 def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
-    """The limits whose window begins before the ledger's log does."""
+    """The limits whose window begins before the log of the ledger."""
     beginning = session.ledger.begin(credential.project)
     since_ms, now_ms = beginning.trimmed[0], beginning.clock_ms
     for limit in credential.limits:
@@ -307,9 +311,9 @@ def _young_windows(session: Session, credential: CredentialSettings) -> Iterator
         if exact_ms is not None:
             yield warning(
                 f"limit {limit.name}",
-                f"counts since {moment(since_ms)}, exact from {moment(exact_ms)}: no window was so long before, and "
-                "the ledger has let go of what is older",
-                "until then leave as much more headroom as was spent before",
+                f"counts charges since {moment(since_ms)}, and is exact from {moment(exact_ms)}: the ledger had "
+                "dropped the older charges before a window was so long",
+                "until then, add the units that were spent before to the headroom",
             )
 
 
@@ -320,7 +324,7 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
     if credential.project == EXAMPLE_PROJECT:
         yield warning(
             f"credential {credential.name}",
-            f"its project is still called {EXAMPLE_PROJECT!r}: others who left it so spend the same budget",
+            f"its project still has the example's name {EXAMPLE_PROJECT!r}: others who kept it charge the same budget",
             "name it after the project of your key",
         )
 
@@ -333,7 +337,7 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
         yield finding_of("error", location, error)
         return
     if credential.key_ref is None and credential.endpoint is None:
-        yield warning(location, "there is none", 'add key = "env:NAME" or "file:/path"')
+        yield warning(location, "the credential has no key", 'add key = "env:NAME" or "file:/path"')
     elif call:
         yield _call(session, credential, location)
     else:
@@ -348,7 +352,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     quiet_libraries()
     book = credential.book.at(host_clock())
     if book.probe is None:
-        return warning(location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
+        return warning(location, f"not tried: cost book {book.name} has no [probe]", "add [probe] to it")
     method, parameters = book.probe
     charged = [f"{part.units} of bucket {part.bucket}" for part in book.price(method).parts]
     cost = f"{method}, {' and '.join(charged) or 'free'}"
@@ -376,30 +380,57 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     return Finding("ok", location, f"upstream accepts it ({cost})")
 
 
-# -- who is told, and what other packages know -------------------------------------------------------------------------
+# -- notices, and the findings of other packages -----------------------------------------------------------------------
 
 
 def _textfile(folder: str | None) -> Iterator[Finding]:
     if folder is not None and not os.path.isdir(folder):
-        yield Finding("error", "textfile folder", f"{one_line(folder)} is no folder", "make it, or correct the path")
+        yield Finding("error", "textfile folder", f"{one_line(folder)} is not a folder", "make it, or correct the path")
     elif folder is not None:
         yield from examine_folder("textfile folder", folder, "the metrics", alone=False)
 
 
-def _notified(settings: Settings) -> Iterator[Finding]:
-    """Whether the configured people can be told. A wrong address would be noticed only on the day that it is needed."""
+def _notified(settings: Settings, test: bool) -> Iterator[Finding]:
+    """Whether each notice can arrive: nobody would notice a wrong address before it is needed. With `test`, a test
+    event is sent each way."""
     notify = settings.notify
-    if notify is not None and notify.command:
-        program = one_line(notify.command[0])
-        if shutil.which(notify.command[0]) is None:
-            yield Finding("error", "notify command", f"{program} is no program", "correct the path, or chmod +x it")
-        else:
-            yield Finding("ok", "notify command", program)
-    if notify is not None and notify.url_ref is not None:
-        yield _address("notify url", notify.url_ref, "url", insecure=notify.insecure_endpoint)
+    if test:
+        yield from _tested(notify)
+    elif notify is not None:
+        yield from _named(notify)
     for job in settings.jobs.values():
         if job.ping_ref is not None:
             yield _address(f"ping of {job.name}", job.ping_ref, "ping", insecure=job.insecure_endpoint)
+
+
+def _tested(notify: NotifySettings | None) -> Iterator[Finding]:
+    """The result of a test event, for each way."""
+    from quota.reports.notify import TEST, send_test
+
+    if notify is None:
+        yield Finding(
+            "error", "notify", "the configuration has no [notify]", 'add it, for example command = ["PROGRAM"]'
+        )
+        return
+    for way, failure in send_test(notify, "a test by `quota doctor --notify`: nothing is wrong"):
+        if failure:
+            yield Finding(
+                "error", f"notify {way}", f"the test event did not arrive: {failure}", "correct it, try again"
+            )
+        else:
+            took = "took the test event" if way == "url" else "read the test event and ended with 0"
+            yield Finding("ok", f"notify {way}", f"it {took} (event {TEST!r})")
+
+
+def _named(notify: NotifySettings) -> Iterator[Finding]:
+    if notify.command:
+        program = one_line(notify.command[0])
+        if shutil.which(notify.command[0]) is None:
+            yield Finding("error", "notify command", f"{program} is not a program", "correct the path, or chmod +x it")
+        else:
+            yield Finding("ok", "notify command", program)
+    if notify.url_ref is not None:
+        yield _address("notify url", notify.url_ref, "url", insecure=notify.insecure_endpoint)
 
 
 def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Finding:
@@ -408,7 +439,7 @@ def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Findin
     try:
         read_address(ref, setting, insecure=insecure)
     except ConfigError as error:
-        return finding_of("error", location, error, "nobody is told until it can")
+        return finding_of("error", location, error, "until then, no notice arrives")
     return Finding("ok", location, "there")
 
 
@@ -421,7 +452,7 @@ def _from_other_packages(session: Session) -> Iterator[Finding]:
 
 
 def render_findings(findings: Sequence[Finding]) -> RenderableType:
-    """Render findings: one paragraph each, with its remedy on a line of its own, and the sum at the end."""
+    """Render findings: a paragraph for each, with its remedy on a line of its own, and the numbers at the end."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -442,7 +473,7 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
 
 
 def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> list[str]:
-    """A line for the user of the ledger, and for those of its sentinels and of the inbound storage, where there are."""
+    """A line for the user of the ledger, and for the users of its sentinels and of the inbound storage, if any."""
     for project in projects:
         if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", project):
             raise UsageError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
@@ -456,7 +487,7 @@ def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> 
 
         inbound_user = _user(inbound, INBOUND_USER)
         inbound_commands = [*OF_INBOUND, *_of_the_way(inbound, cluster=False)]
-        if inbound_user == user:  # one user, on whichever server
+        if inbound_user == user:  # one user, maybe on two servers
             keys, commands = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *inbound_commands))]
         else:
             beside.append(acl_line(inbound_user, [INBOUND_KEYS], inbound_commands))
@@ -465,7 +496,7 @@ def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> 
 
 
 def _inbound_url(settings: Settings) -> str:
-    """Of the inbound storage, if that is a Redis server; else empty."""
+    """The url of the inbound storage, if that is a Redis server; else empty."""
     if settings.inbound is None:
         return ""
     from quota.inbound.configured import rules_of
@@ -475,17 +506,17 @@ def _inbound_url(settings: Settings) -> str:
 
 
 def _of_redis(url: str) -> str:
-    """The url, if it is one of Redis. A user with a file may be about to move."""
+    """The url, if its server has an ACL; else empty: a user with a file may prepare a move to Redis."""
     return url if url and backend_of(url).has_acl else ""
 
 
 def _of_the_way(url: str, *, cluster: bool) -> list[str]:
-    """What it takes to come where the keys of a url are."""
+    """The commands that a client needs before it reaches the keys of a url."""
     of_a_cluster = OF_A_CLUSTER if cluster or "+cluster:" in url else ()
     return [*of_a_cluster, *(("select",) if database_of(url) else ())]
 
 
 def _user(url: str, otherwise: str) -> str:
-    """Whom a url names. One word alone before the @ may be a password, by mistake: it is not shown."""
+    """The user in a url. A single word before the @ may be a password by mistake, so it is not shown."""
     named, userinfo = user_of(url), url.partition("?")[0].partition("://")[2].rpartition("@")[0]
     return otherwise if named == "default" or (userinfo and ":" not in userinfo) else named

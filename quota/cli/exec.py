@@ -1,4 +1,4 @@
-"""`quota exec`: charges a call, then becomes another program; with --auto each attempt of a Python is charged."""
+"""`quota exec` charges a call and becomes another program; with --auto it charges each attempt of a Python program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quota.common.text import listed, many
 from quota.errors import decision_status
 
 SITE = Path(__file__).absolute().parent / "site"
-"""Has nothing but the `sitecustomize.py` with which an instrumented Python begins."""
+"""The folder of the `sitecustomize.py` that instruments a Python."""
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -44,7 +44,7 @@ class BeforeCommand(click.Command):
 
 @click.command("exec", cls=BeforeCommand)
 @click.option("--auto", is_flag=True, help="Charge each HTTP request of a Python program, instead of METHOD.")
-@click.option("--summary", is_flag=True, help="With --auto: say at the end what was spent.")
+@click.option("--summary", is_flag=True, help="With --auto: print at the end what the run spent.")
 @partial(call_options, method="[METHOD | --auto]", required=False)
 @config_option
 def exec_(
@@ -62,9 +62,9 @@ def exec_(
     If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
     `--`, the command after it.
 
-    With --auto COMMAND is a Python program, or starts some. Each request to a host that a cost book names is charged
-    before it leaves. If an error about a refusal ends Python, the exit status is 75. Where several credentials could
-    pay, it is the one named.
+    With --auto COMMAND is a Python program, or starts Python programs. Each request to a host that a cost book names is
+    charged before it leaves. If a refusal ends Python, the exit status is 75. If several credentials could pay, name
+    one with --credential.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def _auto(
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec --auto -- COMMAND...")
     if method is not None or units is not None or region:
-        raise click.UsageError("with --auto each request says what it is; leave METHOD, --units and --region out")
+        raise click.UsageError("with --auto each request names its method; leave METHOD, --units and --region out")
     from quota.clients.instrument.unseen import REMEDY, unseen_program
 
     program = unseen_program(command)
@@ -152,8 +152,8 @@ def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn
 
 
 def _environment(config: str | None, credential: str | None, job: str, tally: str = "") -> dict[str, str]:
-    """The environment in which every Python is instrumented. `tally` is a folder for what its processes spend. Raises
-    what makes that useless: a wrong configuration, no host."""
+    """The environment that instruments every Python. Its processes count in the folder `tally` what they spend. Raises
+    ConfigError or UsageError for a wrong configuration or one without hosts."""
     from quota.auto import TALLY, payers_of
 
     with quota.open(config) as session:
@@ -167,14 +167,14 @@ def _environment(config: str | None, credential: str | None, job: str, tally: st
         TALLY: tally,
     }
     if path is not None:
-        given["QUOTA_CONFIG"] = os.path.abspath(path)  # wherever the program goes
+        given["QUOTA_CONFIG"] = os.path.abspath(path)  # absolute: the program may change its folder
     if job:
         given["QUOTA_JOB"] = job
     return {**os.environ, **given}
 
 
 def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
-    """Run a command to its end, and say what it and its children spent. Raises OSError if it does not start."""
+    """Run a command to its end, and print what it and its children spent. Raises OSError if it does not start."""
     import tempfile
 
     from quota.auto import payers_of
@@ -185,7 +185,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         spent, had_python = spent_in(tally), any(Path(tally).iterdir())
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
     if not had_python:
-        line += "; no Python ran that can be instrumented"
+        line += "; no Python ran that quota can instrument"
     elif spent == Spent():
         with quota.open(config) as session:
             line += f"; charged is what goes to {listed(payers_of(session, credential).hosts)}"
@@ -195,12 +195,12 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> int:
-    """The exit status of a command that runs beneath this process, as a shell says it."""
+    """Run a command as a child. Returns its exit status as a shell does."""
     import subprocess
 
     with subprocess.Popen(command, env=env) as running:  # noqa: S603  # running the caller's command is the purpose
         before = {number: signal.signal(number, lambda got, _: running.send_signal(got)) for number in FORWARDED}
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program, too
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the program, too
         try:
             status = running.wait()
         finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from quota.cli.options import Group, config_option, json_option, limit_option, textfile_option
+from quota.cli.options import Group, config_option, format_option, limit_option, textfile_option
 from quota.cli.output import print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import moment, rfc3339
@@ -38,7 +38,7 @@ def inbound() -> None:
 
 @inbound.command(short_help="Show each rule, and what became of its requests.")
 @textfile_option
-@json_option
+@format_option
 @config_option
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, what became of its requests, and how many identities it counts.
@@ -71,7 +71,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 @inbound.command(short_help="Show who uses most of a rule, by hashed identities.")
 @click.argument("rule")
 @limit_option(default=10, most=1_000)
-@json_option
+@format_option
 @config_option
 def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show who uses most of a rule's limits, by hashed identities.
@@ -109,7 +109,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 
 
 @inbound.command(short_help="Change the salt of `gcra` and `log`, a minute from now.")
-@json_option
+@format_option
 @config_option
 def rotate(as_json: bool, config: str | None) -> None:
     """Change the salt with which `gcra` and `log` hash identities, a minute from now.

@@ -1,17 +1,17 @@
-"""`quota ledger`: what an owner does to a ledger as a whole. The work itself is in `quota.deciding`."""
+"""`quota ledger`: the commands about a ledger as a whole. The work itself is in `quota.deciding`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import quota
-from quota.cli.options import Group, config_option, json_option
-from quota.cli.output import now_and_then, print_json, say
+from quota.cli.options import Group, config_option, dry_run_option, format_option, yes_option
+from quota.cli.output import confirmed, now_and_then, print_json, say
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.text import listed, many, members
 from quota.errors import ConfigError, LedgerError, UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quota.settings.model import Settings
 
 SAY_EVERY_S = 2
-"""How often a long copy says how far it is."""
+"""How often a long copy prints its progress."""
 
 
 @click.group("ledger", cls=Group)
@@ -42,26 +42,28 @@ def ledger() -> None:
 @ledger.command()
 @click.argument("old")
 @click.argument("new")
-@click.option("--all", "all_projects", is_flag=True, help="Every project in OLD, not only this configuration's.")
-@json_option
+@click.option("--all", "all_projects", is_flag=True, help="Move every project in OLD, not only this configuration's.")
+@dry_run_option
+@yes_option
+@format_option
 @config_option
-def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | None) -> None:
+def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
-    From the first moment OLD admits nobody: every program that still has its url is refused (exit status 69) and told
-    the new one. Then everything is copied, and NEW opens. Nothing is granted twice: charges, corrections and what
-    upstream closed count on.
+    It moves the projects of this configuration. OLD admits nothing from the first moment; NEW opens when everything is
+    copied. Nothing is granted twice: NEW keeps what it has and adds the charges, corrections and exhaustions of OLD. A
+    program that still uses OLD is refused with exit status 69, and the message has the url of NEW.
 
-    It moves the projects of this configuration. What NEW already holds of them counts on, too. The way back is a move
-    like this one. An interrupted move goes on when it is run again; if it is not, OLD goes on by itself within
-    2 s, unless all was copied by then. Exit status 1: it cannot be done, and nothing was changed.
+    If a move is interrupted, run it again. If you do not, OLD admits calls again within 2 s, unless everything was
+    copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
+    nothing was changed.
 
-    A url may be "env:NAME" or "file:PATH" here too: its password does not show in the list of processes then. That of
-    this configuration's ledger is known.
+    OLD and NEW may be "env:NAME" or "file:PATH": other users of this machine can see a password in a command. For the
+    ledger of this configuration, leave the password out: the configuration has it.
 
     \b
     Example:
-      quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
+      quota ledger move sqlite:///ledger.db redis://ledger/0 --dry-run
       quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
     from quota.deciding.moves import plan_move
@@ -73,7 +75,14 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
         if all_projects:
             projects = _held(source, target) or projects
-        moved = _carry_out(source, target, plan_move(source, target, projects))
+        steps = plan_move(source, target, projects)
+        if dry_run:
+            _show_steps(source, target, steps, as_json=as_json)
+            return 0
+        if not confirmed(f"Move {listed(projects)} from {source.label} to {target.label}?", yes=yes):
+            say("nothing was changed", err=as_json)
+            return 1
+        moved = _carry_out(source, target, steps)
         left = _others(source, target, projects)
     finally:
         source.close()
@@ -81,18 +90,31 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     if as_json:
         rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
         print_json({"old": source.label, "new": target.label, "projects": rows})
-        return
+        return 0
     say(*(_line_of(source, target, project) for project in moved))
     if left:
-        say(f"not moved, of other configurations: {listed(left)}; --all moves them too")
+        say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
     if target.label != _label(settings.ledger.url):
         with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say("  [ledger]")
         say(f"  url = {in_toml(target.label)}")
-    say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")
+    say("A program with the old url is refused (69), and the message has the new url; restart `quota schedule`.")
     if source.shared and not target.shared:
-        say("The new ledger is a file: only the programs of this machine can use it.")
+        say("The new ledger is a file: only programs on this machine can use it.")
+    return 0
+
+
+def _show_steps(source: Log, target: Log, steps: Sequence[Step], *, as_json: bool) -> None:
+    """Print the steps of a move."""
+    if as_json:
+        rows = [{"project": step.project, "outcome": _OUTCOMES[step.kind]} for step in steps]
+        print_json({"old": source.label, "new": target.label, "dry_run": True, "projects": rows})
+        return
+    for step in steps:
+        would = {"nothing": "holds nothing", "moved already": "moved already"}.get(step.kind, "would move")
+        say(f"project {step.project}: {would}{f' to {target.label}' if would != 'holds nothing' else ''}")
+    say("nothing was changed")
 
 
 _OUTCOMES = {
@@ -108,12 +130,12 @@ def _line_of(source: Log, target: Log, moved: Moved) -> str:
     if moved.kind == "moved already":
         return f"{project} moved already to {target.label}"
     if moved.kind == "nothing":
-        return f"{project} holds nothing; {source.label} takes no charge of it any more"
+        return f"{project} holds nothing; {source.label} takes no more charges of it"
     return f"{project} {many(moved.charges, 'charge')} moved to {target.label}"
 
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
-    """The ledger at a url of the command line. Raises UsageError."""
+    """The ledger at a url from the command line. Raises UsageError."""
     from quota.ledger.factory import file_of, open_ledger
     from quota.ledger.files import absolute
 
@@ -125,8 +147,8 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
 
 
 def _with_secrets(name: str, url: str, settings: Settings) -> str:
-    """A url as it is meant: where it stands, or that of the configuration if it names the same ledger. Other users of
-    the machine see the command line, so a password should not stand there."""
+    """The url with its password: from a reference, or from the configuration if that names the same ledger. Other users
+    of the machine see the command line, so a password should not be there."""
     from quota.settings.references import is_reference, read_secret
 
     if is_reference(url):
@@ -171,7 +193,7 @@ _UNFINISHED = "the move is not finished, and nothing is lost: run it again"
 
 
 def _held(source: Log, target: Log) -> list[str]:
-    """The projects of a ledger, without those that have moved to a third one."""
+    """The projects of a ledger, without the projects that have moved to a third ledger."""
     from quota.ledger.log import SEAL, is_seal
 
     def is_gone(project: str) -> bool:
@@ -182,7 +204,7 @@ def _held(source: Log, target: Log) -> list[str]:
 
 
 def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
-    """The projects that stay in the old ledger; none where this user may not list them."""
+    """The projects that stay in the old ledger; none if this user may not list projects."""
     try:
         return [project for project in _held(source, target) if project not in projects]
     except LedgerError:
@@ -193,43 +215,55 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 
 
 @ledger.command()
-@click.option("--yes", is_flag=True, help="Do it. Without this, nothing is changed.")
-@json_option
+@dry_run_option
+@click.option("--yes", is_flag=True, help="Do it without asking. Without a terminal it needs this.")
+@format_option
 @config_option
-def repair(yes: bool, as_json: bool, config: str | None) -> None:
-    """Date from now on what a clock that was wrong has dated ahead.
+def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
+    """Correct charges that a wrong clock dated into the future.
 
-    First set the clock right. A charge that is dated ahead counts until that date and a window later, and all that is
-    charged after it is dated behind it. Repaired, it counts for one window from now: not less than it should.
+    First set the clock right. A charge of the future counts until its date and one window longer, and every later
+    charge gets a later date. A repair gives these charges the present time, so they count for one window from now.
 
-    It shows what would change; --yes does it, while others wait for a moment. If it is interrupted, run it again. Exit
-    status 1: this machine's clock and the ledger's are more than 5 s apart, and nothing was changed.
+    It shows the charges and asks; other programs wait while it works. If a repair is interrupted, run it again. Exit
+    status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
 
     \b
     Example:
-      quota ledger repair
+      quota ledger repair --dry-run
       quota ledger repair --yes
     """
     from quota.deciding import repairs
     from quota.session import projects_of
 
+    if dry_run and yes:
+        raise UsageError("--dry-run and --yes cannot be combined: leave one out")
     with quota.open(config) as session:
         log, projects = session.ledger, list(projects_of(session))
         ahead_of = {project: repairs.ahead(log, project) for project in projects}
         there_ms = log.now_ms()
         repairs.check_clocks(there_ms, host_clock())
-        for project in projects if yes else ():
+        needs_repair = any(ahead.needs_repair for ahead in ahead_of.values())
+        if not as_json and not yes:
+            _show_ahead(log, there_ms, ahead_of, yes=False)
+        may_ask = needs_repair and not dry_run
+        does = yes or (may_ask and confirmed("Is that time right, and repair it?", yes=False, unattended=False))
+        for project in projects if does else ():
             repairs.repair(log, project, host_clock())
     if as_json:
         rows = [_ahead_json(project, ahead) for project, ahead in ahead_of.items()]
-        print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": yes, "projects": rows})
-        return
-    say(f"ledger {log.label}, where it is {moment(there_ms)}:")
+        print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": does, "projects": rows})
+    elif does:
+        _show_ahead(log, there_ms, ahead_of, yes=True)
+    else:
+        say("Nothing was changed." + (" If that time is right: quota ledger repair --yes" if needs_repair else ""))
+    return 0
+
+
+def _show_ahead(log: Log, there_ms: int, ahead_of: Mapping[str, Ahead], *, yes: bool) -> None:
+    say(f"ledger {log.label}, whose clock shows {moment(there_ms)}:")
     for project, ahead in ahead_of.items():
         say(*(f"  project {project}: {line}" for line in _lines(ahead, yes=yes)))
-    if not yes:
-        is_ahead = any(ahead.needs_repair for ahead in ahead_of.values())
-        say("Nothing was changed." + (" If that time is right: quota ledger repair --yes" if is_ahead else ""))
 
 
 def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
@@ -260,10 +294,9 @@ def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
 def scripts(folder: str) -> None:
     """Write the Lua scripts into the folder DIR.
 
-    Each is whole, for programs in other languages.
-
-    The head of each file says what it does, its KEYS, ARGV and reply. Write them again after each upgrade: a ledger
-    refuses the scripts of another format. DIR is made if it is not there; files of these names in it are replaced.
+    Programs in other languages run them. The head of each file has its purpose, KEYS, ARGV and reply. After an upgrade,
+    write them again: a ledger refuses scripts of another format. The command makes DIR if needed, and replaces the
+    scripts in it.
 
     \b
     Example:

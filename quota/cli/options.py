@@ -1,10 +1,12 @@
-"""Options and groups that several commands share: an option of one name means the same everywhere."""
+"""The options that several commands share. An option means the same in every command: CONTRIBUTING.md has the
+grammar, and `tests/unit/cli/test_grammar.py` checks each command against it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -16,7 +18,7 @@ F = TypeVar("F", bound="Callable[..., Any] | click.Command")
 
 
 class _Context(click.Context):
-    """Names its command in errors of click's parser, which knows no command: they point to that command's help."""
+    """Adds the command to errors of click's parser, so that they point to the help of that command."""
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
@@ -27,8 +29,8 @@ class _Context(click.Context):
 
 
 class Group(click.Group):
-    """Commands under one name; without one it prints its help. The error for an unknown one names the nearest, that for
-    a wrong option the command. A --config before the name of a command that reads none is an error."""
+    """Commands under one name. Without a command it prints its help. The error for an unknown command names the nearest
+    command. `--config` before a command that reads no configuration is an error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -63,43 +65,117 @@ config_option = click.option(
     "--config",
     metavar="FILE",
     callback=lambda ctx, _, own: ctx.find_root().params.get("config") if own is None else own,
-    help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's).",
+    help="Configuration file  [default: $QUOTA_CONFIG, ./quota.toml, the user's]",
 )
-"""The same for every command; without it, the one before the command's name."""
+"""Without it, a command takes the --config before its name."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
-only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
-only_job_option = click.option("--job", metavar="J", help="Only what is of this job.")
-host_option = click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen on."
+credential_option = click.option(
+    "--credential", metavar="C", help="Charge this credential; needed if there are several."
 )
+book_credential_option = click.option("--credential", metavar="C", help="The cost book of this credential.")
+only_credential_option = click.option("--credential", metavar="C", help="Only this credential's project.")
+only_job_option = click.option("--job", metavar="J", help="Only this job.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+clock_option = click.option(
+    "--clock", "at", metavar="TIME", help="Rehearse at that time (+1d, or RFC 3339) on copies of ledger and store."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def _formats(*formats: str, short: str = "The same as --format json.") -> Callable[[F], F]:
+    """`--format`, whose default is the first of these, and `--json`, its short form. The command gets `as_json`, and
+    `as_csv` where there are three."""
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def with_format(*, form: str | None, as_json: bool, **rest: Any) -> Any:
+            if as_json and form not in (None, "json"):
+                raise click.UsageError(f"--json is --format json; leave --json or --format {form} out")
+            form = "json" if as_json else form or formats[0]
+            if {"text", "csv"} <= {*formats}:
+                rest["as_csv"] = form == "csv"
+            return command(as_json=form == "json", **rest)
+
+        with_format = click.option("--json", "as_json", is_flag=True, help=short)(with_format)
+        what = f"What to print.  [default: {formats[0]}]"
+        return click.option("--format", "form", type=click.Choice(formats), help=what)(with_format)
+
+    return decorate
+
+
+format_option = _formats("text", "json")
+rows_format_option = _formats("text", "json", "csv")
+"""For a command that prints rows: CSV has a header and a line for each."""
+lines_format_option = _formats("text", "json", "csv", short="One line of JSON for each.")
+records_format_option = _formats("json", "csv", short="One line of JSON for each.")
+"""For an export, which no person reads."""
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+
+
+def list_options(
+    *, since: str | None, what: str = "How far back.", limit: int | None, most: int = 1_000_000, job: bool = True
+) -> Callable[[F], F]:
+    """`--since DURATION` and `--limit N`, and `--job J` where the rows belong to jobs. Without a default a list has all
+    there is."""
+
+    def decorate(command: F) -> F:
+        if job:
+            command = only_job_option(command)
+        command = limit_option(limit, most)(command)
+        return click.option("--since", default=since, metavar="DURATION", show_default=True, help=what)(command)
+
+    return decorate
+
+
+def limit_option(default: int | None, most: int) -> Callable[[F], F]:
+    """`--limit N`, for a list that may be long."""
+    kind = click.IntRange(1, most)
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most N rows.")
 
 
 FETCHED_SINCE = "Only what was fetched within this time, for example 7d."
 
 
-def since_option(default: str | None = None, what: str = "How far back.") -> Callable[[F], F]:
-    """`--since DURATION`. Without a default the command looks at all that there is."""
-    return click.option("--since", default=default, metavar="DURATION", show_default=True, help=what)
+# -- where to listen ---------------------------------------------------------------------------------------------------
 
 
-def limit_option(default: int, most: int) -> Callable[[F], F]:
-    """`--limit N`, for a list that may be long."""
-    kind = click.IntRange(1, most)
-    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="Show at most N.")
+class Listen(NamedTuple):
+    """An address to listen on."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def port_option(default: int) -> Callable[[F], F]:
-    """`--port P`, for a server."""
-    kind = click.IntRange(0, 65_535)
+def listen_option(default: Listen, *, required: bool = True) -> Callable[[F], F]:
+    """`--listen HOST:PORT`, for a server. Without it the command gets the default; None if it need not listen so."""
+
+    def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> Listen | None:
+        if value is None:
+            return default if required else None
+        host, _, port = value.rpartition(":")
+        if not (host and port.isascii() and port.isdigit() and len(port) < 6 and int(port) <= 65_535):
+            raise click.UsageError(f"{param.opts[0]} {show(value)}: write HOST:PORT, for example {default}", ctx)
+        return Listen(host.strip("[]"), int(port))
+
     return click.option(
-        "--port", type=kind, default=default, metavar="P", show_default=True, help="Port; 0 takes a free one."
+        "--listen",
+        "listen_at",
+        metavar="HOST:PORT",
+        callback=parsed,
+        help=f"Where to listen; port 0 takes a free port.  [default: {default}]",
     )
 
 
 def _folder(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value == "":  # of a variable that is not set: the metrics would be in whatever folder this is
+    if value == "":  # a variable that is not set; the working folder would get the metrics
         raise UsageError(f"{param.opts[0]} '' is not the path of a folder")
     return value
 
@@ -110,7 +186,7 @@ textfile_option = click.option(
 
 
 def duration_ms(option: str, value: str) -> int:
-    """The value of an option that is a duration."""
+    """The milliseconds in the value of an option. Raises UsageError."""
     try:
         return parse_duration(value)
     except ValueError as error:
@@ -118,21 +194,19 @@ def duration_ms(option: str, value: str) -> int:
 
 
 def since_ms_of(option: str, since: str | None) -> int:
-    """The time that lies so long back; 0 without the option."""
+    """The time so long ago; 0 without the option."""
     from quota.common.clock import host_clock
 
     return 0 if since is None else max(1, host_clock() - duration_ms(option, since))
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:
-    """What describes one call: METHOD, --units, --credential, --job, --region."""
+    """The options of one call: METHOD, --units, --credential, --job, --region."""
     for option in (
-        click.option("--region", metavar="R", default="", help="Region that the charge belongs to."),
-        click.option(
-            "--job", metavar="J", default="", help="Job that the charge belongs to; its limits and `leave` apply."
-        ),
+        click.option("--region", metavar="R", default="", help="Charge for this region."),
+        click.option("--job", metavar="J", default="", help="Charge for this job, within its limits and its `leave`."),
         credential_option,
-        click.option("--units", type=int, metavar="N", help="Cost in units, instead of the cost book's."),
+        click.option("--units", type=int, metavar="N", help="Cost in units, instead of the price in the cost book."),
         click.argument("method", metavar=method, required=required),
     ):
         command = option(command)

@@ -50,9 +50,11 @@ def json_text(data: object, indent: int | None = None) -> str:
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """CSV on stdout: a header, and a line for each row."""
-    write_row = csv_writer(sys.stdout, columns)
+    """CSV on stdout: a header, and a line for each row. A terminal gets no control characters."""
+    write_row, at_terminal = csv_writer(sys.stdout, columns), sys.stdout.isatty()
     for row in rows:
+        if at_terminal:
+            row = {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
         write_row(row)
 
 
@@ -71,9 +73,9 @@ def takes_unicode() -> bool:
 
 
 def new_console(**options: Any) -> Console:
-    """Where rich prints. In a pipe or a file no line is folded, unless COLUMNS says how wide its reader is (`watch`).
+    """The console for rich. In a pipe or a file it folds no line, unless COLUMNS has the width of the reader (`watch`).
 
-    COLUMNS=0 says that nobody knows the width; rich would take it for one, and print nothing.
+    COLUMNS=0 means that the width is unknown; rich would take 0 for the width, and print nothing.
     """
     from rich.console import Console
 
@@ -88,7 +90,7 @@ def new_console(**options: Any) -> Console:
 
 
 def print_rich(renderable: Any) -> None:
-    """A table or text for people. Colours only on a terminal; without one no spaces at the ends of lines."""
+    """A table or text for people. A terminal gets colours; a pipe or a file gets no spaces at the ends of lines."""
     console = new_console()
     if console.is_terminal:
         console.print(renderable, crop=False)  # all that is printed fits
@@ -106,7 +108,7 @@ def say(*lines: str, err: bool = False) -> None:
 
 
 def now_and_then(every_s: float) -> Callable[[str], None]:
-    """Tells people who wait how far it is, on stderr: of the lines that it gets, one in this time."""
+    """Shows progress on stderr to people who wait: at most one of the given lines in this time."""
     from quota.common.clock import elapsed_s
 
     last_s = elapsed_s()
@@ -121,7 +123,7 @@ def now_and_then(every_s: float) -> Callable[[str], None]:
 
 
 def say_built_in(session: Session, *, err: bool) -> None:
-    """Say that no configuration was found: the user may think of another budget than the one that is charged."""
+    """Say that there is no configuration: the user may expect another budget to be charged."""
     from quota.settings.model import BUILT_IN_NOTICE
 
     if session.settings.path is None:
@@ -129,7 +131,7 @@ def say_built_in(session: Session, *, err: bool) -> None:
 
 
 def fail(message: str) -> None:
-    """One line on stderr, without secrets and control characters. A very long one is cut in the middle."""
+    """One line on stderr, without secrets and control characters. A very long line is cut in the middle."""
     from quota.common.redact import redact
 
     line = printable(" ".join(redact(message).splitlines()))
@@ -141,9 +143,10 @@ def fail(message: str) -> None:
 def log_to_stderr(formatter: logging.Formatter | None = None) -> None:
     """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
 
-    QUOTA_LOG_FORMAT=json makes each line an object; else a `formatter` writes it, in the place of what wrote before.
+    With QUOTA_LOG_FORMAT=json each line is an object. Otherwise `formatter` writes the line, if there is a formatter.
 
-    For commands that load `logging` anyway, and the first warning of any other: a refused `quota charge` loads none.
+    Commands that load `logging` anyway call this; any other command calls it for its first warning. A refused `quota
+    charge` does not load `logging`.
     """
     import logging
 
@@ -171,7 +174,7 @@ def _chosen(variable: str, choices: tuple[str, ...]) -> str:
 
 
 def quiet_libraries() -> None:
-    """Silence libraries that warn of upstream's error answers: the command explains these itself."""
+    """Silence libraries that warn of upstream's error answers: the command explains them itself."""
     import logging
 
     ignore_old_python()
@@ -180,7 +183,7 @@ def quiet_libraries() -> None:
 
 
 def ignore_old_python() -> None:
-    """Leave out what Google's library says of a Python past its end of life: cron would mail it with every run."""
+    """Ignore the warning of Google's library about an old Python: cron would mail it with every run."""
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")
 
@@ -207,7 +210,7 @@ def guard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # It is closed, and our next file would get this number and everything printed. Fill it with a dummy.
+            # It is closed. The next file that we open would get this number, and with it the output. Open a dummy.
             os.open(os.devnull, os.O_RDONLY)
     sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
 
@@ -221,13 +224,13 @@ def _guarded(number: int, before: Any) -> io.TextIOWrapper:
 
 @contextmanager
 def unwound() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block by an exception, as Ctrl-C does, so that it takes back what it has begun.
-    One that is ignored stays ignored."""
+    """Let SIGTERM and SIGHUP end the block by an exception, as Ctrl-C does, so that it can undo its work. An ignored
+    signal stays ignored."""
     ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
     def end(number: int, _: object) -> None:
         for each in ending:
-            signal.signal(each, signal.SIG_IGN)  # another one interrupts nothing of that
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt that
         raise SystemExit(128 + number)
 
     for number in ending:
@@ -248,13 +251,13 @@ def output_lost() -> OSError | None:
 
 
 def unprinted(result: str = "") -> bool:
-    """Whether output to stdout was lost. If so, one line on stderr says it, with the `result` that was lost.
+    """Whether output to stdout was lost. If so, it prints a line on stderr, with the `result` that was lost.
 
-    A reader that closed the pipe (`quota status | head -1`) has all it wanted.
+    A reader that closed the pipe (`quota status | head -1`) has everything it wanted: nothing was lost.
     """
     lost = output_lost()
     if lost is None or lost.errno == errno.EPIPE:
         return False
     fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
-    sys.stdout = io.StringIO()  # once is enough
+    sys.stdout = io.StringIO()  # so that nobody reports it again
     return True

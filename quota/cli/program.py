@@ -1,4 +1,4 @@
-"""The program `quota`: where each command stands, and what all have: arguments, streams and an exit status.
+"""The program `quota`: it finds the module of a command, and gives it arguments, streams and an exit status.
 
 A command's module is imported once the command is named. Commands of other packages come from the entry-point group
 `quota.commands`, which is read only for an unknown command and for `--help`. Every failure is one line on stderr.
@@ -27,23 +27,23 @@ OURS = {
     **{name: f"quota.cli.configuration:{name}" for name in ("init", "doctor")},
     "check": "quota.cli.configuration:check_",
     "prove": "quota.cli.prove:prove_",
-    **{name: f"quota.cli.{name}:{name}" for name in ("costs", "inbound", "ledger")},
+    **{name: f"quota.cli.{name}:{name}" for name in ("book", "costs", "inbound", "ledger")},
     **{name: f"quota.cli.serving:{name}" for name in ("dashboard", "proxy")},
     "run": "quota.jobs.tick:run",
     **{name: f"quota.jobs.commands:{name}" for name in ("demo", "emulate", "plan", "schedule", "serve")},
     **{name: f"quota.jobs.data:{name}" for name in ("export", "place", "runs", "search", "tables")},
 }
-"""Our commands and groups, and where each stands. To look for entry points takes as long as to refuse a tick."""
+"""Our commands and groups, each with its module. A search for entry points takes as long as a refused tick."""
 
 SECTIONS = {
-    "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
+    "To begin": ("demo", "init", "check", "doctor", "costs", "book", "prove"),
     "Jobs": ("run", "runs", "schedule", "plan", "place", "search", "export", "tables", "emulate"),
     "What happens": ("status", "dashboard", "spend", "log", "explain"),
     "For scripts": ("charge", "peek", "exec", "refund", "settle", "proxy"),
     "Upstream and the ledger": ("reconcile", "reopen", "ledger"),
     "For others": ("serve", "inbound"),
 }
-"""The order of `quota --help`. A command in none of them, as another package may add, comes last."""
+"""The order of `quota --help`. Commands of other packages come last."""
 
 
 class Commands(Group):
@@ -88,13 +88,13 @@ def _entry_points() -> Any:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@click.option("--config", metavar="FILE", help="Configuration of the command that follows; its own --config wins.")
+@click.option("--config", metavar="FILE", help="Configuration; a --config after the command wins.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
 def cli(config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.
 
-    Every call is priced and charged to a shared budget before it leaves. A call that would overspend is refused, and
-    the refusal says when to come back.
+    Each call is priced and charged to a shared budget before it leaves. A call that would overspend the budget is
+    refused, and the refusal says when to try again.
 
     \b
     Example:
@@ -104,8 +104,7 @@ def cli(config: str | None) -> None:
       quota status          # what is used and what remains
 
     Exit status: 0 done; 1 the answer is no, or the work failed; 2 wrong usage; 69 the ledger did not answer;
-    75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr,
-    QUOTA_LOG_FORMAT=json to log JSON.
+    75 refused; 78 wrong configuration. QUOTA_LOG=info or debug logs to stderr, and QUOTA_LOG_FORMAT=json logs JSON.
     """
 
 
@@ -142,7 +141,7 @@ def run() -> int:
         if os.environ.get("QUOTA_DEBUG"):
             raise
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
-            fail("the folder that this was started in is gone; start it in another one")
+            fail("the working folder is gone; start the command in another folder")
             return 1
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1

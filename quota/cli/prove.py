@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 from quota.budget import Budget
-from quota.cli.options import json_option
+from quota.cli.options import format_option
 from quota.cli.output import print_json
 from quota.common.text import many, members
 from quota.deciding.project import Project
@@ -19,10 +19,12 @@ LIMIT_UNITS = 500
 MIDNIGHT_MS = 20_000 * DAY_MS
 
 
-@click.command("prove")
-@json_option
+@click.command("prove", short_help="Show a fixed window and a sliding window at midnight.")
+@format_option
 def prove_(as_json: bool) -> None:
-    """Show how a fixed window can admit twice its limit; ours cannot.
+    """Show that a fixed window can admit twice its limit, and a sliding window cannot.
+
+    It charges the same bursts around midnight to both windows, in memory.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`quota reconcile`: the provider's own count beside ours, and what it gives reason to tell somebody."""
+"""`quota reconcile`: the provider's own count beside ours, and the notices that follow from a difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import config_option, json_option, only_credential_option
+from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
 from quota.cli.output import fail, print_json, print_rich
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, rfc3339
@@ -26,22 +26,23 @@ MAX_METHODS = 5
 """The most methods that are named for a difference."""
 
 DRIFT_PERCENT = 5
-"""Two counts that differ by no more need nobody's attention: calls that never arrived, or that were tried again."""
+"""A smaller difference needs no attention: some calls never arrive, or are tried again."""
 
 
 @click.command("reconcile")
-@click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
+@dry_run_option
 @click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
 @only_credential_option
-@json_option
+@format_option
 @config_option
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
-    """Compare our count with the provider's own, and tighten ours.
+    """Compare our count with the provider's, and tighten ours.
 
-    It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
-    cloud_project. Units that only upstream knows of count here from now on; a smaller quota lowers the limits. Nothing
-    is ever freed. The account that `auth` names needs the permission monitoring.timeSeries.list. If upstream's figures
-    cannot be had, the exit status is 1 and nothing is changed.
+    It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
+    Units that only upstream counted count here from now on. A smaller quota lowers the limits. Nothing is ever freed.
+
+    The account in `auth` needs the permission monitoring.timeSeries.list. If Cloud Monitoring does not answer, the exit
+    status is 1 and nothing is changed.
 
     \b
     Example:
@@ -74,7 +75,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
 
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
-    """One project: a line for each difference, both counts as a table, and what follows."""
+    """One project: a line for each difference, both counts as a table, and the consequences."""
     return stacked(_parts(result, dry_run=dry_run))
 
 
@@ -82,7 +83,7 @@ def _parts(result: Reconciled, *, dry_run: bool) -> Iterator[RenderableType]:
     yield line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")
     yield from (line(text, "yellow") for count in result.buckets for text in _differences(count, result))
     if result.newest_ms is None:
-        yield line("upstream has counted nothing; is cloud_project right?", "yellow")
+        yield line("upstream has counted nothing; check cloud_project", "yellow")
     else:
         lag = spell(result.at_ms - result.newest_ms)
         yield line(f"upstream's newest point: {moment(result.newest_ms)}, {lag} ago")
@@ -188,7 +189,7 @@ def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
 
 
 def notices_of(result: Reconciled) -> Iterator[Notice]:
-    """What to tell whom `[notify]` names: once for each bucket and period of upstream, and each side's surplus."""
+    """The notices for `[notify]`: for each bucket and each period of upstream, where one side counted clearly more."""
     from quota.reports.notify import Notice
 
     for count in result.buckets:

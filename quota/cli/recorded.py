@@ -1,6 +1,6 @@
-"""What `quota costs` makes of recorded answers: what one means (--try), and the draft of a cost book (--new).
+"""Recorded answers, for `quota book`: `try` shows the meaning of an answer, `new` drafts a cost book.
 
-A draft has no number that no answer has. What is missing is 0 or "", which `quota costs --check` refuses with its line.
+A draft has no number that no answer has: it has 0 or "" there, and `quota book check` names the line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED = (403, 429)
 
 
 class Recorded(NamedTuple):
-    """An answer in a file, with the `request` that it answers where the file has one."""
+    """An answer in a file, with its `request` if the file has that."""
 
     status: int
     headers: dict[str, str]
@@ -44,8 +44,8 @@ class Recorded(NamedTuple):
 
 
 def read_answer(path: str) -> Recorded:
-    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`, whose body is text, or JSON as it stands.
-    Raises ConfigError for another file."""
+    """The answer in a file, `{"status": 403, "headers": {...}, "body": ...}`. The body is text or JSON. Raises
+    ConfigError for any other file."""
     source = one_line(path)
     try:
         answer = json.loads(read_named(path, 1 << 20))
@@ -67,13 +67,13 @@ def read_answer(path: str) -> Recorded:
     )
 
 
-# -- --try -------------------------------------------------------------------------------------------------------------
+# -- try ---------------------------------------------------------------------------------------------------------------
 
 
 class Tried(NamedTuple):
-    """A request as the gate sees it. `method` is None where nothing says which it is. `by_default`: the book does not
-    have the method, and the price is its default. One that `goes_on` with a call was charged when that began. `reading`
-    is what an answer means."""
+    """A request as the gate sees it. `method` is None if no route takes the request. `by_default`: the book does not
+    have the method, and the price is its default. `goes_on`: it continues a call, which was charged when it began.
+    `reading` is what the answer means."""
 
     request: str
     metered: bool
@@ -109,11 +109,11 @@ class Tried(NamedTuple):
     def lines(self) -> Iterator[str]:
         """For people."""
         if not (self.metered or self.goes_on):
-            yield f"{self.request} is not charged: its host is not one of the book's"
+            yield f"{self.request} is not charged: the cost book does not have its host"
             return
         cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in self.price.parts) or "free"
         if self.goes_on:
-            yield f"{self.request} is not charged: it goes on with a call that was charged when it began"
+            yield f"{self.request} is not charged: it continues a call that was charged when it began"
             return
         if self.method is None:
             yield f"{self.request}: no route takes it; it costs the default, {cost}"
@@ -147,9 +147,10 @@ class Tried(NamedTuple):
 
 
 def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: str | None) -> Tried:
-    """What a request, `GET https://...`, is by a book whose API is on these hosts, and what the answer in a file means.
+    """The method and the price of a request, `GET https://...`, and the meaning of the answer in a file. The API of the
+    book is on these hosts.
 
-    Raises UsageError for what is no request, ConfigError for a file that is no answer.
+    Raises UsageError if `request` is not a request, and ConfigError if the file has no answer.
     """
     verb, _, url = request.strip().rpartition(" ")
     verb = verb.strip().upper() or "GET"
@@ -159,9 +160,9 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     except ValueError:
         sound = False
     if not sound or not url.isprintable():
-        raise UsageError(f'{show(request)} is no request; write for example "GET https://api.example.com/users"')
+        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
     if verb not in VERBS:
-        raise UsageError(f"{show(verb)} is no verb; {nearest(verb, VERBS)}")
+        raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
     request, at_ms = f"{verb} {url}", host_clock()
     metered = not hosts or Hosts(hosts).serve(url)
     upstream = upstream_of(book)
@@ -175,7 +176,7 @@ def try_request(book: CostBook, hosts: tuple[str, ...], request: str, answer: st
     return tried._replace(reading=upstream.read(status, headers, body, method=method or f"{verb} **", at_ms=at_ms))
 
 
-# -- --new -------------------------------------------------------------------------------------------------------------
+# -- new ---------------------------------------------------------------------------------------------------------------
 
 
 def draft(name: str, paths: Iterable[str]) -> str:
@@ -188,7 +189,7 @@ def draft(name: str, paths: Iterable[str]) -> str:
     )
     units = f"{int(limit):_}" if re.fullmatch("[0-9]{1,15}", limit) else "0"
     lines = [
-        "# What is counted, and for whom; the page of each number; what differs by plan; what is not expressed.",
+        "# What the API counts, and for whom; the page of each number; what differs by plan; what is missing.",
         "",
         f"api = {in_toml(name)}",
         f"hosts = [{', '.join(map(in_toml, hosts))}]",
@@ -196,7 +197,7 @@ def draft(name: str, paths: Iterable[str]) -> str:
         f"read_on = {utc(host_clock()).date()}",
         "",
         "[buckets.requests]",
-        f"quota = {units}" + ("  # as an answer says; is it so on the page?" if limit else ""),
+        f"quota = {units}" + ("  # from an answer; compare it with the vendor's page" if limit else ""),
         'resets = ""  # "1h", or { calendar = "day", zone = "UTC" }',
         "",
         "[default]",
@@ -219,14 +220,14 @@ def draft(name: str, paths: Iterable[str]) -> str:
 
 
 def _host(request: str) -> str:
-    """Where a recorded request went, without the password that its address may hold; empty where it has none."""
+    """The host of a recorded request, without a user and password; empty without a request."""
     with suppress(ValueError):
         return urlsplit(request.rpartition(" ")[2]).netloc.rpartition("@")[2]
     return ""
 
 
 def _figures(answers: list[Recorded]) -> dict[str, str]:
-    """Which header says what."""
+    """The header of each figure."""
     figures: dict[str, str] = {}
     names = dict.fromkeys(header for answer in answers for header in answer.headers if _ABOUT.search(header))
     for header in names:
@@ -245,10 +246,8 @@ def _field(what: str, header: str, answers: list[Recorded]) -> str:
 
 
 def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:
-    """A rule for each status that refuses. It lasts a minute where no answer says how long."""
+    """A rule for each status that refuses. It lasts a minute if no answer has a time."""
     statuses = dict.fromkeys(answer.status for answer in answers if answer.status in _REFUSED)
     lasts = "" if timed else ', lasts = "60s"'
-    rules = [
-        f"    {{ status = {status}{lasts} }},  # not every {status}? Name its `body` or `json`." for status in statuses
-    ]
+    rules = [f"    {{ status = {status}{lasts} }},  # narrow it by `body` or `json`" for status in statuses]
     return ["closed = [", *rules, "]"] if rules else []

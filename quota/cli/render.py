@@ -1,12 +1,13 @@
-"""What `status`, `spend`, `log` and `explain` show in a terminal: tables and lines."""
+"""The tables and lines that `status`, `spend`, `log` and `explain` print for people."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.cli.output import output_lost, print_json, print_rich, say
+from quota.cli.output import output_lost, print_csv, print_json, print_rich, say
 from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, rfc3339
 from quota.common.text import listed, many, members, spell
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from quota.reports.status import CredentialRow, Status
 
 TABLE_ROWS = 1_000
-"""The most rows of a table; then another one begins."""
+"""The most rows of a table; then another table begins."""
 
 _LEVEL_STYLE = {"full": "red", "near": "yellow", "open": ""}
 _TONE_STYLE = {"": "", "strong": "bold", "note": "yellow", "bad": "red", "verdict": "bold red"}
@@ -136,11 +137,11 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
 
 
 def render_spending(spending: Spending) -> RenderableType:
-    """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
+    """Render one table, the most expensive row first. If it is too wide, the fields of `by` share one column."""
     counts = [Column("charges", number=True), Column("units", number=True)]
     columns = [*map(Column, spending.by), *counts]
     rows = []
-    for values, charges, units in spending.rows:
+    for values, charges, units in spending.rows[: spending.most]:
         rows.append((*(value or "-" for value in values), f"{charges:,}", f"{units:,}"))
     total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
     total += (f"{spending.total_units:,}",)
@@ -167,7 +168,9 @@ def render_bought(bought: Sequence[Bought]) -> RenderableType:
 
 
 def spending_notes(spending: Spending) -> Iterator[str]:
-    """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
+    """The lines below the table of a spending: the refused calls, and what the table does not show."""
+    if spending.most is not None and (more := len(spending.rows) - spending.most) > 0:
+        yield f"{many(more, 'more row')}; the total includes them"
     for refused, happened, see in (
         (spending.refused, "refused", "; see `quota log --refused`"),
         (spending.would_refuse, "left that a shadow limit would have refused", ""),
@@ -178,36 +181,45 @@ def spending_notes(spending: Spending) -> Iterator[str]:
             yield f"{calls} {happened}: {named}{see}"
     if spending.adds_buckets_up:
         apart = ",".join([*spending.by, "bucket"])
-        yield f"units of several buckets are added up; `quota spend --by {apart}` tells them apart"
+        yield f"units of several buckets are added up; `quota spend --by {apart}` shows them apart"
 
 
 # -- log: single charges, and single refusals --------------------------------------------------------------------------
 
 
 class Wanted(NamedTuple):
-    """What is to be shown: of these projects, each with its cost book, since `start_ms`, which the user wrote as
-    `since`; of a job or a method alone, where one is named."""
+    """Which rows `log` shows: of these projects, each with its cost book; since `start_ms`, which the user wrote as
+    `since`; of one job or method, if the user names it; and the newest `limit` of them."""
 
     books: Mapping[str, CostBook]
     since: str
     start_ms: int
     job: str | None
     method: str | None
+    limit: int | None
 
     def has(self, project: str, job: str, method: str) -> bool:
         named = self.books[project].canonical
         return self.job in (None, job) and (self.method is None or named(self.method) == named(method))
+
+    def has_charge(self, row: tuple[str, str, Spent]) -> bool:
+        return self.has(row[0], row[2].job, row[2].method)
 
     def nothing(self, done: str) -> str:
         like = "" if self.job is None is self.method else "like that "
         return f"nothing {like}was {done} in the last {self.since}"
 
 
-def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
+def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool, as_csv: bool) -> None:
     """The charges, oldest first."""
     start_ms = wanted.start_ms
     since_ms = max(map(whole_since_ms, projects))
-    charges = (row for row in read_charges(projects, start_ms) if wanted.has(row[0], row[2].job, row[2].method))
+    charges: Iterator[tuple[str, str, Spent]] = filter(wanted.has_charge, read_charges(projects, start_ms))
+    if wanted.limit is not None:
+        charges = iter(deque(charges, wanted.limit))
+    if as_csv:
+        print_csv(CHARGE_FIELDS, (_charge_json(*row) for row in charges))
+        return
     nothing = True
     while output_lost() is None and (rows := list(islice(charges, TABLE_ROWS))):
         nothing = False
@@ -224,18 +236,28 @@ def print_charges(projects: Sequence[Project], wanted: Wanted, *, as_json: bool)
         say(f"only since {moment(since_ms)}, not {wanted.since}: the ledger has dropped older charges")
 
 
-def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool) -> None:
+def print_refusals(projects: Sequence[Project], wanted: Wanted, *, as_json: bool, as_csv: bool) -> None:
     """The last refusals, oldest first."""
     kept = (refusal for project in projects for refusal in read_refusals(project))
     refusals = [x for x in kept if x.at_ms >= wanted.start_ms and wanted.has(x.project, x.job, x.method)]
     refusals.sort(key=lambda refusal: refusal.at_ms)
-    if as_json:
+    refusals = refusals[-(wanted.limit or 0) :]
+    if as_csv:
+        print_csv([*REFUSAL_FIELDS, "calls"], ({**refusal.data, "calls": refusal.calls} for refusal in refusals))
+    elif as_json:
         for refusal in refusals:
             print_json({**refusal.data, "calls": refusal.calls}, indent=None)
     elif refusals:
         print_rich(_refusals_table(refusals))
     else:
         say(wanted.nothing("refused"))
+
+
+CHARGE_FIELDS = ("id", "at", "project", "method", "bucket", "units", "charged_units", "job", "region", "run")
+REFUSAL_FIELDS = [
+    *("at", "credential", "project", "method", "cost_units", "job", "region", "run", "machine", "reason"),
+    *("refused_by", "retry_at", "why", "limits"),
+]
 
 
 def _charge_json(project: str, call_id: str, charge: Spent) -> dict[str, object]:
@@ -248,8 +270,8 @@ def _charge_json(project: str, call_id: str, charge: Spent) -> dict[str, object]
 
 
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, projects: bool) -> RenderableType:
-    """Render single charges, each with its project and the id of its call, which begins its key with the run. Where the
-    columns are too wide, they fold, and some are left out: the region first."""
+    """Render single charges, each with its project and the id of its call. If the columns are too wide, they fold, and
+    then some of them go: the region first."""
     corrected = any(charge.units != charge.charged_units for _, _, charge in charges)
     columns = [Column("time"), Column("id", whole=True), Column("units", number=True)]
     columns += [Column("charged", number=True)] if corrected else []
@@ -273,8 +295,8 @@ def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, projects: bool)
 
 
 def _refusals_table(refusals: Sequence[KeptRefusal]) -> RenderableType:
-    """Render refusals, one a row. Of several calls together it has the first one's method, how many more they are, and
-    the units of all."""
+    """Render refusals, each in a row. For several calls that were charged together, the row has the method of the first
+    call, the number of the others, and the units of all calls."""
     columns = [Column("time"), Column("method"), Column("units", number=True)]
     columns += map(Column, ["job", "region", "refused by", "reason", "next"])
     rows = [

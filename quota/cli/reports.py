@@ -12,15 +12,27 @@ import click
 import quota
 from quota.budget import Budget, project_of
 from quota.cli.options import (
+    clock_option,
     config_option,
     credential_option,
     duration_ms,
-    json_option,
+    format_option,
+    lines_format_option,
+    list_options,
     only_credential_option,
     only_job_option,
-    since_option,
+    rows_format_option,
 )
-from quota.cli.output import new_console, now_and_then, output_lost, print_json, print_rich, say, say_built_in
+from quota.cli.output import (
+    new_console,
+    now_and_then,
+    output_lost,
+    print_csv,
+    print_json,
+    print_rich,
+    say,
+    say_built_in,
+)
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.log import line
 from quota.common.text import many, one_line, show
@@ -33,16 +45,17 @@ WATCH_S = 2
 @click.command()
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option(
-    "--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed, also only to its jobs."
+    "--check", "checks", is_flag=True, help="Exit 75 if a credential is full or closed, for all calls or for its jobs."
 )
-@json_option
+@clock_option
+@format_option
 @config_option
-def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
+def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
-    OPEN: the cheapest call would be admitted now, and that of a job, if there are jobs. FULL: a limit is used up until
-    the time shown. CLOSED: upstream reported that its quota is used up. Of each job it shows which machine runs it, its
-    next tick, and whether a run could go on now. If the ledger does not answer, the exit status is 69.
+    OPEN: the cheapest call would be admitted now; if there are jobs, also for a job. FULL: a limit is used up until the
+    time shown. CLOSED: upstream reported that its quota is used up. Each job has its machine, its next tick, and
+    whether a run could go on now. If the ledger does not answer, the exit status is 69.
 
     \b
     Example:
@@ -50,12 +63,17 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
       quota status --check > /dev/null || echo "not now"
       quota status --json | jq '.credentials[].limits[].remaining_units'
       quota status --watch --json     # one line of JSON each time
+      quota status --clock +6h        # if nobody charges until then
     """
     from quota.cli.render import render_status
     from quota.reports.status import read_status, unread_json
 
     if watch and checks:
         raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
+    if at is not None:
+        if watch:
+            raise click.UsageError("--clock and --watch cannot be combined: nobody charges in a rehearsal")
+        return _status_at(at, checks, as_json, config)
     with quota.open(config) as session:
         if as_json:
             say_built_in(session, err=True)
@@ -84,6 +102,21 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> int:
     return current.exit_status if checks else 0
 
 
+def _status_at(at: str, checks: bool, as_json: bool, config: str | None) -> int:
+    """Print the status at another time, from a copy of the ledger."""
+    from quota.cli.rehearsal import rehearsed
+    from quota.cli.render import render_status
+    from quota.reports.status import read_status
+
+    with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
+        current = read_status(copy, next_capacity=as_json, jobs=True)
+        if as_json:
+            print_json({"rehearsal": True, **current.as_json()})
+        else:
+            print_rich(render_status(current))
+    return current.exit_status if checks else 0
+
+
 def _repeat(draw: Callable[[], None]) -> None:
     """Draw again and again, until nobody reads it."""
     while True:
@@ -107,23 +140,35 @@ def _watch(render: Callable[[], Any]) -> None:
 
 @click.command()
 @click.option("--by", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.  [default: method]")
-@since_option(default="24h")
-@click.option("--bought", is_flag=True, help="Show what the units bought: new entries by job and page number.")
+@list_options(since="24h", limit=None)
+@click.option("--bought", is_flag=True, help="Show what the units bought, by job and page number.")
 @only_credential_option
-@json_option
+@rows_format_option
 @config_option
-def spend(by: str | None, since: str, bought: bool, credential: str | None, as_json: bool, config: str | None) -> None:
+def spend(
+    *,
+    by: str | None,
+    since: str,
+    limit: int | None,
+    job: str | None,
+    bought: bool,
+    credential: str | None,
+    as_json: bool,
+    as_csv: bool,
+    config: str | None,
+) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps 35 days, up to 500,000 charges: who charged what, and what was refused. If you ask for more, a line
-    says where that begins.
+    The ledger keeps charges and refusals for 35 days, and up to 500,000 charges. If --since reaches further back, a
+    line says where the charges begin.
 
-    With --bought it shows what this machine's runs fetched instead, in whole days of UTC: how many entries the store
-    did not have before, for each page number of a job, and what they cost. A line says where pages bring little.
+    With --bought it shows what the runs of this machine fetched: for each page number of a job, how many entries were
+    new in the store, and what they cost. A line names the pages that bring little. Days are whole days of UTC.
 
     \b
     Example:
       quota spend --by job,region --since 2d
+      quota spend --by run --job trending --format csv > spend.csv
       quota spend --bought --since 7d
       quota spend --by day --since 30d
     """
@@ -138,20 +183,30 @@ def spend(by: str | None, since: str, bought: bool, credential: str | None, as_j
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     since_ms = duration_ms("--since", since)
     if bought:
-        _show_bought(since, since_ms, as_json, config)
+        _show_bought(since, since_ms, job, limit, as_json=as_json, as_csv=as_csv, config=config)
         return
     with quota.open(config) as session:
-        say_built_in(session, err=as_json)
+        say_built_in(session, err=as_json or as_csv)
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         spending = read_spending(
-            [session.project(c.name) for c in projects.values()], fields, start_ms, local=not as_json
+            [session.project(c.name) for c in projects.values()],
+            fields,
+            start_ms,
+            job=job,
+            local=not (as_json or as_csv),
         )
         spending = spending._replace(
-            upstream_units=sum(_upstream_units(session.budget(c.name)) for c in projects.values())
+            most=limit,
+            upstream_units=0
+            if job is not None
+            else sum(_upstream_units(session.budget(c.name)) for c in projects.values()),
         )
     if as_json:
         print_json(spending.as_json())
+        return
+    if as_csv:
+        print_csv([*spending.by, "charges", "units"], spending.rows_json())
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
@@ -174,17 +229,23 @@ def _upstream_units(budget: Budget) -> int:
     return max(map(project.upstream_units, views), default=0)
 
 
-def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -> None:
+def _show_bought(
+    since: str, since_ms: int, job: str | None, limit: int | None, *, as_json: bool, as_csv: bool, config: str | None
+) -> None:
     from importlib.metadata import entry_points
 
     from quota.cli.render import render_bought
-    from quota.reports.runs import stands_out
+    from quota.reports.runs import Bought, stands_out
 
     start_ms = max(0, host_clock() - since_ms)
     with quota.open(config) as session:
         rows = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
+    rows = [row for row in rows if job in (None, row.job)][:limit]
     if as_json:
         print_json({"since": rfc3339(start_ms), "bought": [row._asdict() for row in rows]})
+        return
+    if as_csv:
+        print_csv(Bought._fields, (row._asdict() for row in rows))
         return
     if rows:
         print_rich(render_bought(rows))
@@ -194,66 +255,69 @@ def _show_bought(since: str, since_ms: int, as_json: bool, config: str | None) -
 
 
 @click.command()
-@since_option(default="24h")
-@only_job_option
+@list_options(since="24h", limit=None)
 @click.option("--method", metavar="M", help="Only calls of this API method.")
 @click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
 @only_credential_option
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each.")
+@lines_format_option
 @config_option
 def log(
+    *,
     since: str,
+    limit: int | None,
     job: str | None,
     method: str | None,
     refused: bool,
     credential: str | None,
     as_json: bool,
+    as_csv: bool,
     config: str | None,
 ) -> None:
     """Show single charges with their ids, the newest last.
 
-    The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps 35 days, up to 500,000 charges.
+    --limit takes the newest charges. The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger
+    keeps 35 days, up to 500,000 charges.
 
     \b
     Example:
       quota log --since 1h --job trending
       quota log --method search.list --json | jq -r .id
-      quota log --refused
+      quota log --refused --limit 5
     """
     from quota.cli.render import Wanted, print_charges, print_refusals
 
     since_ms = duration_ms("--since", since)
     with quota.open(config) as session:
-        say_built_in(session, err=as_json)
+        say_built_in(session, err=as_json or as_csv)
         chosen = projects_of(session, credential)
         projects = [session.project(c.name) for c in chosen.values()]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        wanted = Wanted({project: c.book for project, c in chosen.items()}, since, start_ms, job, method)
-        (print_refusals if refused else print_charges)(projects, wanted, as_json=as_json)
+        wanted = Wanted({project: c.book for project, c in chosen.items()}, since, start_ms, job, method, limit)
+        (print_refusals if refused else print_charges)(projects, wanted, as_json=as_json, as_csv=as_csv)
 
 
 @click.command()
-@click.argument("charge_id", metavar="[CHARGE-ID | --last]", required=False)
-@click.option("--last", is_flag=True, help="The last refusal. So it is without CHARGE-ID, too.")
+@click.argument("charge_id", metavar="[ID]", required=False)
+@click.option("--last", is_flag=True, hidden=True)  # what it does without ID: other programs call it so
 @only_job_option
 @only_credential_option
-@json_option
+@format_option
 @config_option
 def explain(
     charge_id: str | None, last: bool, job: str | None, credential: str | None, as_json: bool, config: str | None
 ) -> None:
-    """Explain the last refusal, or a charge.
+    """Explain the last refusal, or the charge with this ID.
 
     For a refusal: which limit decided, what fills it, when it has room again, and which change would have admitted the
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
-    The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If it has no such
-    refusal or charge, the exit status is 1. It asks again for the call that was refused, and charges nothing.
+    It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
+    it has no such refusal or charge, the exit status is 1.
 
     \b
     Example:
       quota explain
-      quota explain --last --job backfill
+      quota explain --job backfill
       quota explain $(quota log --json | tail -n 1 | jq -r .id)
       quota explain --json | jq '.admits'
     """
@@ -264,7 +328,7 @@ def explain(
 
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(
-            "a CHARGE-ID and --last or --job cannot be combined: one is a charge, the other a refusal"
+            f"ID explains a charge, and {'--last' if job is None else '--job'} a refusal; leave one out"
         )
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
@@ -276,7 +340,7 @@ def explain(
             if refusal is None:
                 of = f" of job {show(job)}" if job is not None else ""
                 raise QuotaError(
-                    f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
+                    f"the ledger has no refused call{of}; a process reports a refusal within 10 s, or when it ends"
                 )
             data, text = refusal.as_json(), render_parts(refusal_parts(refusal))
     if as_json:
@@ -287,13 +351,14 @@ def explain(
 
 @click.command()
 @click.argument("bucket")
-@click.option("--because", required=True, metavar="TEXT", help="Why you expect upstream to admit calls again.")
+@click.option("--because", required=True, metavar="TEXT", help="Why upstream will admit calls again.")
 @credential_option
 @config_option
 def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up.
 
-    `quota status` shows the reason until upstream reports it again. If the bucket is not closed, the exit status is 1.
+    `quota status` shows your reason until upstream reports the bucket again. If the bucket is not closed, the exit
+    status is 1.
 
     \b
     Example:

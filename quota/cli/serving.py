@@ -1,4 +1,4 @@
-"""The commands that serve: dashboard shows a page, proxy passes requests on, charged and with the key."""
+"""The commands that serve: `dashboard` shows a page, `proxy` charges requests and passes them on with the key."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import config_option, host_option, port_option
+from quota.cli.options import Listen, config_option, listen_option
 from quota.cli.output import log_to_stderr, say
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
-from quota.common.text import show
 
 if TYPE_CHECKING:
     from quota.web.documents import App
 
-BIND = "127.0.0.1:8790"
+PROXY_LISTENS = Listen("127.0.0.1", 8790)
+DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 
 
-@click.command("dashboard", short_help="Serve a page: verdict, limits, spending, freshness, runs.")
-@host_option
-@port_option(default=8770)
+@click.command("dashboard", short_help="Serve a page with limits, spending, freshness and runs.")
+@listen_option(DASHBOARD_LISTENS)
 @config_option
-def dashboard(host: str, port: int, config: str | None) -> None:
-    """Serve a page that shows whether calls are admitted, what filled each limit, who spent it, and how fresh
-    everything is.
+def dashboard(listen_at: Listen, config: str | None) -> None:
+    """Serve a page: are calls admitted, what filled each limit, who spent it, and how fresh is the store?
 
-    The page is for this machine only: it names jobs and spending. It charges nothing and changes nothing.
-    `/metrics` has the metrics for Prometheus, `/healthz` whether the ledger answers. Ends on SIGTERM and Ctrl-C.
+    The page is for this machine only, because it names jobs and spending. It charges nothing and changes nothing.
+    `/metrics` is for Prometheus; `/healthz` reports whether the ledger answers. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
       pip install 'quota-ledger[web]'           # once: it needs the extra `web`
       quota dashboard                           # then open http://127.0.0.1:8770
-      quota dashboard --port 9000 --config /etc/quota.toml
+      quota dashboard --listen 127.0.0.1:9000 --config /etc/quota.toml
       ssh -L 8770:127.0.0.1:8770 the-server     # to read it from elsewhere
     """
     from quota.web.lifecycle import address_of, listen, require_web, serve
     from quota.web.protection import names_of
 
+    host, port = listen_at
     if not is_loopback(host):
         raise click.UsageError(
-            f"--host {host}: the page names jobs and spending, so it is served to this machine only; "
+            f"--listen {listen_at}: the page names jobs and spending, so it is for this machine only; "
             f"use ssh -L {port}:127.0.0.1:{port}"
         )
     require_web("jinja2")
@@ -60,18 +59,19 @@ def dashboard(host: str, port: int, config: str | None) -> None:
         serve(app, listener, ready=lambda: say(f"quota dashboard: {address} ({session.settings.source})"))
 
 
-@click.command("proxy", short_help="Pass requests of any program on, charged, with the key.")
-@click.option("--bind", metavar="HOST:PORT", help=f"Where to listen; port 0 takes a free one.  [default: {BIND}]")
-@click.option("--unix", metavar="PATH", help="Listen there instead, for this user alone.")
-@click.option("--token", metavar="file:PATH", help="Callers send what is in this file as Quota-Token.")
+@click.command("proxy", short_help="Charge requests of any program, and pass them on.")
+@listen_option(PROXY_LISTENS, required=False)
+@click.option("--unix", metavar="PATH", help="Listen on this socket instead, for this user alone.")
+@click.option("--token", metavar="file:PATH", help="Callers must send the text of this file as Quota-Token.")
 @config_option
-def proxy(bind: str | None, unix: str | None, token: str | None, config: str | None) -> None:
-    """Pass requests of any program on to the APIs of the credentials: each is charged before it leaves.
+def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config: str | None) -> None:
+    """Charge requests of any program, and pass them on to the APIs of the credentials.
 
-    http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with its key: callers hold none. A
-    refused request gets 429 with Retry-After, and nothing is sent. Quota-Job and Quota-Region say who spends.
-    Links in an answer lead past it: a Python program that follows them runs with `quota exec --auto` instead.
-    Other machines reach it only with --token. Ends on SIGTERM and Ctrl-C.
+    http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with the key: callers need no key. A
+    refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region name who spends.
+
+    Links in an answer go directly to the API. If a Python program follows them, run it with `quota exec --auto`. To let
+    other machines in, set --token. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
@@ -84,25 +84,23 @@ def proxy(bind: str | None, unix: str | None, token: str | None, config: str | N
     from quota.web.lifecycle import address_of, listen, listening_at, require_web, serve
     from quota.web.protection import names_of
 
-    if bind is not None and unix is not None:
-        raise click.UsageError("--bind and --unix: choose one")
-    host, colon, port = (BIND if bind is None else bind).rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and len(port) < 6):
-        raise click.UsageError(f"--bind {show(bind)}: write an address and a port, as {BIND}")
+    if listen_at is not None and unix is not None:
+        raise click.UsageError("--listen and --unix cannot be combined: leave one out")
+    host, port = listen_at or PROXY_LISTENS
     if token is not None and not token.startswith("file:"):
-        raise click.UsageError("--token: write file:PATH; the token itself would be seen by every user")
+        raise click.UsageError("--token: write file:PATH; every user of this machine could see the token itself")
     if token is None and unix is None and not is_loopback(host):
         raise click.UsageError(
-            f"--bind {show(bind)}: others can reach it and would spend your units; give --token file:PATH"
+            f"--listen {listen_at}: others can reach it and would spend your units; give --token file:PATH"
         )
     secret = None if token is None else read_key(token, "token")
     register(secret)
     require_web("aiohttp")
     log_to_stderr()
-    with quota.open(config) as session:  # what is wrong with it is said before anything is served
+    with quota.open(config) as session:  # a wrong configuration fails before the server listens
         source = session.settings.source
     with ExitStack() as stack:
-        listener = stack.enter_context(listen(host, int(port)) if unix is None else listening_at(unix))
+        listener = stack.enter_context(listen(host, port) if unix is None else listening_at(unix))
         address = address_of(listener)
 
         def app() -> App:

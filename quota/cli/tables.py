@@ -30,7 +30,7 @@ def stacked(parts: Iterable[RenderableType]) -> RenderableType:
 
 
 class FirstThatFits:
-    """The first candidate that fits the width; the last one if none does."""
+    """The first candidate that fits the width; the last candidate if none does."""
 
     def __init__(self, candidates: Iterable[RenderableType]) -> None:
         self._not_tried = iter(candidates)
@@ -61,11 +61,11 @@ _LAYOUTS = ((_WIDE, 0), (_NARROW, 0), (_NARROWEST, 0), *((_NARROWEST, fold) for 
 """The padding of the columns, and to how many characters their cells are folded (0: not)."""
 
 _PIECE = re.compile(r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
-"""A word with the separators after it; a date counts as one word, and so does a time behind it."""
+"""A word with the separators after it. A date is one word, also with a time after it."""
 
 
 class Column(NamedTuple):
-    """One column of `tables`. Numbers are aligned right. What is to be copied stays `whole`: it is never folded."""
+    """One column of `tables`. Numbers are aligned right. A `whole` column is never folded: people copy its values."""
 
     heading: str
     number: bool = False
@@ -81,9 +81,9 @@ def tables(
     without: Sequence[int] = (),
     least_fold: int = 0,
 ) -> Iterator[Table]:
-    """The same table ever narrower: first with less space between the columns, then with lines folded between words,
-    then without the columns in `without`, dropped one by one. With `least_fold`, columns are dropped
-    before lines are folded to less than that. Cells are shown as plain text.
+    """The same table, narrower each time: first with less space between the columns, then with lines folded between
+    words, then without the columns in `without`, one after the other. With `least_fold`, columns go before lines are
+    folded to less than that. Cells are plain text.
     """
     for least in (least_fold, 0) if least_fold else (0,):
         for left_out in range(len(without) + 1):

@@ -1,15 +1,15 @@
-"""Upstream clients whose every HTTP attempt is charged before it leaves, and what upstream's answers mean.
+"""Clients that charge every HTTP attempt before it leaves, and the meaning of upstream's answers.
 
-metering           what one attempt does to a budget, whatever client sends it
-gate               which requests of a client are charged, and as what
-google             Google's client; `answers` and `answer_limits` bound what it reads
-requests, httpx    the other clients, and aiohttp; `urllib3` is below requests
+metering           what one attempt does to a budget, for every client
+gate               which requests of a client are charged, and as which method
+google             Google's client; `answers` and `answer_limits` limit what it reads
+requests, httpx    the other clients, with aiohttp; `urllib3` is below requests
 instrument         finds the attempts of libraries that a program uses itself
-caller, login      who calls: what signs a request as it leaves
-upstream           the seam for upstreams: which method a request is, what an answer means
+caller, login      sign a request as it leaves
+upstream           the seam for upstreams: names the method of a request, reads an answer
 discovery          one of Google's APIs, as its client describes it
-answer_fields      what an answer says, where the cost book says to look
-upstream_errors    what an error answer means
-evidence           what answers say that others have used
-failures           what an exception of a client library says
+answer_fields      reads the parts of an answer that the cost book names
+upstream_errors    classifies an error answer
+evidence           counts what others used, from answers
+failures           reads the exceptions of client libraries
 """

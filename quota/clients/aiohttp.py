@@ -23,10 +23,10 @@ def aiohttp_middleware(
     """A middleware for `aiohttp.ClientSession(middlewares=[...])`, with a budget of `quota.open_async()`, or
     of `quota.open()`.
 
-    It charges every attempt, before it leaves: redirects, and requests that are sent again on a dead connection. Name
-    it last, so that what other middlewares send again passes it too. `hosts` are the metered hosts, one or several:
-    `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name the
-    `method`.
+    It charges every attempt before it leaves, also redirects and requests that aiohttp sends again on a dead
+    connection. Name it last, so that it sees what other middlewares send again. `hosts` are the metered hosts, one or
+    several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those of the cost book, whose `routes` name
+    the `method`.
     """
     gate = AsyncHostGate(budget, method, hosts)
 
@@ -59,21 +59,21 @@ async def send(
         usage = attempt.usage(status, headers)
         if usage is not None:
             response.content = _Watched(response.content, gate, attempt, usage)  # type: ignore[assignment]
-    except BaseException:  # cancelled: nobody else knows of the response
+    except BaseException:  # cancelled: nobody else closes the response
         response.close()
         raise
     return response
 
 
 def _never_left(error: BaseException) -> bool:
-    """Whether a request failed, or was cancelled, before it had a connection, or while its fields were checked: what
-    sends its bytes comes after that."""
+    """Whether a request failed or was cancelled before it had a connection, or while aiohttp checked its fields.
+    aiohttp sends no byte before that."""
     before = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
     return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
 
 
 class _Watched:
-    """A body that settles its attempt by what it says, while it is read."""
+    """A body that settles its attempt while the caller reads it."""
 
     def __init__(self, reader: aiohttp.StreamReader, gate: AsyncHostGate, attempt: Attempt, usage: Usage) -> None:
         self._reader, self._gate, self._attempt, self._usage = reader, gate, attempt, usage
@@ -107,7 +107,7 @@ class _Watched:
         piece, ends = await self._reader.readchunk()
         return await self._read(piece), ends
 
-    # They read by the methods above.
+    # These read through the methods above.
     __aiter__ = aiohttp.StreamReader.__aiter__
     iter_any = aiohttp.StreamReader.iter_any
     iter_chunked = aiohttp.StreamReader.iter_chunked
@@ -122,7 +122,7 @@ async def _body_of(request: aiohttp.ClientRequest) -> RequestBody:
 
 
 async def peek(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """The beginning of an answer, which its reader still gets, and whether that is all of it."""
+    """The beginning of an answer, and whether that is all of it. The reader still gets all of it."""
     head, whole = b"", False
     try:
         async with timeout(PEEK_WITHIN_S) as wall:
@@ -130,11 +130,11 @@ async def peek(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
                 piece = await response.content.readany()
                 head, whole = head + piece, not piece
     except aiohttp.ClientError:
-        pass  # its reader is told, too
+        pass  # the reader meets the error, too
     except TimeoutError:
         if not wall.expired():
             raise
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # since 2018, and nothing does it instead
+        warnings.simplefilter("ignore", DeprecationWarning)  # deprecated since 2018, without a replacement
         response.content.unread_data(head)
     return head, whole

@@ -1,10 +1,10 @@
-"""What an answer of an API says, where its cost book says to look: headers, JSON, times.
+"""Reads headers, JSON and times from an answer, in the places that the cost book names.
 
-    Answer      an answer; each of its methods is a question that the book asks of it
-    units_in    what a JSON document says of each figure of what a call used
-    Usage       finds that in the body of an answer while the caller reads it
+    Answer      an answer; each method answers one question of the book
+    units_in    the figures of a call's usage in a JSON document
+    Usage       finds these figures in a body while the caller reads it
 
-A header that is missing, absurd or sent twice says nothing. What cannot be read is in `Answer.unread`.
+A missing, absurd or repeated header counts as absent. `Answer.unread` has the headers that could not be read.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from quota.terms.limits import MAX_UNITS, SECOND_MS, UNITS_MS
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 Figures = Sequence[int | None]
-"""Of what a call used, where an answer says it."""
+"""The parts of a call's usage; None for a part that the answer lacks."""
 
 MAX_HEADER_LENGTH = 1_024
-"""How much of a header is looked at."""
+"""Longer headers are cut here before they are read."""
 
 MAX_POLICIES = 10
-"""How many items of a `RateLimit` header are looked at."""
+"""The most items that are read of a `RateLimit` header."""
 
 
 RETRY_AFTER = Field(header="retry-after", form="seconds")
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
-"""A bare number from here on is a time since 1970, in seconds or in ms: 31 years are no span."""
+"""A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
 
 MAX_EVENT_BYTES = 64 * 1024
-"""A longer event says nothing."""
+"""Longer events are ignored."""
 
 DONE = b"[DONE]"
-"""The data of the event by which many upstreams end a stream. Its readers often stop there."""
+"""Many upstreams end a stream with an event that has this data. Readers often stop there."""
 
 
 class Answer:
-    """One answer. Each question about it returns None where the answer does not say, or says what cannot be so."""
+    """One answer. Each method returns None where the answer lacks the value, or has an impossible value."""
 
     def __init__(self, status: int, headers: Headers, body: bytes, at_ms: int) -> None:
         self.status = status
         self.body = body if len(body) <= MAX_BODY_BYTES else b""
         self.at_ms = at_ms
         self.unread: dict[str, str] = {}
-        """The headers that should have a number or a time, and have something else."""
+        """The headers that should hold a number or a time, and hold something else."""
         self._headers: dict[str, str] = {}
         pairs = headers.items() if hasattr(headers, "items") else headers
         for name, value in pairs:
             key = name.lower()
-            # Sent twice, it is one text that is no figure.
+            # A header that is sent twice becomes one text, which is no number.
             self._headers[key] = f"{self._headers[key]}, {value}" if key in self._headers else value
 
     def fits(self, match: Match) -> bool:
-        """Whether a rule is about this answer."""
+        """Whether a rule matches this answer."""
         if match.status not in (None, self.status) or (match.body and match.body not in self._text):
             return False
         if match.pointer is None:
@@ -74,20 +74,20 @@ class Answer:
         return type(value) is type(match.value) and value == match.value
 
     def units(self, used: Used) -> list[int | None]:
-        """What it says of each figure of what the call used."""
+        """The figures of the call's usage, in the order of `used.figures`."""
         return [
             next((units for place in figure.places if (units := self._units(place)) is not None), None)
             for figure in used.figures
         ]
 
     def _units(self, field: Field) -> int | None:
-        """In JSON it is a whole number: an answer that writes it otherwise says nothing."""
+        """JSON must hold a whole number; anything else counts as absent."""
         value = self._value(field, "units")
         is_text = bool(field.header) or field.pattern is not None
         return self._number(field, value, math.ceil) if isinstance(value, str if is_text else int) else None
 
     def remaining(self, rule: LevelRule) -> tuple[int | None, int | None]:
-        """The units that remain, and of how many. A fraction is rounded so that less remains."""
+        """The units that remain, and the limit. Fractions are rounded so that less remains."""
         field = rule.remaining
         limit = self._number(field, self._value(field, "limit")) if field.pattern is not None else None
         if limit is None and rule.limit is not None:
@@ -111,11 +111,11 @@ class Answer:
 
     @property
     def retry_at_ms(self) -> int | None:
-        """The time that Retry-After names."""
+        """The time in Retry-After."""
         return self.moment_ms(RETRY_AFTER, "")
 
     def lasts_until_ms(self, lasts: Field | Refill) -> int | None:
-        """Until when a closing lasts, as the answer says it."""
+        """Until when the bucket stays closed, by the answer."""
         if isinstance(lasts, Field):
             until_ms = self.moment_ms(lasts, "lasts")
         else:
@@ -123,22 +123,22 @@ class Answer:
             if asked is None or left is None or not per_second:
                 return None
             span_ms = (asked - left) / per_second * SECOND_MS
-            if not span_ms < LATEST_MS:  # it never comes back, or at no time that a ledger can hold
+            if not span_ms < LATEST_MS:  # no ledger can hold such a time
                 return None
             until_ms = self.at_ms + math.ceil(span_ms)
         return until_ms
 
     def policies(self) -> list[tuple[str, int, int | None, int | None]]:
-        """What `RateLimit` says of each policy: its name, what remains, of how many, until when. The draft of the IETF
-        (draft-ietf-httpapi-ratelimit-headers) has the numbers of the policies in `RateLimit-Policy`."""
+        """Each policy in `RateLimit`: its name, what remains, the limit, the reset. The limits are in
+        `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers)."""
         quotas = {name: figures.get("q") for name, figures in _items(self._headers.get("ratelimit-policy", ""))}
-        said = []
+        policies = []
         for name, figures in _items(self._headers.get("ratelimit", "")):
             remaining, limit = _whole(figures.get("r")), _whole(quotas.get(name))
             reset_ms = self._moment_ms(figures.get("t"))
             if remaining is not None:
-                said.append((name, remaining, limit, reset_ms))
-        return said
+                policies.append((name, remaining, limit, reset_ms))
+        return policies
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Answer:
             self.unread[header] = value
 
     def _value(self, field: Field, group: str) -> object:
-        """What stands at a field: a text of a header, or a value of the JSON."""
+        """The text of a header, or the value in the JSON."""
         value: object = self._headers.get(field.header) if field.header else self._at(field.pointer or ())
         if field.pattern is None or value is None:
             return value
@@ -177,8 +177,8 @@ class Answer:
         return self.body.decode("utf-8", "replace").lower()
 
     def _moment_ms(self, value: object) -> int | None:
-        """A time in ms by this machine's clock, however it is written. One of the calendar is reckoned from the
-        answer's own Date, so that it is right whatever this machine's clock says."""
+        """A time in ms by this machine's clock, from any notation. A calendar time is read relative to the answer's
+        Date, so that a wrong clock here does not matter."""
         text = str(value).strip() if isinstance(value, str | int | float) else ""
         if re.fullmatch(r"[+-]?[0-9]{1,13}(?:\.[0-9]{1,9})?", text, re.ASCII):
             number = float(text)
@@ -197,19 +197,19 @@ class Answer:
 
 
 def units_in(used: Used, document: bytes) -> list[int | None]:
-    """What a JSON document of an answer says of each figure of what a call used: the whole of it, or one event."""
+    """The figures of a call's usage in a JSON document, which is a whole body or one event."""
     return Answer(200, (), document, 0).units(used)
 
 
 def _figure(value: object) -> float | None:
-    """A number from 0 to the largest that is stored, fractions included."""
+    """A number from 0 to the largest that a ledger stores, with its fraction."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_UNITS:
         return value
     return None
 
 
 def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
-    """A number from 0 to the largest that is stored, as a number or as its digits. A fraction is `rounded`."""
+    """A number from 0 to the largest that a ledger stores, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
         digits = re.fullmatch(r"\s*\+?([0-9]{1,16})(\.[0-9]{0,16})?\s*", value, re.ASCII)
         value = None if digits is None else int(digits[1]) if not (digits[2] or "").strip(".0") else float(value)
@@ -218,7 +218,7 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `6m0s`, `40591s`, `1.5s`, `20ms`; the full stop of a sentence may follow."""
+    """`2h9m`, `6m0s`, `40591s`, `1.5s`, `20ms`, perhaps with the full stop of a sentence."""
     text = text.rstrip(".")[:64]
     parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])", text, re.ASCII)
     if not parts or "".join(map("".join, parts)) != text:
@@ -227,7 +227,7 @@ def _duration_ms(text: str) -> int | None:
 
 
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
-    """A date, as it is read. Without a zone it is in UTC."""
+    """A date in any notation. A date without a zone is in UTC."""
     try:
         moment = read(text[:64])
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
@@ -239,29 +239,30 @@ _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The items of a structured field (RFC 9651), each with those of its parameters that are numbers."""
+    """The items of a structured field (RFC 9651), each with its numeric parameters."""
     items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
     number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
     return [(name, dict(re.findall(number, figures))) for name, figures in items]
 
 
-# -- what the call used, as its answer is read -------------------------------------------------------------------------
+# -- a call's usage, while its answer is read --------------------------------------------------------------------------
 
 
 class Usage:
-    """Finds in the body of an answer what its call used, while the caller reads it.
+    """Finds a call's usage in the body of its answer while the caller reads the body.
 
         usage = attempt.usage(status, headers)    # None where nothing in the body settles the call
         attempt.settle(usage.feed(piece))         # each piece of the unpacked body, before the caller has it
         attempt.settle(usage.end())               # the caller has read all
 
-    Both return what the call used once, as soon as that is known; else None.
+    Both return the usage once, as soon as it is complete; else None.
 
-    `read` finds the figures in a JSON document, of which `total` makes the units; `said` is what the headers say of
-    them. A body may be a stream of documents (text/event-stream). Of those the last one that says it counts: of a sum,
-    for each of its figures. Nothing is held back, and at most MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES
-    of an answer that is one JSON document. Who stops before the end is told nothing: the call may have cost more than
-    was said until then. Nor is anybody at the end of a body that is shorter than its Content-Length.
+    `read` finds the figures in a JSON document, `total` makes units of them, and `announced` has those of the headers.
+    In a stream of documents (text/event-stream) the last value of each figure counts. Nothing is held back. At most
+    MAX_EVENT_BYTES of one event are kept, or MAX_BODY_BYTES of an answer that is one JSON document.
+
+    A caller that stops before the end gets no usage, because the call may have cost more by the end. The same holds for
+    a body that is shorter than its Content-Length.
     """
 
     def __init__(
@@ -269,18 +270,18 @@ class Usage:
         read: Callable[[bytes], Figures],
         total: Callable[[Figures], int | None],
         headers: Mapping[str, str],
-        said: Figures = (),
+        announced: Figures = (),
     ) -> None:
         self._read = read
         self._total = total
         self._events = headers.get("content-type", "").lower().startswith("text/event-stream")
         length = "" if headers.get("content-encoding") else headers.get("content-length", "")
         self._to_come = int(length) if re.fullmatch("[0-9]{1,15}", length, re.ASCII) else 0
-        """Bytes that the headers announce."""
+        """The length in bytes that the headers announce."""
         self._kept = bytearray()
         self._data: list[bytes] = []
         self._size = 0
-        self._figures = said
+        self._figures = announced
         self._over = False
 
     def feed(self, piece: bytes) -> int | None:
@@ -310,7 +311,7 @@ class Usage:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _feed_lines(self, piece: bytes) -> None:
-        """Lines end with LF, CR, or both, which may come in two pieces."""
+        """Lines end with LF, CR or CRLF; CR and LF may come in two pieces."""
         for part in piece.splitlines(keepends=True):
             if self._over:
                 return
@@ -328,7 +329,7 @@ class Usage:
             self._size += len(line)
             if self._size <= MAX_EVENT_BYTES and line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
-            self._over = self._data == [DONE]  # its reader may not read the empty line behind it
+            self._over = self._data == [DONE]  # the reader may stop before the empty line behind it
             return
         data, whole = b"\n".join(self._data), self._size <= MAX_EVENT_BYTES
         self._data, self._size = [], 0

@@ -1,4 +1,4 @@
-"""What an answer of upstream may have at most, whichever client reads it."""
+"""Limits on an answer of upstream, for every client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnswerLimits(NamedTuple):
     max_items: int | None = None
 
     def validated(self) -> AnswerLimits:
-        """The limits as numbers above 0, each of them or None. Raises UsageError."""
+        """The limits, each a number above 0 or None. Raises UsageError."""
         mb, answer_s, items = self
         return AnswerLimits(
             None if mb is None else whole(mb, "MB: max_body_mb", 1, MAX_BODY_MB),

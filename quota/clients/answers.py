@@ -5,7 +5,7 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
 
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
-    PatientConnection a connection that reads each answer so
+    PatientConnection a connection whose answers are LimitedResponses
     PatientHttp       an Http with such connections
     check_redirect    refuses a redirect to anything except HTTP
     digestible        an error's body, if the client can parse it
@@ -37,10 +37,10 @@ from quota.common.text import show, spaced
 from quota.errors import BadAnswer
 
 BYTES_PER_VALUE = 16
-"""A body may hold one value for each 16 bytes of its limit: a value of three bytes takes a hundred when parsed."""
+"""A body may hold one value per 16 bytes of its size limit: a value of three bytes takes a hundred once parsed."""
 
 MAX_TOKEN_LENGTH = 8_192
-"""A page token travels in a URL."""
+"""The longest page token. It travels in a URL."""
 
 POLL_S = 0.1
 """How often a waiting request checks its deadline."""
@@ -49,8 +49,8 @@ READ_BYTES = 1 << 16
 
 
 class Watch(threading.local):
-    """The limits of one client. `waiting` is called several times a second while a request waits for its answer; an
-    exception from it ends the request.
+    """The limits of one client. A waiting request calls `waiting` several times a second; an exception from `waiting`
+    ends the request.
     """
 
     def __init__(self, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
@@ -72,7 +72,7 @@ class Watch(threading.local):
             self._until_s = None
 
     def left_s(self) -> float:
-        """The time that this thread's request has left. Raises BadAnswer when none is left."""
+        """The time left for this thread's request. Raises BadAnswer when no time is left."""
         if self._waiting is not None:
             self._waiting()
         left_s = math.inf if self._until_s is None else self._until_s - time.monotonic()
@@ -85,7 +85,7 @@ class Watch(threading.local):
 
 
 class _Arriving(io.RawIOBase):
-    """The bytes of an answer as they arrive, read in short waits, so that the deadline holds for a slow answer too."""
+    """The bytes of an answer as they arrive. Short waits keep the deadline for a slow answer, too."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket, timeout_s: float | None, watch: Watch) -> None:
         self._raw = raw
@@ -113,7 +113,7 @@ class _Arriving(io.RawIOBase):
 
 
 class LimitedResponse(HTTPResponse):
-    """An answer whose head and body are read within the limits of a watch. It unpacks a compressed body."""
+    """An answer that is read within the limits of a watch. It unpacks a compressed body."""
 
     def __init__(self, sock: socket, *, timeout_s: float | None, watch: Watch, method: str | None) -> None:
         super().__init__(sock, method=method)
@@ -149,7 +149,7 @@ class LimitedResponse(HTTPResponse):
         packing = (self.headers.get("content-encoding") or "").strip().lower()
         if packing not in ("gzip", "deflate", "zlib") or not content:
             return content
-        del self.headers["content-encoding"]  # or the client would unpack it again
+        del self.headers["content-encoding"]  # else the client would unpack it again
         for window_bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # either header, or none
             unpacking = zlib.decompressobj(window_bits)
             try:
@@ -164,8 +164,8 @@ class LimitedResponse(HTTPResponse):
 
 
 class PatientConnection(HTTPConnection):
-    """Waits for a bounded time, and reads each answer within the limits of a watch. Combined with each of httplib2's
-    connection classes by PatientHttp, which sets `watch` and `timeout_s`.
+    """Waits for a bounded time, and reads each answer within the limits of a watch. PatientHttp combines this with each
+    connection class of httplib2, and sets `watch` and `timeout_s`.
     """
 
     watch: Watch | None
@@ -207,8 +207,8 @@ class PatientConnection(HTTPConnection):
 
 
 class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
-    """An Http for the API at `root`. Its connections are of this `kind`, and have the attributes `of_each`. One that is
-    spoiled, or on which an answer is unread, is not used again."""
+    """An Http for the API at `root`. Its connections are of this `kind`, with the attributes `of_each`. It drops a
+    connection that is spoiled or has an unread answer."""
 
     def __init__(
         self, root: str, kind: type[PatientConnection], *, watch: Watch | None, timeout_s: float, **of_each: Any
@@ -229,7 +229,7 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
-        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`.
+        """Like httplib2's own method, which calls itself for every redirect. Ignores `connection_type`.
 
         Raises BadAnswer for a redirect to something that is not HTTP.
         """
@@ -254,12 +254,12 @@ class PatientHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         return headers
 
     def _answered(self, response: Any, content: bytes) -> None:
-        """Is told of each answer."""
+        """Called with each answer."""
 
 
 def _made(kind: type[PatientConnection], parent: type, of_each: dict[str, Any]) -> type:
-    """A connection of this kind over httplib2's own. Where a recorder (vcrpy) stands in its place, it is the one over
-    which the recorder sends what it does not replay."""
+    """A connection of this kind over httplib2's own. A recorder (vcrpy) in its place sends over this connection what it
+    does not replay."""
     if not issubclass(parent, HTTPConnection) and hasattr(parent, "_baseclass"):
         return type(parent.__name__, (parent,), {"_baseclass": _made(kind, parent._baseclass, of_each)})
     return type(f"{kind.__name__}{parent.__name__}", (kind, parent), of_each)
@@ -270,7 +270,7 @@ def no_http() -> BadAnswer:
 
 
 def check_redirect(uri: str) -> None:
-    """Raise BadAnswer for a redirect to anything except an address of HTTP: a file, another protocol, a user's name."""
+    """Raise BadAnswer for a redirect that is no HTTP address: a file, another protocol, a user's name."""
     if not is_http_address(uri) or not uri.isprintable() or " " in uri:
         raise BadAnswer(
             f"upstream redirects to {show(redact(uri))}, which is no http address; check endpoint and proxies"
@@ -295,15 +295,13 @@ def digestible(response: Any, content: bytes) -> bytes:
 
 
 def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callable[[Any, Any], Any]:
-    """`postproc`, with which the client parses a body, plus a check of the limits and of the API's shapes."""
-    promises_json = (
-        type(getattr(postproc, "__self__", None)) is JsonModel
-    )  # other models are for media and empty bodies
+    """`postproc`, which parses a body for the client, with a check of the limits and of the API's shapes."""
+    promises_json = type(getattr(postproc, "__self__", None)) is JsonModel  # not for media or empty bodies
 
     def check(response: Any, content: Any) -> Any:
         if int(response.status) >= 300 or not promises_json:
             return postproc(response, content)
-        if int(response.status) == 204:  # the client makes it an object without items
+        if int(response.status) == 204:  # the client makes an object without items of it
             raise _no_object("an empty body")
         most = limits.max_bytes
         if most is not None and _values(content) > most // BYTES_PER_VALUE:
@@ -315,7 +313,7 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
             answer = postproc(response, content)
         except (ValueError, RecursionError):
             answer = content
-        # The client returns a body that it cannot parse unchanged.
+        # The client returns an unparseable body unchanged.
         if answer == (content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content):
             raise _no_object(_unparsed(content, str(response.get("content-type", ""))))
         _check_page(answer, limits)
@@ -359,7 +357,7 @@ def _no_object(kind: str) -> BadAnswer:
 
 
 def _unparsed(content: bytes | str, content_type: str) -> str:
-    """What to call a body that is not JSON: its content type, unless that claims to be JSON."""
+    """The name of a body that is not JSON: its content type, unless that claims JSON."""
     if not content:
         return "an empty body"
     return "unreadable JSON" if "json" in content_type.lower() else _word(content_type)

@@ -1,6 +1,6 @@
-"""Who calls, for clients other than Google's: a request to the API's hosts is signed as it leaves, any other is not.
+"""Signs requests of clients other than Google's: it signs a request to the API's hosts as it leaves, and no other.
 
-A redirect is a request of its own, so that no other host sees the key, whatever a client does with its headers.
+A redirect is a new request. So no other host sees the key, whatever a client does with its headers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quota.terms.api import Hosts, KeyPlace
 
 @dataclass(eq=False, repr=False)
 class Caller:
-    """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth, which are renewed in
-    time; that is not charged. With neither it signs nothing. `insecure`: also where others on the way can read it.
-    `googles`: the API is one of Google's."""
+    """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth; without either it
+    signs nothing. It renews the credentials in time, free of charge. `insecure` allows plain HTTP, where others on the
+    way can read the secret. `googles`: the API is one of Google's."""
 
     hosts: tuple[str, ...]
     _: KW_ONLY
@@ -36,8 +36,8 @@ class Caller:
         self._hosts = Hosts(self.hosts)
 
     def signed(self, verb: str, url: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The URL and the headers as they leave. Raises ConfigError for a request that would show a secret on its way,
-        and what google-auth raises where it gets no token."""
+        """The URL and the headers as they leave. Raises ConfigError for a request that would expose a secret on its
+        way, and google-auth's own error if there is no token."""
         signed = dict(headers)
         if not self.signs or not self._hosts.serve(url):
             return url, signed
@@ -65,16 +65,17 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Whether `signed` asks for a token first."""
+        """Whether `signed` fetches a token first."""
         return self.credentials is not None and not self.credentials.valid
 
     @property
     def secret(self) -> str | None:
-        """What it signs with now."""
+        """The secret that it signs with now."""
         return self.key if self.credentials is None else self.credentials.token
 
     def renewed(self, url: str, status: int) -> bool:
-        """Whether an answer refused a token that is now renewed, so that the request may be sent once more."""
+        """Whether the answer refused a token and a new token is here, so that the caller may send the request once
+        more."""
         renewable = self.credentials is not None and getattr(self.credentials, "renewable", True)
         if status != 401 or not renewable or not self._hosts.serve(url):
             return False
@@ -84,7 +85,7 @@ class Caller:
 
 
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
-    """The URL without the fields of its query that have these names, and with one more. What stays is not rewritten."""
+    """The URL without these fields of its query, and with one more. The other fields stay as they are."""
     parts, names = urlsplit(url), set(without)
     fields = [field for field in parts.query.split("&") if field and unquote_plus(field.partition("=")[0]) not in names]
     return urlunsplit(parts._replace(query="&".join([*fields, *([more] if more else [])])))
@@ -92,7 +93,7 @@ def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
 
 @contextmanager
 def _renewing() -> Iterator[Any]:
-    """What google-auth asks for tokens with. It passes every transport of ours by."""
+    """The transport with which google-auth fetches tokens. It is not metered."""
     import google_auth_httplib2
     import httplib2
 
@@ -104,4 +105,4 @@ def _renewing() -> Iterator[Any]:
 
 
 RENEW_S = 10.0
-"""The longest silence of a server that grants tokens."""
+"""How long a token server may be silent."""

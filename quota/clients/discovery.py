@@ -1,8 +1,8 @@
-"""One of Google's APIs, as the installed client describes it. Reading the description imports no client.
+"""The description of one of Google's APIs, from the installed client. Reading it imports no client.
 
 description       the API's discovery document; `discovered` where there may be none
-scopes_of         what a login may ask for
-Routes            which API method a request is, by its verb and path; or a batch, or a part of an upload
+scopes_of         the scopes that a login may request
+Routes            names the API method of a request by verb and path; knows batches and parts of uploads
 batched_calls     the calls that travel in one batch
 batched_answers   the answers that come back for them
 """
@@ -31,7 +31,7 @@ def discovered(api: str, version: str) -> dict[str, Any] | None:
     from googleapiclient.discovery_cache import get_static_doc
 
     text = None
-    with suppress(OSError, ValueError):  # what no file can be called
+    with suppress(OSError, ValueError):  # a name that no file can have
         text = get_static_doc(api, version)
     if text is None:
         return None
@@ -50,15 +50,15 @@ def description(api: str, version: str) -> dict[str, Any]:
 
 
 def scopes_of(document: Mapping[str, Any]) -> list[str]:
-    """What a login may ask for at an API."""
+    """The scopes that a login may request from an API."""
     return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
 
 
-# -- which method a request is -----------------------------------------------------------------------------------------
+# -- the method of a request -------------------------------------------------------------------------------------------
 
 
 class Routes:
-    """What a request to the API of this discovery document is."""
+    """Names the requests to the API of this discovery document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
@@ -73,7 +73,7 @@ class Routes:
                 for protocol in method["mediaUpload"]["protocols"].values():
                     self._add(method, prefix + protocol["path"])
                     self._uploads.append(_pattern(prefix + protocol["path"]))
-        # `/things/x:cancel` fits `/things/{id}`, too: the method whose path says most is tried first.
+        # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
         self._patterns.sort(key=itemgetter(0), reverse=True)
 
     def _add(self, method: Mapping[str, Any], path: str) -> None:
@@ -81,18 +81,18 @@ class Routes:
         self._patterns.append((fixed, method["httpMethod"], _pattern(path), method["id"]))
 
     def methods(self, verb: str, path: str) -> list[str]:
-        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). Several for a path that can be read in
-        several ways; none for an unknown method.
+        """For example ["youtube.videos.list"] for ("GET", "/youtube/v3/videos"). A path with several readings has
+        several methods; an unknown method has none.
 
-        A path that is nearly a method's (`/youtube/v3//Search/`) is that method, and HEAD is GET: upstream may take
-        them for it, and the book's default is far less than a search costs.
+        `/youtube/v3//Search/` counts as a search, and HEAD as GET: upstream may read them so, and the book's default
+        price is far below a search.
         """
         get = "GET" if verb == "HEAD" else verb
         names = [self._matching(verb, path), *(self._matching(get, reading) for reading in readings_of(path))]
         return [name for name in names if name is not None]
 
     def method(self, verb: str, path: str) -> str | None:
-        """The first of them."""
+        """The first of `methods`; None if there is none."""
         return next(iter(self.methods(verb, path)), None)
 
     def _matching(self, verb: str, path: str) -> str | None:
@@ -103,7 +103,7 @@ class Routes:
         return verb == "POST" and any(f"{reading}/".lower().startswith(begins) for reading in readings_of(path))
 
     def is_part(self, path: str, query: str) -> bool:
-        """Whether a request goes on with an upload."""
+        """Whether a request continues an upload."""
         is_clear = len(readings_of(path)) == 1
         return is_clear and "upload_id" in parse_qs(query) and any(pattern.fullmatch(path) for pattern in self._uploads)
 

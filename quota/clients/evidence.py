@@ -1,13 +1,13 @@
-"""What upstream's answers say remains, where that is less than we believe: others have used the difference.
+"""Counts what others used, from answers that say less remains than the ledger shows.
 
-    news      what of an answer is worth a question to the ledger. Known from the decision about the call, so nobody
-              waits for it
-    observe   counts what others used, and remembers a limit that is smaller than the configuration says
+    news      the levels in an answer that are worth a question to the ledger. It needs only the decision about the
+              call, so no caller waits
+    observe   counts what others used, and records a limit that is smaller than the configuration's
 
-A level is compared with all that is charged when the ledger is asked, and not with what was charged when the call
-left: upstream may have counted any call that left until then, and what we charged is never taken for others'. So calls
-under way hide as many units of others, until the next answer. What others used in one period of upstream is an entry of
-the kind `others` under one name, of which the largest counts: two processes that hear the same count it once.
+A level is compared with the charges at the time of the question, not at the time of the call: upstream may have counted
+every call that left by then, and our own charges must not look like others'. So calls under way hide as many units of
+others until the next answer. One entry of the kind `others` holds what others used in one period of upstream. It has
+one name per period, and the largest entry counts: two processes that read the same answer count it once.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("quota")
 
 WORTH_PERCENT = 1
-"""The share of a limit that a level must change to be told to the ledger."""
+"""A level goes to the ledger only if it changes a limit by more than this share."""
 
 AGAIN_MS = SECOND_MS
-"""A process tells a ledger of one window of a bucket at most so often, and that it is empty at most so often."""
+"""A process reports one window of a bucket to the ledger at most this often, and its emptiness at most this often."""
 
 BELIEVED_MS = DAY_MS
-"""How long a smaller limit of an answer is believed. The answers after that say it anew."""
+"""How long a smaller limit from an answer holds. Later answers renew it."""
 
 
 def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
-    """Of what the answer to an admitted call says, that which is worth a question to the ledger: it changes a limit by
-    more than WORTH_PERCENT, or empties a bucket. At most one answer in a second for each window of a bucket. What was
-    charged to a bucket that the call does not spend is not known here. `now_ms` is when the answer came, by the
-    ledger's clock as far as it is known."""
+    """The levels of an answer that are worth a question to the ledger: those that change a limit by more than
+    WORTH_PERCENT, or empty a bucket. At most one level per second and window of a bucket. Charges to buckets that the
+    call does not spend are unknown here. `now_ms` is the time of the answer by the ledger's clock, as far as it is
+    known."""
     used = {state.name: state.used_units for state in decision.limits}
     worth: list[Heard] = []
     of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
@@ -62,7 +62,7 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
 
 
 def observe(budget: Budget, project: Project, decision: Decision, levels: Sequence[Level]) -> None:
-    """Count what others used by these levels. Raises LedgerError."""
+    """Count what others used, by these levels. Raises LedgerError."""
     limits = tuple([limit for limit in budget.limits if not limit.narrow])
     outcome = counted(project, budget.answers.question(budget.checklists.of("", (), limits, (0,) * len(limits), "")))
     now_ms = outcome.now_ms
@@ -83,7 +83,7 @@ def observe(budget: Budget, project: Project, decision: Decision, levels: Sequen
 
 
 def _count(budget: Budget, news: Heard, name: str, units: int) -> None:
-    """Append what others used. It counts in the limits that have such a window."""
+    """Append what others used. It counts in the limits that have this window."""
     bucket = news.level.bucket
     longest_ms = max(limit.view.window.longest_ms for limit in news.limits)
     calls = CALLS if any(limit.view.selector.count == "calls" for limit in news.limits) else ""
@@ -92,14 +92,14 @@ def _count(budget: Budget, news: Heard, name: str, units: int) -> None:
 
 
 def others_name(bucket: str, since_ms: int) -> str:
-    """The name of what others used of a bucket in the period that began then. Whoever hears of it gives it that."""
+    """The name of the entry for what others used of a bucket in the period since then. Every process uses this name."""
     return f"{bucket}@{since_ms}"
 
 
 def _granted(budget: Budget, level: Level) -> int | None:
-    """What upstream grants of a bucket, by the limit that an answer names. None where nothing follows: the bucket has
-    several windows, a limit counts it for longer, or nothing would be left but what the limit leaves unspent, which is
-    no plan but a mistake: nothing would be admitted that could hear otherwise."""
+    """What upstream grants of a bucket, by the limit in an answer. None if the bucket has several windows, if a limit
+    counts it for longer, or if the headroom would leave nothing: then no call could leave, and no answer could correct
+    the mistake."""
     bucket, units = budget.book.buckets.get(level.bucket), level.limit_units
     if bucket is None or units is None or len(bucket.quotas) > 1:
         return None
@@ -111,7 +111,7 @@ def _granted(budget: Budget, level: Level) -> int | None:
 
 
 def _granted_anew(budget: Budget, levels: Sequence[Level]) -> dict[str, int]:
-    """What upstream grants by these levels, by bucket; empty where all of it is believed already."""
+    """What upstream grants by these levels, per bucket; empty if all of it holds already."""
     granted = {level.bucket: units for level in levels if (units := _granted(budget, level)) is not None}
     wanted = {bucket: units if lowers(budget.limits, bucket, units) else None for bucket, units in granted.items()}
     believed = budget.answers.believed_now().units
@@ -125,7 +125,7 @@ def charged_ms(decision: Decision) -> int:
 
 
 def _changes(news: Heard, used: Mapping[str, int]) -> bool:
-    """Whether upstream has counted so much more than we that it is worth telling."""
+    """Whether upstream has counted enough more than the ledger to report it."""
     return any(
         100 * (news.used_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
         for limit in news.alone

@@ -1,10 +1,10 @@
-"""What an exception of a client library says. No other module names the exceptions of these libraries.
+"""Reads the exceptions of client libraries. No other module names them.
 
-    answer_in       upstream's answer, where the exception is about one
+    answer_in       upstream's answer, if the exception has one
     is_transient    whether the network may be back soon
-    refused_login   one line, where a login was not accepted
+    refused_login   one line about a refused login
 
-They look only into modules that are already loaded, since an exception cannot come from any other.
+These functions look only at loaded modules: an exception comes from no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRANSIENT: Names = (
     ("httplib2", "ServerNotFoundError"),
     ("google.auth.exceptions", "TransportError"),
     ("requests.exceptions", "ConnectionError"),
-    ("requests.exceptions", "ChunkedEncodingError"),  # the answer ended in the middle
+    ("requests.exceptions", "ChunkedEncodingError"),  # the answer was cut off
     ("requests.exceptions", "Timeout"),
     ("httpx", "TransportError"),
     ("aiohttp", "ClientConnectionError"),
@@ -34,7 +34,7 @@ _WITH_RESPONSE: Names = (("requests.exceptions", "HTTPError"), ("httpx", "HTTPSt
 
 
 class Answer(NamedTuple):
-    """An answer of upstream. `body` is as much of it as the client has read."""
+    """An answer of upstream. `body` is the part that the client has read."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,25 +42,25 @@ class Answer(NamedTuple):
 
 
 def answer_in(error: Any) -> Answer | None:
-    """The answer that an exception is about: of Google's client, requests, httpx or aiohttp."""
+    """The answer in an exception of Google's client, requests, httpx or aiohttp; None if there is none."""
     if is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return Answer(int(error.resp.status), error.resp, error.content)
     if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
         return Answer(error.status, error.headers or {}, b"")
     if is_any(error, _WITH_RESPONSE) and error.response is not None:
-        # What both libraries call the body that they have read; `content` would read it, or fail.
+        # Both libraries keep the body that they have read in `_content`; `content` would read it, or fail.
         body = getattr(error.response, "_content", b"")
         return Answer(error.response.status_code, error.response.headers, body if isinstance(body, bytes) else b"")
     return None
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a client says with this exception that the network failed it."""
+    """Whether the exception means that the network failed."""
     return is_any(error, _TRANSIENT)
 
 
 def refused_login(error: Exception) -> str | None:
-    """One line about a login that was not accepted; None for another error."""
+    """One line about a refused login; None for another error."""
     if not is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
         return None
     from quota.clients.login import refused

@@ -1,4 +1,4 @@
-"""Shared by the transports: which requests are charged, and as what."""
+"""Decides which requests of a transport are charged, and as which method."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ HostNames = str | Iterable[str]
 """The metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`."""
 
 MAX_PEEK_BYTES = 64 * 1024
-"""How much of an error body is read to classify it, packed and unpacked. The client still gets all of it."""
+"""At most so much of an error body is read to classify the error, packed and unpacked. The client still gets all of
+it."""
 
 PEEK_WITHIN_S = 2.0
-"""A body that comes drop by drop is classified by what has come until then: its reader may want it as it comes."""
+"""How long a gate waits for an error body. Then the part that has arrived classifies it: the reader may stream it."""
 
 UNPACKED_AT_ONCE = 16
-"""How many packed bytes are unpacked at once. As gzip they hold up to 16 kB, as brotli 16 MB. All that is read of a
-body may hold more than there is memory."""
+"""How many packed bytes are unpacked at once. In gzip they hold up to 16 kB, in brotli 16 MB; more bytes could fill the
+memory."""
 
 
 def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
     """The beginning of a body from its packed beginning. `unpack` is the client's own way, piece by piece.
 
-    b"" for what is packed several times, which multiplies, or otherwise than `packing` says: then the status is all
-    there is to go by.
+    b"" for a body that is packed twice, which multiplies its size, or not packed as `packing` says. Then only the
+    status classifies the answer.
     """
     if "," in packing:
         return b""
@@ -55,14 +56,15 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
 
 
 def places_of(error: BaseException | None) -> list[tuple[str, str]]:
-    """What was running when an error came, the innermost last: its module, and its function as `module.function`."""
+    """The frames of an error's traceback, the innermost last: each its module, and its function as
+    `module.function`."""
     frames = () if error is None else traceback.walk_tb(error.__traceback__)
     named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
     return [(module, f"{module}.{function}") for module, function in named]
 
 
 def has_passed(error: BaseException | None, *code: str) -> bool:
-    """Whether any of this was running when an error came: modules, or functions as `module.function`."""
+    """Whether the traceback of an error contains any of these modules, or functions as `module.function`."""
     return any(place in code for places in places_of(error) for place in places)
 
 
@@ -73,17 +75,18 @@ _paid: ContextVar[list[None]] = ContextVar("quota_paid")
 
 @contextmanager
 def paid() -> Iterator[None]:
-    """While an attempt that is charged is being sent: the first patched layer below does not charge it again."""
+    """Entered while a charged attempt is sent: the first patched layer below does not charge it again."""
     reset = _paid.set([None])
     try:
         yield
     finally:
-        with suppress(ValueError):  # of a loop that was closed, what it was doing ends in another context
+        with suppress(ValueError):  # a closed loop ends its tasks in another context
             _paid.reset(reset)
 
 
 def take_paid() -> bool:
-    """Whether a layer above has charged this attempt. What is sent after it, as by a retry between both, is another."""
+    """Whether a layer above has charged this attempt. It answers True once: a retry between the layers is a new
+    attempt."""
     ahead = _paid.get(None)
     if not ahead:
         return False
@@ -95,10 +98,12 @@ def take_paid() -> bool:
 
 
 class HostGate:
-    """`method` and `hosts` may be left out (None) where the cost book has `routes` and `hosts`. `ended` is given where
-    what is below sends the bytes. Then nobody there is told of a charge, or a request that is made meanwhile would take
-    it for its own, as one that the body of the first makes. What finds the session closed, once that is true, goes
-    untouched."""
+    """Charges the requests to metered hosts. `method` and `hosts` may be None if the cost book has `routes` and
+    `hosts`.
+
+    `ended` belongs to a gate whose layer sends the bytes itself. Such a gate hides its charge from the layers below: a
+    request that runs meanwhile, such as one that the body of the first makes, would take that charge for its own. Once
+    `ended` is true, a request that finds the session closed passes uncharged."""
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class HostGate:
     ) -> None:
         self.ended = ended or (lambda: False)
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext if ended else paid
-        """Is entered while a charged attempt is being sent."""
+        """A context manager, entered while a charged attempt is sent."""
         self.meter = Meter(budget, max_units, tally)
         book = budget.book
         self._upstream = upstream_of(book)
@@ -144,12 +149,12 @@ class HostGate:
 
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
-            return self._upstream.method(verb, url) or f"{verb} **"  # as a route that takes it would begin
+            return self._upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
 
 class AsyncHostGate:
-    """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
+    """A HostGate on an event loop. It also takes a budget of `quota.open()`, and then has threads of its own for it."""
 
     def __init__(
         self,
@@ -170,7 +175,7 @@ class AsyncHostGate:
         self._budget = budget
 
     def close(self) -> None:
-        """Close what was made for this client alone."""
+        """Close the threads that this gate made."""
         if self._own is not None:
             self._own.close()
 
@@ -192,7 +197,7 @@ class AsyncHostGate:
         return (await self._budget._decide([self._call(verb, url, body)], commit=False))[0]
 
     def reserves(self, verb: str, url: str) -> bool:
-        """Whether what is charged for such a request follows from its body."""
+        """Whether the price of such a request depends on its body."""
         parts = self._call(verb, url, NO_BODY)[2]
         return bool(parts and parts[0].reserve)
 
@@ -205,7 +210,7 @@ class AsyncHostGate:
     async def answered(
         self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool = True, read: bool = True
     ) -> None:
-        """Note the answer; in a thread where the ledger is told of it."""
+        """Note the answer. What changes the ledger happens in a thread."""
         reading = attempt.reading(status, body, headers, whole=whole, read=read)
         if reading.changes_something:
             await self._corrected(partial(attempt.follow, reading))
@@ -213,11 +218,11 @@ class AsyncHostGate:
             attempt.follow(reading)
 
     async def settle(self, attempt: Attempt, used_units: int | None) -> None:
-        """Settle what was reserved, where it is known what the call used; in a thread. Its reader goes on then."""
+        """Settle the reserved units if the usage is known, in a thread, before the reader goes on."""
         if used_units is not None:
             await self._corrected(partial(attempt.settle, used_units))
 
     async def _corrected(self, work: Callable[[], None]) -> None:
-        """Have it done, also where the task that waits for it is cancelled."""
-        with suppress(QuotaError):  # its session was closed meanwhile: what was charged stands
+        """Do the work, even if the task that waits for it is cancelled."""
+        with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
             await self._budget._awaiter.in_thread(work)

@@ -3,8 +3,8 @@
     youtube = service(budget, "youtube", "v3", key=...)
     youtube.videos().list(part="snippet", chart="mostPopular").execute()      # raises quota.Refused
 
-The connection's `request()` makes the charge, after the socket is connected and before the first byte is sent. No
-layer above it sees every attempt. The client's own retries, redirects, repeats after a 401, batches and pages all pass
+The connection's `request()` makes the charge, after it connects the socket and before it sends the first byte. No layer
+above it sees every attempt. The client's own retries, redirects, repeats after a 401, batches and pages all pass
 through it, once each. So does the hidden resend of httplib2 when a kept-alive connection turns out to be dead.
 
     layer            class              what it adds
@@ -54,7 +54,7 @@ _SHARED_HOST = "www.googleapis.com"
 """This host serves all of Google's older APIs, and their token endpoint."""
 
 _TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
-"""Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
+"""The paths on which that host grants tokens, which costs nothing."""
 
 
 def service(
@@ -75,9 +75,9 @@ def service(
 ) -> Resource:
     """Build a googleapiclient service that charges every HTTP attempt to `budget`.
 
-    `endpoint` replaces the API's own root URL, for calls, batches and uploads alike. A secret goes to an `http://` one
-    on another machine only with `insecure_endpoint`. `credentials` (google-auth) replace `key`. Any number of threads
-    may share one service. Close it, or use it in a `with` block.
+    `endpoint` replaces the API's own root URL, for calls, batches and uploads alike. Only with `insecure_endpoint` does
+    a secret go to an `http://` endpoint on another machine. `credentials` (google-auth) replace `key`. Any number of
+    threads may share one service. Close it, or use it in a `with` block.
 
     Three options limit what upstream may send; None means no limit:
 
@@ -89,14 +89,14 @@ def service(
     JSON that the API promises, and sends no request again by itself when a connection dies. The service calls `waiting`
     several times a second while it waits for an answer; an exception from `waiting` ends the request.
     `max_units` is the most that the service spends in all; then it raises quota.Refused. None: no such limit.
-    A redirect to what is no HTTP is a BadAnswer with and without limits. The key goes to the API's host and port alone.
+    A redirect to anything but HTTP raises BadAnswer, with and without limits. Only the API's host and port get the key.
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
     api, version = text(api, "api"), text(version, "version")
     insecure_endpoint = instance(insecure_endpoint, bool, "insecure_endpoint", "write True or False")
     if key is not None and not isinstance(key, str):
-        raise UsageError("key is not a str")  # it is not shown: it may be the secret as bytes
+        raise UsageError("key is not a str")  # not shown, because it may be the secret as bytes
     if credentials is not None and not hasattr(credentials, "before_request"):
         raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
     document = description(api, version)
@@ -209,8 +209,8 @@ def _init_without_secrets(self: Any, resp: Any, content: bytes, uri: Any = None)
     _init_http_error(self, resp, content, uri=redact(uri) if isinstance(uri, str) else uri)
 
 
-# The error's text includes the URI, and so a key in its query. Batches and downloads raise it where no method of a
-# request sees it: here each is made.
+# The error's text includes the URI, and so a key in its query. Batches and downloads raise it outside of every method
+# of a request, so the constructor redacts it.
 HttpError.__init__ = _init_without_secrets
 
 
@@ -218,7 +218,7 @@ def _check_metered(http: Any, uri: str) -> None:
     """Raise UsageError if `http` does not charge requests to `uri`."""
     metered = _metered(http)
     if metered is None or not metered.gate.serves(uri):
-        raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
+        raise UsageError("this http would bypass the budget: leave it out, threads may share one service")
 
 
 MAX_WRAPPINGS = 5
@@ -226,7 +226,7 @@ MAX_WRAPPINGS = 5
 
 
 def _metered(http: Any) -> MeteredHttp | None:
-    """The Http that charges what is sent with `http`, if one does."""
+    """The metered Http inside `http`, if there is one."""
     for _ in range(MAX_WRAPPINGS):
         if isinstance(http, MeteredHttp):
             return http
@@ -243,7 +243,7 @@ def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
         _check_metered(http, self._batch_uri)
     if len(payers) > 1:
         # Each call travels with its own key or token, so upstream charges several.
-        raise UsageError("these calls are of several credentials, and a batch is charged to one: make one for each")
+        raise UsageError("these calls belong to several credentials, and a batch charges one: make a batch for each")
     return _send_batch(self, http, order, requests)
 
 
@@ -323,7 +323,7 @@ class _Gate:
         content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
         inner = list(batched_calls(str(content_type), body))
         if not inner:
-            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but it is sent anyway
+            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but the client sends it anyway
         calls = [(self._upstream.named(self._routes, verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
         attempts = self._meter.attempts(calls)
         return [_Sent(attempt, content_id) for attempt, (_, _, content_id) in zip(attempts, inner, strict=True)]
@@ -372,7 +372,7 @@ class _Connection(PatientConnection):
     ) -> None:
         """Charge and send one request. Raises Refused before any byte of it leaves."""
         if self.sock is not None and self._used and has_hung_up(self.sock):
-            self.close()  # a request sent here would not arrive, but would still have to be charged
+            self.close()  # a request on this connection would be charged and never arrive
         if self.sock is None:
             self.connect()
         self.sock.settimeout(self.patience_s())
@@ -393,9 +393,9 @@ class _Connection(PatientConnection):
     def getresponse(self) -> HTTPResponse:
         """Read the head of the next answer.
 
-        httplib2 takes any bad head for a sign that the connection died while it was idle, and sends the request again,
-        which charges it again. That may only be so after an earlier answer, and if nothing arrived at all. With limits
-        it is never sent again: the caller, as a run does, attempts what may pass a bounded number of times.
+        httplib2 takes any bad head for a connection that died while idle, and sends the request again, which costs
+        another charge. That is allowed only after an earlier answer, and only if nothing arrived. With limits no
+        request is sent again here: the caller decides how often to try.
         """
         limited = self.watch is not None and any(self.watch.limits)
         try:

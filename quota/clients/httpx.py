@@ -48,11 +48,11 @@ def httpx_transport(
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
-    What a client is told of `http2`, `verify` and `cert` concerns transports that it makes itself: tell `inner`. So is
-    a proxy: with a `proxy` or `mounts` of its own, a client passes this transport by, and nothing is charged.
+    A client uses its `http2`, `verify` and `cert` only for transports that it makes itself: give them, and a proxy, to
+    `inner`. A client with a `proxy` or `mounts` bypasses this transport, and nothing is charged.
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the cost book, whose `routes` name the `method`. `caller` signs what leaves; the client's own request stays
-    unsigned. `max_units` is the most that is spent in all.
+    unsigned. The transport spends at most `max_units` in all.
     """
     gate = HostGate(budget, method, hosts, max_units)
     below = httpx.HTTPTransport() if inner is None else inner
@@ -86,7 +86,7 @@ def httpx_async_transport(
     hosts: HostNames | None = None,
     inner: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncBaseTransport:
-    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
+    """A transport for `httpx.AsyncClient`, with a budget of `quota.open_async()` or `quota.open()`."""
     gate = AsyncHostGate(budget, method, hosts)
     below = httpx.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
@@ -107,7 +107,7 @@ def httpx_async_transport(
 
 
 def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response:
-    """Send a request as one attempt through what is below, and charge it at a gate."""
+    """Send a request as one attempt through `below`, and charge it at a gate."""
     body = _body_of(request)
     attempt = gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
@@ -126,14 +126,14 @@ def send(gate: HostGate, below: Below, request: httpx.Request) -> httpx.Response
             stream = peeked = _Peeked(stream)
             head, whole = _decoded(response, peeked.peek()), peeked.whole
         attempt.answered(status, head, headers, whole=whole, read=False)
-    except BaseException:  # interrupted: nobody else knows of the response
+    except BaseException:  # interrupted: nobody else closes the response
         stream.close()
         raise
     return _watched(attempt, response, stream)
 
 
 async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Request) -> httpx.Response:
-    """The same, awaited."""
+    """`send`, awaited."""
     body = _body_of(request)
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
@@ -152,7 +152,7 @@ async def async_send(gate: AsyncHostGate, below: AsyncBelow, request: httpx.Requ
             stream = peeked = _AsyncPeeked(stream)
             head, whole = _decoded(response, await peeked.peek()), peeked.whole
         await gate.answered(attempt, status, head, headers, whole=whole, read=False)
-    except BaseException:  # cancelled: nobody else knows of the response
+    except BaseException:  # cancelled: nobody else closes the response
         await stream.aclose()
         raise
     return _watched(attempt, response, stream, gate)
@@ -225,7 +225,7 @@ class _AsyncPeeked(httpx.AsyncByteStream):
 
 
 class _Watched(httpx.Response):
-    """A response that settles its attempt by what the body says, while it is read."""
+    """A response that settles its attempt while the caller reads the body."""
 
     attempt: Attempt
     usage: Usage
@@ -254,15 +254,15 @@ _HEADS = (
     "httpcore._sync.http11._send_request_headers",
     "h2.connection.send_headers",
 )
-"""Where a method or a field that HTTP does not know is found, before any of it leaves; and, over HTTP/2, that the
-server has ended the connection while a request waited there for its turn."""
+"""The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
+server ended the connection while a request waited for its turn."""
 
 _SENDERS = ("httpcore._async.http11", "httpcore._async.http2")
 
 
 def _never_left(error: BaseException) -> bool:
-    """Whether a request failed before its first byte. If it was cancelled: while its own transport had no connection
-    for it, or it waited there for its turn, as over HTTP/2 while as many are under way as its server takes."""
+    """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection, or
+    for its turn on one: an HTTP/2 server limits the streams at once."""
     if isinstance(error, httpx.ProtocolError):
         cause = error.__cause__
         return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
@@ -291,7 +291,7 @@ def _body_of(request: httpx.Request) -> RequestBody:
 
 
 def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: Any = None) -> httpx.Response:
-    """The response, read from this stream. It is watched where its body may settle the attempt."""
+    """The response over this stream, watched if its body may settle the attempt."""
     usage = attempt.usage(response.status_code, response.headers)
     if usage is None and stream is response.stream:
         return response

@@ -1,4 +1,4 @@
-"""Who calls: the credentials of google-auth that `auth` of a credential names. Nothing is asked of upstream yet."""
+"""The google-auth credentials that `auth` of a credential names. Nothing here contacts upstream."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from quota.errors import ConfigError
 def login(ref: str, where: str, scopes: Sequence[str] = ()) -> Any:
     """The credentials behind `adc`, `service-account:PATH` or `authorized-user:PATH`.
 
-    An account asks for `scopes`. A user has granted theirs already, and a token for others would be refused. `where` is
-    for messages. Raises ConfigError, which shows no secret.
+    A service account requests `scopes`. A user has already granted theirs; upstream refuses a token for others. `where`
+    is for messages. Raises ConfigError, which shows no secret.
     """
     install()
     kind, _, path = ref.partition(":")
@@ -59,14 +59,14 @@ class _Bearer(user_credentials.Credentials):
 
 
 def bearer(token: str) -> Any:
-    """The credentials that are this token. They cannot be renewed here."""
+    """Credentials that consist of this token. They cannot be renewed."""
     install()
     register(token)
     return _Bearer(token)  # type: ignore[no-untyped-call]
 
 
 def refused(error: GoogleAuthError) -> str:
-    """One line about an `auth` that was not accepted. The error itself may quote the token server's whole answer."""
+    """One line about a refused `auth`. The error itself may quote the token server's whole answer."""
     reason = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
     return f"auth was not accepted ({reason or type(error).__name__}); renew it"
 

@@ -1,4 +1,4 @@
-"""What one HTTP attempt does to a budget, whatever client sends it.
+"""What one HTTP attempt does to a budget, for every client.
 
     attempt = meter.attempt("videos.list", "GET")     # charged; if it raises Refused, send nothing
     ...                                               # send it
@@ -43,21 +43,21 @@ MAX_NAME_LENGTH = 64
 
 
 class Tally(Protocol):
-    """Is told what attempts do."""
+    """Counts what attempts spend."""
 
     def refused(self) -> None:
-        """One was refused."""
+        """An attempt was refused."""
 
     def counts(self, calls: int, units: int) -> None:
-        """So many more calls and units were spent; fewer than 0 where a charge was corrected."""
+        """Add calls and units; both are negative or 0 after a correction."""
 
 
 class Meter:
-    """Charges attempts to one budget, at most `max_units` in all, if given. Safe to share between threads."""
+    """Charges attempts to one budget, at most `max_units` in all. Safe to share between threads."""
 
     def __init__(self, budget: Budget, max_units: int | None = None, tally: Tally | None = None) -> None:
         if not isinstance(budget, Budget):
-            raise UsageError(f"a client that is not awaited needs a budget of quota.open(), not {show(budget)}")
+            raise UsageError(f"a blocking client needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
         self._run_limit = None if max_units is None else RunLimit(max_units)
         self._tally = tally
@@ -66,8 +66,8 @@ class Meter:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb and body. A method that
         the book does not know costs the book's default for the verb.
 
-        Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
-        error nothing was charged and nothing may be sent.
+        Raises Refused when the budget has no room, and UsageError for a call that can never fit. After an error nothing
+        is charged, and the caller must send nothing.
         """
         call = self.call(method, verb, body)
         return self.attempted(self._decide([call])[0], call)
@@ -91,11 +91,11 @@ class Meter:
         return decisions
 
     def call(self, method: str, verb: str, body: RequestBody = NO_BODY) -> Call:
-        """What is charged for an attempt with this body: where the price is reserved, a bound."""
+        """The call to charge for an attempt with this body; its units are an upper bound if the price is reserved."""
         book = self.budget.book
         name, verb = book.canonical(text(method, "method")), text(verb, "verb")
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            # The request is about to leave, so charge it under a shortened name.
+            # The request is about to leave, so shorten its name instead of refusing it.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
         if name in book.methods:
             price, _ = book.price_at(name, project_of(self.budget).wall())
@@ -108,7 +108,7 @@ class Meter:
         return name, None, tuple([part._replace(units=charge_units(part.units)) for part in price.parts_of(body)])
 
     def attempted(self, decision: Decision, call: Call) -> Attempt:
-        """The attempt that was decided about. Raises Refused."""
+        """The attempt behind an admitted decision. Raises Refused for another."""
         if not decision.admitted:
             if self._tally is not None:
                 self._tally.refused()
@@ -120,8 +120,8 @@ class Meter:
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
 
-        They are charged in one step. Only of more than 100, or of so many that their charges are more (one for each
-        bucket of a call), those before a refusal are refunded.
+        One step makes up to 100 charges; a call makes one for each of its buckets. If a later step is refused, the
+        earlier steps are refunded.
         """
         pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
         named = [self.call(method, verb) for method, verb in pairs]
@@ -150,8 +150,7 @@ def _warn_once(event: str, detail: str, book: str, name: str, **fields: object) 
 class Attempt:
     """One charged attempt. Call `never_left` or `answered` once; later calls have no effect.
 
-    What it is charged first is `reserved` if that is an upper bound. `run_limit` is what its run may spend, if anything
-    limits that, and `tally` is told what it spends.
+    `reserved`: the first charge is an upper bound. `run_limit` bounds what its run spends, and `tally` counts it.
     """
 
     def __init__(
@@ -215,29 +214,29 @@ class Attempt:
     ) -> UpstreamError | None:
         """Handle upstream's answer. Returns what an error means, else None.
 
-        Only an answer that came `whole`, with all of its body, is free by that; and only one that its caller has `read`
-        settles the call. Others may still close a bucket. What reads a body later settles the call by `usage`.
+        A body makes a call free only if it arrived `whole`, and settles the call only if the caller has `read` it.
+        Other answers may still close a bucket. A body that the caller reads later settles the call through `usage`.
 
-        What it closes is recorded in the ledger for all processes. Never raises a QuotaError: the caller is about to
-        report upstream's own error.
+        The ledger records a closed bucket for all processes. Never raises a QuotaError: the caller is about to report
+        upstream's own error.
         """
         reading = self.reading(status, body, headers, whole=whole, read=read)
         self.follow(reading)
         return reading.error
 
     def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool, read: bool) -> Reading:
-        """What the answer means. Asks nobody; `follow` does what follows from it."""
+        """What the answer means. It does not ask the ledger; `follow` acts on the reading."""
         if self._closed:
             return NOTHING
         self._closed = True
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
-        # The ledger's clock, as far as this machine's has gone on since the decision.
+        # The ledger's clock: its time of the decision, plus the time since then on this machine.
         at_ms = self._clock() + self._ahead_ms
         book = self._budget.book.at(charged_ms(self.decision))
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         for header, value in reading.unread.items():
-            detail, shown = "it is no number or time, so it changes nothing", shorten(redact(value), 60)
+            detail, shown = "it holds neither a number nor a time, so it changes nothing", shorten(redact(value), 60)
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         free = reading.free and (whole or book.answers.frees(status))
         reading = reading._replace(free=free, used_units=reading.used_units if whole and read else None)
@@ -249,7 +248,7 @@ class Attempt:
         return reading._replace(levels=levels, closes=(*reading.closes, *emptied))
 
     def follow(self, reading: Reading) -> None:
-        """Tell the ledger what an answer means: which buckets are closed, and what it did not cost. Never raises a
+        """Act on an answer: close buckets, refund or settle the charge, count what others used. Never raises a
         QuotaError."""
         for closing in reading.closes:
             try:
@@ -261,7 +260,7 @@ class Attempt:
             self._refund(self.decision.id)
         else:
             self.settle(reading.used_units)
-        if reading.levels:  # after what corrects this call, which is not others'
+        if reading.levels:  # after the correction of this call, or its units would count as others'
             try:
                 observe(self._budget, project_of(self._budget), self.decision, reading.levels)
             except QuotaError as trouble:
@@ -279,22 +278,22 @@ class Attempt:
             )
 
     def usage(self, status: int, headers: Mapping[str, str]) -> Usage | None:
-        """What finds in an answer what the call used, while its body is read; None where that settles nothing."""
+        """Finds the call's usage while the caller reads the body; None if the body settles nothing."""
         used = self._budget.book.answers.units
         if self._settlement is None or used is None:
             return None
-        said = Answer(status, headers, b"", 0).units(used)
-        return Usage(partial(units_in, used), used.total, headers, said)
+        announced = Answer(status, headers, b"", 0).units(used)
+        return Usage(partial(units_in, used), used.total, headers, announced)
 
     def settle_by(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Settle it by the unpacked body of its answer, read to its end, if that says what the call used."""
+        """Settle the charge by the whole unpacked body of the answer, if the body has the usage."""
         if (usage := self.usage(status, headers)) is not None:
             self.settle(usage.feed(body))
             self.settle(usage.end())
 
     def settle(self, used_units: int | None) -> None:
-        """Settle what was reserved by what the call used, once. Never raises a QuotaError: then the bound stands, as it
-        does for a number that no charge can have. None: nobody said."""
+        """Settle the reserved units to the usage, once. None, or a number that no charge can have, leaves the bound.
+        Never raises a QuotaError; after an error the bound stands."""
         if used_units is None or used_units > MAX_CHARGE_UNITS:
             return
         settlement, self._settlement = self._settlement, None
@@ -313,10 +312,10 @@ class Attempt:
         bucket, until_ms, why = closing
         since_ms = charged_ms(self.decision)
         book, project = self._budget.book, project_of(self._budget)
-        if until_ms is None:  # a pool that is not a bucket of the book follows the main bucket
+        if until_ms is None:  # a pool outside the book resets with the main bucket
             until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
         if until_ms <= project.log.now_ms():
-            # The answer is about a period that is over: it must not close the current one.
+            # The answer is about a past period: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         stands = project.state.exhaust(

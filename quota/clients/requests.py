@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import requests
+from requests.__version__ import __version__ as version
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
 from requests.structures import CaseInsensitiveDict
@@ -52,7 +53,7 @@ def requests_adapter(
     caller reads it. `caller` signs what leaves; the client's own request stays unsigned.
     """
     if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
-        raise UsageError(f"requests {requests.__version__} is too old to be metered; install 2.32 or newer")
+        raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
     gate = HostGate(budget, method, hosts, max_units)
     limits = AnswerLimits(max_body_mb).validated()
     options["max_retries"] = 0
@@ -99,8 +100,7 @@ def requests_adapter(
 
 
 class _MeteredPool(NamedTuple):
-    """The connections to a request's host. It charges where the request leaves, below what a test may put in the place
-    of `HTTPAdapter.send`."""
+    """The connections to a request's host. It charges a request as it leaves, below a mock of `HTTPAdapter.send`."""
 
     pool: Any
     gate: HostGate

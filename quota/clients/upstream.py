@@ -1,13 +1,13 @@
-"""The seam for upstreams: which method a request is, and what an answer means. The cost book chooses the upstream.
+"""The seam for upstreams: it names the method of a request, and reads an answer. The cost book chooses the upstream.
 
-    upstream_of(book)   Google, or Described where the book itself says what its API is like
+    upstream_of(book)   Google, or Described if the book itself describes its API
     Reading             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
-    Access              what a program needs that passes requests on to an API
-    Upstream            what an upstream must do; a third one is a class here and a case in `upstream_of`
+    Access              what a proxy needs to pass requests on to an API
+    Upstream            the protocol; a third upstream is a class here and a case in `upstream_of`
 
-Reading an answer (`quota.clients.answer_fields`) is pure and never raises. What cannot be so, or is of another pool,
-changes nothing, and nothing in an answer but what the book calls `free` or `units` ever frees a unit.
+Reading an answer (`quota.clients.answer_fields`) is pure and never raises. An impossible value, or one about another
+pool, changes nothing. Only what the book calls `free` or `units` ever frees a unit.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ class Closing(NamedTuple):
 class Reading(NamedTuple):
     """What one answer means.
 
-    `error` is what the caller is told of an error, also of one inside a good answer. `used_units` is what the call
-    really cost, and a `free` call is one that upstream does not count. `unread` has the headers that should say a
-    number or a time, and say something else. `is_pause`: it closes a bucket, and nothing in it says that one is
-    used up.
+    `error` is upstream's error, also an error inside a good answer. `used_units` is what the call really cost; upstream
+    does not count a `free` call. `unread` has the headers that should hold a number or a time, and hold something else.
+    `is_pause`: the answer closes a bucket without evidence that the bucket is used up.
     """
 
     error: UpstreamError | None = None
@@ -61,7 +60,7 @@ class Reading(NamedTuple):
 
     @property
     def changes_something(self) -> bool:
-        """Whether the ledger is told of it."""
+        """Whether the reading changes anything in the ledger."""
         return bool(self.closes or self.levels or self.free or self.used_units is not None)
 
 
@@ -69,11 +68,11 @@ NOTHING = Reading()
 
 
 class Access(NamedTuple):
-    """What a program needs that passes requests on to an API, as `quota proxy` does.
+    """What a proxy needs to pass requests on to an API.
 
-    `root` is its address without a slash at the end, `place` where its key goes, `scopes` what a login asks for.
-    `method` names a request by its verb and URL; None: the routes of the book do. `is_batch` says of one whether
-    several calls travel in it. `secret_fields` of a query hold what a caller signs with, beside `place`.
+    `root` is the API's address without a slash at the end, `place` where its key goes, `scopes` what a login requests.
+    `method` names a request by its verb and URL; if it is None, the routes of the book do. `is_batch` tells whether a
+    request carries several calls. `secret_fields` are fields of a query that hold a secret, beside `place`.
     """
 
     root: str
@@ -91,36 +90,36 @@ class Upstream(Protocol):
 
     @property
     def overrides(self) -> bool:
-        """Whether X-HTTP-Method-Override of a POST is the verb, as of a GET whose address would be too long."""
+        """Whether X-HTTP-Method-Override of a POST replaces the verb, as for a GET whose address would be too long."""
 
     def continues(self, verb: str, url: str) -> bool:
-        """Whether a request goes on with a call that was charged when it began."""
+        """Whether a request continues a call that was charged at its beginning."""
 
     def method(self, verb: str, url: str) -> str | None:
-        """The API method of a request; None where nothing says which it is."""
+        """The API method of a request; None if it is unknown."""
 
     def fit(self, verb: str, url: str) -> int:
-        """How many characters of its path name that method; -1 where nothing says which it is."""
+        """How many characters of the path name that method; -1 if it is unknown."""
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
-        """What this answer to a call of `method` means. It came at `at_ms`, and times in the reading are by the same
-        clock. Never raises: what cannot be read says nothing."""
+        """What this answer to a call of `method` means. It came at `at_ms`; times in the reading are by the same clock.
+        Never raises: an unreadable part counts as absent."""
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
-        """The client of a job, whose every attempt is charged. It keeps those of the job's limits that it can."""
+        """The metered client of a job. It keeps the job's limits as far as it can."""
 
     def address(self, client: Any, endpoint: str | None) -> str:
-        """Where such a client of a credential with this endpoint sends its calls, for messages."""
+        """The address that such a client calls, for messages."""
 
     def access(self, endpoint: str | None) -> Access:
-        """How to pass requests of a credential with this endpoint on. Raises ConfigError."""
+        """How a proxy passes requests on for a credential with this endpoint. Raises ConfigError."""
 
 
 def upstream_of(book: CostBook) -> Upstream:
-    """The upstream whose prices these are."""
+    """The upstream of a cost book."""
     return Described(book) if book.described else Google(book)
 
 
@@ -135,8 +134,8 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
 
 
 def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
-    """Of these methods that which takes most of a bucket, the first of those that take the same; None if there is none.
-    One that the book does not have costs its default."""
+    """The method that takes the largest share of a bucket, the first of equals; None without methods. A method outside
+    the book costs the book's default."""
 
     def cost(method: str) -> tuple[float, int]:
         price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
@@ -147,7 +146,7 @@ def _dearest(book: CostBook, verb: str, methods: Iterable[str]) -> str | None:
 
 
 def verb_of(upstream: Upstream, verb: str, headers: Sent) -> str:
-    """By which verb the API reads a request with these header fields. Raises UsageError where that is not clear."""
+    """The verb by which the API reads a request with these header fields. Raises UsageError if it is ambiguous."""
     if verb.upper() != "POST" or not upstream.overrides:
         return verb
     fields = headers.items() if isinstance(headers, Mapping) else headers
@@ -163,14 +162,15 @@ def _text(part: str | bytes) -> str:
 
 @cache
 def _routes_of(api: str, version: str) -> Routes | None:
-    """The methods of an API as the installed client describes them; None for one that it does not."""
+    """The methods of an API in the installed client; None for an API that the client does not describe."""
     document = discovered(api, version)
     return None if document is None else Routes(document)
 
 
 @dataclass(frozen=True)
 class Google:
-    """An API of Google: its client knows the methods, and its errors name what has run out. Headers say nothing."""
+    """An API of Google. The installed client knows the methods, and errors name what has run out. Headers are
+    ignored."""
 
     book: CostBook
 
@@ -194,7 +194,7 @@ class Google:
         return None if routes is None else self.named(routes, verb.upper(), path)
 
     def named(self, routes: Routes, verb: str, path: str) -> str | None:
-        """The method of a request by these routes; of several that it may be, the dearest."""
+        """The method of a request by these routes; the dearest, if several fit."""
         return _dearest(self.book, verb, routes.methods(verb, path))
 
     def fit(self, verb: str, url: str) -> int:
@@ -244,8 +244,8 @@ class Google:
 
 @dataclass(frozen=True)
 class Described:
-    """An API that its cost book describes: `hosts`, `routes`, `answers`. What the book does not say of an error is read
-    as Google's, whose words many use."""
+    """An API that its cost book describes: `hosts`, `routes`, `answers`. For errors that the book does not describe,
+    Google's rules apply: many APIs use Google's words."""
 
     book: CostBook
 
@@ -255,7 +255,7 @@ class Described:
 
     @property
     def overrides(self) -> bool:
-        return not self.book.has_session  # then it is one of Google's
+        return not self.book.has_session  # else the API is one of Google's
 
     def continues(self, verb: str, url: str) -> bool:
         return False
@@ -269,7 +269,8 @@ class Described:
         return -1 if route is None else route.named_chars
 
     def _route(self, verb: str, url: str) -> Route | None:
-        """Of a path that can be read in several ways, the route of the dearest method: the server may serve that."""
+        """The route of a path. If the path has several readings, the dearest method counts: the server may serve that
+        one."""
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
         firsts = (
             next((route for route in self.book.routes if route.matches(verb, reading)), None)
@@ -284,7 +285,7 @@ class Described:
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:
             return True
-        # Events come as they happen, and their reader waits for each.
+        # Events come as they happen, and the reader waits for each.
         as_it_comes = headers.get("content-type", "").lower().startswith("text/event-stream")
         return not as_it_comes and self.book.answers.reads_body(status)
 
@@ -333,8 +334,8 @@ class Described:
     def _closed(
         self, answer: Answer, method: str, rule: ClosedRule | None, states: list[_PoolState], base: Reading
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
-        """The error of an answer, and what it closes: by the first rule that fits, by the pool that it says is empty,
-        or as Google's answers do."""
+        """The error of an answer, and the buckets that it closes: by the first matching rule, else by a pool that the
+        answer reports as empty, else by Google's rules."""
         if rule is not None:
             bucket = rule.bucket or (states[0].bucket if states and states[0].named else bucket_of(method, self.book))
         elif answer.status in (403, 429) and (
@@ -356,10 +357,10 @@ class Described:
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
     def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[_PoolState]) -> int | None:
-        """Until when a bucket is closed: the later of its reset and of Retry-After, else for as long as the rule says;
-        for no longer than its period. A time that is over is a short pause. None where nobody says.
+        """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule, and never
+        longer than its period. A time in the past makes a short pause. None if no time is known.
 
-        While units remain, the reset is not what upstream waits for where the rule has a time of its own.
+        If the rule has a time of its own and units remain, the reset does not count: upstream does not wait for it.
         """
         lasts = None if rule is None else rule.lasts
         times = [answer.retry_at_ms]
@@ -382,7 +383,7 @@ class Described:
     # -- what remains ------------------------------------------------------------------------------------------------
 
     def _states(self, answer: Answer, method: str) -> Iterator[_PoolState]:
-        """What the answer says of the book's pools, also where it says no more than when one resets."""
+        """The state of the book's pools in the answer, also if it has no more than a reset."""
         for rule in self.book.answers.levels:
             bucket, named = self._pool(answer, rule, method)
             if bucket:
@@ -398,20 +399,20 @@ class Described:
                 yield from self._checked(answer, _PoolState(bucket, True, remaining, limit, reset_ms))
 
     def _pool(self, answer: Answer, rule: LevelRule, method: str) -> tuple[str, bool]:
-        """The pool of which a rule's figures speak, and whether the answer names it; "" for one that is not ours."""
+        """The pool of a rule's figures, and whether the answer names it; "" for a pool outside the book."""
         if isinstance(rule.bucket, str):
             return rule.bucket, False
         name = None if rule.bucket is None else answer.text(rule.bucket, "bucket")
         return (bucket_of(method, self.book), False) if name is None else (self._named(name), True)
 
     def _named(self, name: str) -> str:
-        """The bucket or pool that upstream calls so, by its name or one of its marks; "" if there is none."""
+        """The bucket or pool with this name or mark; "" if there is none."""
         if name in self.book.buckets:
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
     def _checked(self, answer: Answer, state: _PoolState) -> Iterator[_PoolState]:
-        """What is said, if it may be so. A reset beyond the period is none."""
+        """The state without impossible values: more remaining than the limit, or a reset beyond the period."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
         if remaining is not None and limit is not None and remaining > limit:
             state = state._replace(remaining_units=None, limit_units=None)
@@ -421,14 +422,14 @@ class Described:
 
 
 PAUSE_MS = SECOND_MS
-"""How long a bucket is closed at least: where upstream names a time that is over, it may be asked again at once."""
+"""The shortest time for which a bucket is closed, if upstream names a time in the past."""
 
 CLOCK_MS = 5 * SECOND_MS
-"""How far a reset may be beyond its bucket's period: clocks differ, and headers count in whole seconds."""
+"""How far a reset may lie beyond its bucket's period: clocks differ, and headers count whole seconds."""
 
 
 class _PoolState(NamedTuple):
-    """What an answer says of a pool, which the answer itself may have `named`."""
+    """The state of a pool in an answer; `named` if the answer names the pool."""
 
     bucket: str
     named: bool
@@ -441,5 +442,5 @@ class _PoolState(NamedTuple):
         return self.remaining_units == 0
 
     def is_over(self, at_ms: int) -> bool:
-        """Whether the window of which it speaks is over."""
+        """Whether the window of this state has ended."""
         return self.reset_ms is not None and self.reset_ms <= at_ms

@@ -77,8 +77,8 @@ def words_of(body: bytes) -> tuple[str, str]:
 
 
 def bucket_of(method: str, book: CostBook) -> str:
-    """The bucket that a call of `method` is charged to, its first one; the main bucket for what is free or unknown. A
-    request that no method names is known by its verb, as `GET /path`."""
+    """The first bucket that a call of `method` is charged to; the main bucket for a free or unknown method. A request
+    without a method is named by its verb, as `GET /path`."""
     prices = book.methods.get(book.canonical(method))
     verb, _, path = method.partition(" ")
     bucket = prices[-1].bucket if prices else book.default_price(verb).bucket if path else ""
@@ -173,7 +173,7 @@ def _line(data: dict[str, object], key: str) -> str:
     return _plain(value) if isinstance(value, str) else ""
 
 
-# In a message, only what upstream really uses: "Requests from referer <empty> are blocked" is not markup.
+# In a message, only tags that upstream really uses: "Requests from referer <empty> are blocked" is not markup.
 _KNOWN_TAG = re.compile(r"(?i)</?(?:a|b|i|p|br|em|li|ul|code|span|strong)\b[^<>]*>")
 _ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
 
@@ -181,7 +181,7 @@ _ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
 def _plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
     """One line of printable text without markup or keys, cut at MAX_MESSAGE_LENGTH."""
     text = tags.sub(" " if tags is _ANY_TAG else "", text[:20_000])
-    with contextlib.suppress(ValueError):  # `&#` and thousands of digits
+    with contextlib.suppress(ValueError):  # `&#` with thousands of digits
         text = html.unescape(text)
     return shorten(redact(" ".join(spaced(text).split())), MAX_MESSAGE_LENGTH)
 
@@ -201,7 +201,7 @@ _CHANNEL = frozenset({"uploadLimitExceeded", "uploadRateLimitExceeded", "maxPlay
 def _quota_kind(
     status: int, error: _ErrorBody
 ) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
-    """What the error says about quota; None when it is not about that."""
+    """The kind of a quota error; None for another error."""
     if error.limits:
         if any(limit.grants_nothing for limit in error.limits):
             return "project_blocked"
@@ -283,7 +283,7 @@ def _other_kind(status: int, error: _ErrorBody) -> tuple[Kind, str]:
         return "config", _LOGIN
     if status == 407:
         return "config", _PROXY
-    # A method of the API says no with a reason of its own (`commentsDisabled`); the gate before it with a general one.
+    # A method of the API refuses with its own reason (`commentsDisabled`), Google's front door with a general reason.
     if error.status == "PERMISSION_DENIED" or (status == 403 and set(error.reasons) <= {"forbidden", "badRequest"}):
         return "config", _ACCESS
     return "request", ""

@@ -1,4 +1,4 @@
-"""What requests and urllib3 say of one attempt: whether it left, and what its answer is. All here is of urllib3."""
+"""Reads an attempt of requests or urllib3: whether it left, and its answer. Everything here comes from urllib3."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from quota.common.clock import elapsed_s
 _HEADS = tuple(
     f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")
 )
-"""Where a method or a field that HTTP does not know is found: both write into a buffer."""
+"""The functions that find an invalid method or field. They only write into a buffer."""
 
 
 def never_left(reason: object) -> bool:
-    """Whether a request failed before its first byte: no address, no connection, no way through a proxy, no trusted
-    certificate, no HTTP, or a connection with an answer that is still unread."""
+    """Whether a request failed before its first byte: no address, no connection, a proxy that refused, an untrusted
+    certificate, invalid HTTP, or a connection with an unread answer."""
     if isinstance(reason, BaseException) and has_passed(reason, *_HEADS):
         return True
     if isinstance(reason, SSLError) and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in reason.args):
         return True
-    # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
+    # urllib3 also reports a proxy error if a request left and got no answer, so look at the wrapped error.
     reason = getattr(reason, "original_error", reason)
     no_tunnel = isinstance(reason, OSError) and str(reason).startswith("Tunnel connection failed")
     return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError, CannotSendRequest))
 
 
 def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
-    """The answer, after the attempt was told of it. Its reader still gets all of it, also if it is `preloaded`."""
+    """Note the answer, and return one from which the reader still gets everything, also if it is `preloaded`."""
     status, headers = raw.status, raw.headers
     packing = headers.get("content-encoding", "")
     if preloaded:
-        whole = not raw.length_remaining  # urllib3 may have been told to take less
+        whole = not raw.length_remaining  # the caller may have limited what urllib3 reads
         head = raw.data[:MAX_PEEK_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
         attempt.answered(status, head, headers, whole=whole, read=False)
         if whole:
             attempt.settle_by(status, headers, raw.data)
         return raw
-    if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # of a HEAD, nothing comes
+    if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # the answer to a HEAD has no body
         attempt.answered(status, b"", headers, whole=raw.length_remaining == 0, read=False)
         return _watched(attempt, raw)
     body = _PeekedBody(raw)
@@ -80,7 +80,7 @@ def _unpacker(raw: Any) -> Callable[[Iterator[bytes]], Iterator[bytes]]:
 
 
 def _watched(attempt: Attempt, raw: Any) -> Any:
-    """The answer. It settles the attempt by what its body says, if it does, while its stream is read."""
+    """The answer. It settles the attempt while the caller reads its stream, if its body has the usage."""
     usage = attempt.usage(raw.status, raw.headers)
     if usage is None:
         return raw
@@ -98,7 +98,7 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
 
 
 class _Pieces(io.RawIOBase):
-    """A body that is read in these pieces, however much is asked for."""
+    """A body that returns one piece per read, whatever the size of the buffer."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -113,7 +113,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _PeekedBody(io.RawIOBase):
-    """A response's raw bytes: first those already read, then the rest, or the error that ended them."""
+    """The raw bytes of a response: first the bytes already read, then the rest, or the error that ended the reading."""
 
     def __init__(self, raw: Any) -> None:
         self.head = b""

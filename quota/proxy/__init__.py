@@ -1,9 +1,9 @@
-"""The gate for programs that nobody changes: a reverse proxy that charges each request and holds the key.
+"""A reverse proxy that charges each request and holds the key, for programs that nobody changes.
 
-    app        the application: whose request it is, health, metrics
-    asked      what a request asks for, what of it leaves, and its caller's side
-    passage    one request on its way: charged, sent, and its answer read while it passes
-    mask       blots out a secret that an answer says back
+    app        the application: it routes requests, and serves health and metrics
+    asked      reads a request: its target, what of it leaves, and the caller's side
+    passage    one request on its way: charges it, sends it, and reads its answer while the answer passes
+    mask       replaces a secret in an answer by stars
 
-`docs/proxy.md` says what its callers see.
+`docs/proxy.md` has the answers that callers get.
 """

@@ -2,8 +2,8 @@
 
     make_app     the application over an open session: /CREDENTIAL/PATH, `/healthz`, `/metrics`
 
-A request is charged before a byte of it leaves, passes as it comes, and its answer is read as it passes: what the cost
-book says of it is told to the ledger. Nothing is sent twice, no redirect is followed, and nothing is kept.
+The proxy charges a request before a byte of it leaves, and streams it. It reads the answer while the answer passes, as
+the cost book says, and updates the ledger. It sends nothing twice, follows no redirect, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OWN_PATHS = ("/healthz", "/metrics")
 
 
 def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | None = None) -> App:
-    """The application, for requests that name one of `hosts`, and have the `token` where there is one."""
+    """The application, for requests to one of `hosts` (None: to any), with the `token` if there is one."""
     proxy = Proxy(session)
     inner = session._session
 
@@ -64,9 +64,9 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
             await proxy(scope, receive, send)
 
     async def refuses(_: Any, __: Receive, send: Send) -> None:
-        await send_problem(send, Problem(400, "Ask for /CREDENTIAL/PATH: this is no proxy for HTTP_PROXY."))
+        await send_problem(send, Problem(400, "Request /CREDENTIAL/PATH: this proxy is not for HTTP_PROXY."))
 
-    # Who takes this for a proxy that HTTP_PROXY may name is told so, whatever host it asks for.
+    # A client that names this proxy in HTTP_PROXY gets this answer for every host.
     passes_on, passes_by = protected(app, hosts=hosts, policy=None), protected(refuses, hosts=None, policy=None)
 
     async def outer(scope: Any, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
 
 
 def _turned_away(scope: Any, token: str | None) -> Problem | None:
-    """Why nobody may ask so: a page in a browser, or a caller without the token. Health is for everybody."""
+    """The refusal of a web page, or of a caller without the token; None for others. Health needs no token."""
     names = {name for name, _ in scope["headers"]}
     if names & {b"origin", b"sec-fetch-site"}:
         return Problem(403, "A web page may not spend units: leave out Origin and Sec-Fetch-Site.")
@@ -112,7 +112,7 @@ def _samples(session: Session) -> Iterable[Sample]:
 
 
 class Proxy:
-    """Passes requests on, inside `async with`. Raises ConfigError where no credential can be used."""
+    """Passes requests on, inside `async with`. Raises ConfigError if no credential is usable."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._targets: dict[str, Target] = {}
@@ -123,11 +123,11 @@ class Proxy:
             except QuotaError as error:
                 self._wrong[credential] = str(error)
         wrong = [*self._wrong.items()]
-        for credential, why in wrong if self._targets else wrong[:-1]:  # the last one is the error
+        for credential, why in wrong if self._targets else wrong[:-1]:  # the last is the error
             warn("proxy_without", why, credential=credential)
         if not self._targets:
             raise ConfigError(wrong[-1][1])
-        self._http: aiohttp.ClientSession  # from `async with` on
+        self._http: aiohttp.ClientSession  # set by `async with`
 
     async def __aenter__(self) -> None:
         self._http = connections()

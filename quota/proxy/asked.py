@@ -1,12 +1,12 @@
-"""What a request to the proxy asks for, and its caller's side.
+"""Reads a request to the proxy, and its caller's side.
 
-    asked_of      a request as it came; raises UnfitError for one that is not passed on
-    Asked         whose it is, what leaves, and who spends
-    UnfitError    the answer to a request that is not passed on
-    CallerSide    the body as it comes, and whether the caller is still there
+    asked_of      the request in an ASGI scope; raises UnfitError for a request that the proxy does not pass on
+    Asked         its credential, what leaves, and who spends
+    UnfitError    the answer to a request that the proxy does not pass on
+    CallerSide    the body as it comes, and whether the caller is still connected
 
-The path of what leaves begins behind the root of the API, so it cannot name another host. Paths with `..`,
-`//` or `\\` are not passed on; one that servers may read in several ways (`%2F`, `;x`) costs the dearest of them.
+The path that leaves is appended to the root of the API, so it cannot name another host. The proxy does not pass on
+paths with `..`, `//` or `\\`. A path with several readings (`%2F`, `;x`) costs the dearest of them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from quota.web.documents import Problem
 Fields = list[tuple[str, str]]
 
 MAX_HELD_BYTES = 64 * 1024
-"""How much of a body is held at most. What is charged for a longer one follows from its length alone."""
+"""The most that is held of a body. The price of a longer body depends on its length only."""
 
 WATCH_AFTER_S = 0.1
-"""When a request is slow. The others end before anybody could end them for a caller that went away."""
+"""Only a request that takes longer watches for a caller that goes away."""
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade")
 )  # fmt: skip
-"""What is about one connection (RFC 9110, 7.6.1), with what `Connection` names."""
+"""Header fields about one connection (RFC 9110, 7.6.1). `Connection` may name more."""
 
 _ONLY_HERE = _HOP_BY_HOP | {"host", "expect", "forwarded", "via", "x-real-ip"}
 
 
 class UnfitError(QuotaError):
-    """A request that is not passed on, and what its sender is told."""
+    """A request that the proxy does not pass on, with the answer to its sender."""
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
         super().__init__(detail)
@@ -53,8 +53,8 @@ class UnfitError(QuotaError):
 
 
 class Asked(NamedTuple):
-    """One request. `target` is the path with the query as it leaves, and `fields` its header fields without those that
-    are about this connection. `length` is that of the body in bytes; None: it says so only at its end."""
+    """One request. `target` is the path with the query as it leaves, and `fields` are the header fields that leave.
+    `length` is the length of the body in bytes; None if only its end tells."""
 
     credential: str
     verb: str
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(scope: Mapping[str, Any]) -> Asked:
-    """What an ASGI request asks for. Raises UnfitError."""
+    """The request in an ASGI scope. Raises UnfitError."""
     fields = [_field(*pair) for pair in scope["headers"]]
     names = [name for name, _ in fields]
     path = (scope.get("raw_path") or b"").decode("latin-1")
@@ -79,14 +79,18 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
     name, _, rest = path[1:].partition("/")
     _check(rest, query)
     if any(name == "upgrade" and value.strip().lower() != "h2c" for name, value in fields):
-        raise UnfitError(501, "The proxy passes on requests and answers only: ask without Upgrade.")
+        raise UnfitError(501, "The proxy passes on plain requests only: ask without Upgrade.")
     chunked = "transfer-encoding" in names
     if chunked and "content-length" in names:
-        raise UnfitError(400, "The request says twice how long its body is.", more=(("connection", "close"),))
+        raise UnfitError(
+            400,
+            "The request has both Content-Length and Transfer-Encoding: send one of them.",
+            more=(("connection", "close"),),
+        )
     kept = _kept(fields, _ONLY_HERE)
     only = {name: value for name, value in fields if name.startswith("quota-")}
     if len(only) < sum(name.startswith("quota-") for name in names):
-        raise UnfitError(400, "A field of the quota proxy is sent twice.")
+        raise UnfitError(400, "A Quota- header field is there twice: send it once.")
     if only.get("quota-peek", "1") != "1":
         raise UnfitError(400, f"Quota-Peek is {show(only['quota-peek'])}: write Quota-Peek: 1, or leave it out.")
     return Asked(
@@ -102,13 +106,13 @@ def asked_of(scope: Mapping[str, Any]) -> Asked:
 
 
 def without_hops(fields: Iterable[tuple[str, str]]) -> Fields:
-    """The header fields of an answer that its caller gets: without those that are about the connection to upstream, and
-    those that only this proxy sends."""
+    """The header fields of an answer for the caller, without fields about the connection to upstream and without Quota-
+    fields, which only this proxy sends."""
     return _kept([(name.lower(), value) for name, value in fields], _HOP_BY_HOP)
 
 
 def narrowed(fields: Fields, *, reads_good_answers: bool) -> Fields:
-    """The fields with an Accept-Encoding in which an answer can be read: errors may come as gzip."""
+    """The fields with an Accept-Encoding that the proxy can read: gzip if it reads only errors, else identity."""
     takes_gzip = any(name == "accept-encoding" and re.search(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value, re.I)
                      for name, value in fields)  # fmt: skip
     coding = "gzip" if takes_gzip and not reads_good_answers else "identity"
@@ -133,10 +137,10 @@ def _kept(fields: Fields, dropped: frozenset[str]) -> Fields:
 
 def _check(path: str, query: str) -> None:
     if "#" in path or "#" in query:
-        raise UnfitError(400, "The address has a #, and what is behind it does not leave.")
+        raise UnfitError(400, "The address has a #, and no server gets what follows it: leave it out, or write %23.")
     read = unquote(path, "latin-1")
     if "//" in path or "\\" in path or path.startswith("/") or re.search(r"(^|[/\\])\.\.?($|[/\\;])", read):
-        raise UnfitError(400, "The path has //, \\, . or .. in it: upstream may read it as another one.")
+        raise UnfitError(400, "The path has //, \\, . or .. in it: upstream may read it as another path.")
     if not read.isascii():
         read = re.sub(r"[\x80-\xff]", "", read)
     if not read.isprintable():
@@ -145,7 +149,7 @@ def _check(path: str, query: str) -> None:
 
 def _length(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        raise UnfitError(400, "The Content-Length is no number.", more=(("connection", "close"),))
+        raise UnfitError(400, "The Content-Length is not a number.", more=(("connection", "close"),))
     return int(text)
 
 
@@ -153,11 +157,11 @@ def _length(text: str) -> int:
 
 
 class CallerGoneError(Exception):
-    """The caller went away before it had sent its whole body. Nothing may look as if that were whole."""
+    """The caller went away before the end of its body. Upstream must not take the body for complete."""
 
 
 class CallerSide:
-    """One reader at a time: `beginning`, then `pieces`, then what watches."""
+    """The caller's messages. They have one reader at a time: `beginning`, then `pieces`, then `watched`."""
 
     def __init__(self, receive: Callable[[], Awaitable[Any]], length: int | None) -> None:
         self.gone = False
@@ -171,17 +175,17 @@ class CallerSide:
 
     @property
     def is_read(self) -> bool:
-        """Whether the whole body was read."""
+        """Whether `pieces` has read the whole body."""
         return self._read.is_set() and not self.gone
 
     async def beginning(self) -> RequestBody:
-        """The body, where it is short enough to be held; else its length. Raises CallerGoneError."""
+        """The body if it has at most MAX_HELD_BYTES, else its length. Raises CallerGoneError."""
         while self._more and len(self._head) <= MAX_HELD_BYTES:
             self._head += await self._next()
         return RequestBody.of(None, self._length) if self._more else RequestBody.of(self._head)
 
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
-        """The body, piece by piece. `leaves` is called before the first piece leaves, and with it the request. Raises
+        """The body, piece by piece. It calls `leaves` before each piece; the request leaves with the first. Raises
         CallerGoneError."""
         piece, self._head = self._head, b""
         while piece or self._more:
@@ -194,7 +198,7 @@ class CallerSide:
 
     @contextmanager
     def watched(self, task: asyncio.Task[Any]) -> Iterator[None]:
-        """Until the block ends, the task is cancelled if the caller goes away while it is slow."""
+        """Inside the block, cancel the task if the caller goes away while the request is slow."""
         watching: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         timer = loop.call_later(WATCH_AFTER_S, lambda: watching.append(loop.create_task(self._watch(task))))

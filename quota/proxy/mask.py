@@ -1,6 +1,6 @@
-"""Blots out a secret that an answer says back, while it passes: callers hold no key, and are told none.
+"""Replaces a secret in an answer by stars while the answer passes, because callers must not learn the key.
 
-Lengths stay as they are. A body that is packed is not searched, nor is a secret found that upstream has encoded.
+Lengths stay the same. It does not search packed bodies, and does not recognize other encodings of a secret.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from quota.common.redact import MIN_SECRET_LENGTH
 
 
 class Mask:
-    """For one answer. `feed` returns what may pass; it keeps back what may be the beginning of a secret until more
-    comes, or the `end`."""
+    """Masks one answer. `feed` returns the bytes that may pass. It holds back a possible beginning of a secret until
+    the next piece or the `end`."""
 
     def __init__(self, secret: str | None) -> None:
         self._secrets = _spellings(secret) if secret else ()
@@ -40,7 +40,7 @@ class Mask:
         return kept
 
     def _begins(self, data: bytes, since: int) -> Iterable[int]:
-        """Where each secret may begin at the end of what came so far."""
+        """For each secret, where its beginning may stand at the end of the data."""
         for secret in self._secrets:
             at = data.find(secret[:1], since)
             while at >= 0 and not secret.startswith(data[at:]):
@@ -50,6 +50,6 @@ class Mask:
 
 @lru_cache(100)
 def _spellings(secret: str) -> tuple[bytes, ...]:
-    """How an answer may say it, the longest first."""
+    """The spellings of a secret in an answer, the longest first."""
     spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
     return tuple(sorted((text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True))

@@ -1,8 +1,8 @@
-"""One request on its way: charged, sent, and its answer read while it passes.
+"""One request on its way: it is charged and sent, and its answer is read while it passes.
 
-connections    what requests leave by
+connections    the HTTP session that requests leave by
 Target         the API of one credential
-refusal        what the caller of a refused request is told
+refusal        the answer to a refused request
 Passage        one request
 """
 
@@ -54,17 +54,17 @@ T = TypeVar("T")
 
 CONNECT_WITHIN_S = 10.0
 SILENT_S = 600.0
-"""How long upstream may be silent: some answers take minutes, and callers have a patience of their own."""
+"""How long upstream may be silent. Some answers take minutes, and callers have timeouts of their own."""
 
 IDLE_S = 4.0
-"""How long a connection to upstream is kept for the next request. Most servers close theirs after 5 s, and a request
-that meets that is lost: nothing is sent twice."""
+"""How long an idle connection to upstream is kept. Most servers close theirs after 5 s. A request on a closed
+connection is lost, because the proxy sends nothing twice."""
 
 MAX_FIELD_BYTES = 64 * 1024
 PLAIN = ("", "identity")
 
 SENT_INSTEAD = ("authorization", "x-goog-api-key")
-"""Where programs put keys: what a caller sent there does not leave."""
+"""The header fields for keys. A caller's own values do not leave."""
 
 logger = logging.getLogger("quota.proxy")
 
@@ -83,15 +83,16 @@ async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
 
 
 _leaves: ContextVar[Callable[[], object]] = ContextVar("quota_leaves")
-"""What to call before the head of a request leaves."""
+"""The function to call before the head of a request leaves."""
 
 
 class _Connections(aiohttp.TCPConnector):
-    """aiohttp writes the head as soon as it has a connection. Its own traces would say so at ten times the cost."""
+    """Calls `_leaves` before the head of a request leaves: aiohttp writes the head as soon as it has a connection. Its
+    own traces cost ten times as much."""
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         connection: Any = await super().connect(req, traces, timeout)
-        while len(connection.protocol):  # it said something while it waited, which answers no request
+        while len(connection.protocol):  # bytes that came while it was idle answer no request
             connection.close()
             connection = await super().connect(req, traces, timeout)
         hold_little(connection.transport)
@@ -100,7 +101,7 @@ class _Connections(aiohttp.TCPConnector):
 
 
 def connections() -> aiohttp.ClientSession:
-    """What requests leave by: to no proxy, with no cookie of another caller, and each once. To be closed."""
+    """The HTTP session that requests leave by: without a proxy, without cookies, and each request once. Close it."""
     return aiohttp.ClientSession(
         connector=_Connections(limit=0, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S),
@@ -108,16 +109,16 @@ def connections() -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         middlewares=(_once,),
-        read_bufsize=PIECE_BYTES // 2,  # twice that is held
+        read_bufsize=PIECE_BYTES // 2,  # aiohttp holds twice that
         max_line_size=MAX_FIELD_BYTES,
         max_field_size=MAX_FIELD_BYTES,
     )
 
 
 class Target:
-    """The API of one credential: where its requests go, the gate that charges them, and who calls.
+    """The API of one credential: its address, the gate that charges its requests, and the caller that signs them.
 
-    Raises ConfigError and UsageError where the configuration does not say enough.
+    Raises ConfigError or UsageError if the configuration lacks something.
     """
 
     def __init__(self, session: AsyncSession, credential: str) -> None:
@@ -138,21 +139,21 @@ class Target:
         self._secret_headers = {access.place.header.lower(), *SENT_INSTEAD}
 
     def url(self, asked: Asked) -> str:
-        """Where a request goes, without a key of its caller's own."""
+        """The URL of a request, without the caller's own key."""
         url = f"{self.root}{asked.target}"
         if not (self.caller.signs and self._secret_fields and "?" in url):
             return url
         return with_query(url, without=self._secret_fields)
 
     def verb(self, asked: Asked) -> str:
-        """By which verb the API reads a request. Raises UnfitError where that is not clear."""
+        """The verb by which the API reads a request. Raises UnfitError if it is ambiguous."""
         try:
             return verb_of(self._upstream, asked.verb, asked.fields)
         except UsageError as error:
             raise UnfitError(400, f"{error}.") from None
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
-        """The URL and the header fields as they leave, and the secret in them. May wait for a token, where the caller
+        """The URL and the header fields as they leave, and the secret in them. Waits for a token if the caller
         `waits`."""
         if not self.caller.signs:
             return url, asked.fields, None
@@ -162,7 +163,7 @@ class Target:
 
 
 def refusal(decision: Decision) -> Problem:
-    """The answer to a refused request: 429, or 503 where nobody decided. It never says to come back early."""
+    """The answer to a refused request: 429, or 503 if the ledger did not answer. Its Retry-After is never early."""
     after_ms = decision.retry_after_ms
     return Problem(
         503 if decision.reason == "ledger-unavailable" else 429,
@@ -184,14 +185,15 @@ class Passage:
         self._left = False
 
     def leaves(self) -> None:
-        """The first byte of the request is about to leave. Until then nobody but this machine knows of it."""
+        """Note that the first byte of the request is about to leave."""
         self._left = True
 
     async def make(self) -> None:
-        """Raises UnfitError before anything was charged, and CallerGoneError."""
+        """Charge the request, send it, and pass the answer on. Raises CallerGoneError, and UnfitError before a
+        charge."""
         asked, gate = self._asked, self._target.gate
         if self._target.is_batch(self._verb, self._url):
-            raise UnfitError(501, "Several calls travel in a batch, and each has its own price: send them one by one.")
+            raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
         body = NO_BODY
         if asked.has_body:
             reserves = gate.reserves(self._verb, self._url)
@@ -219,7 +221,7 @@ class Passage:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     async def _decided(self, decide: Callable[[str, str, RequestBody], Awaitable[T]], body: RequestBody) -> T:
-        """Raises UnfitError for a request that may not leave."""
+        """The decision by `decide`. Raises UnfitError for a request that may not leave."""
         asked = self._asked
         try:
             with labels(job=asked.job, region=asked.region):
@@ -246,14 +248,14 @@ class Passage:
         await self._send({"type": "http.response.body", "body": body})
 
     def _spent(self, attempt: Attempt) -> tuple[tuple[str, str], ...]:
-        """What an answer says of its charge; nothing where there is none."""
+        """The header field with the charge; nothing without a charge."""
         decision = attempt.decision
         return (("quota-charge", f"{decision.id}; units={decision.cost_units}"),) if decision.id and self._left else ()
 
     # -- the request -------------------------------------------------------------------------------------------------
 
     async def _signed(self) -> tuple[str, Fields]:
-        """What leaves: the address and the header fields. Raises UnfitError where there is no token to be had."""
+        """The URL and the header fields that leave. Raises UnfitError if there is no token."""
         target, sign = self._target, partial(self._target.signed, self._asked, self._url)
         try:
             url, fields, secret = await asyncio.to_thread(sign) if target.caller.waits else sign()
@@ -276,12 +278,12 @@ class Passage:
                 answer.close()
 
     async def _sent(self, url: str, fields: Fields) -> aiohttp.ClientResponse:
-        """The head of the answer. Raises UnfitError where none came."""
+        """Send the request, and return the head of the answer. Raises UnfitError if no answer comes."""
         asked, host = self._asked, self._target.host
-        # With a body the head waits for its first piece, and leaves with it.
+        # The head of a request with a body leaves together with the first piece.
         _leaves.set((lambda: None) if asked.has_body else self.leaves)
         try:
-            with self._target.gate.sending():  # under `quota exec --auto` aiohttp is metered itself
+            with self._target.gate.sending():  # `quota exec --auto` meters aiohttp itself
                 return await self._http.request(
                     asked.verb,
                     URL(url, encoded=True),
@@ -297,13 +299,13 @@ class Passage:
         except (aiohttp.ClientError, ValueError) as error:
             if self._caller.gone:
                 raise CallerGoneError from None
-            raise UnfitError(502, f"{host} gave no answer that is HTTP ({type(error).__name__}).") from None
+            raise UnfitError(502, f"{host} did not answer in HTTP ({type(error).__name__}).") from None
 
     # -- the answer --------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, attempt: Attempt, answer: aiohttp.ClientResponse) -> bool:
-        """Whether the caller got all of it. Where upstream ends too early, the answer is not ended, so that its reader
-        is told."""
+        """Pass the answer on. Returns whether the caller got all of it. If upstream ends too early, the answer stays
+        unfinished, so that its reader notices."""
         gate, host, status = self._target.gate, self._target.host, answer.status
         packing = answer.headers.get("content-encoding", "").strip().lower()
         head, whole = b"", False
@@ -315,7 +317,7 @@ class Passage:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.raw_headers]
         fields = _encoded([*without_hops(pairs), *self._spent(attempt)], mask)
         if not 200 <= status <= 599 or fields is None:
-            raise UnfitError(502, f"{host} gave an answer that is no HTTP.")
+            raise UnfitError(502, f"{host} did not answer in valid HTTP.")
         usage = attempt.usage(status, answer.headers)
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         try:
@@ -341,7 +343,7 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes, bytes]] | None:
-    """Header fields as they are sent; None where one of them is none."""
+    """The header fields as bytes; None if one of them is invalid."""
     encoded = []
     for name, value in fields:
         if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
@@ -351,7 +353,7 @@ def _encoded(fields: Iterable[tuple[str, str]], mask: Mask) -> list[tuple[bytes,
 
 
 def _unpack(packing: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a body, unpacked; nothing where it is packed otherwise."""
+    """The pieces of a body, unpacked; nothing for another packing."""
     if packing in PLAIN:
         yield from pieces
     elif packing in ("gzip", "x-gzip", "deflate"):

@@ -1,14 +1,15 @@
-"""Tells somebody: a command of theirs, or an address, once for each thing that happened.
+"""Sends events to the command and the address of `[notify]`, each event once, and pings health checks.
 
-    Notice      one thing that happened, and for how long it need not be said again
+    Notice      one event, and for how long it is not repeated
     notify      deliver notices, each once over all machines that share the ledger
-    Ping        say to a health-check service that a job begins, or how it ended
+    send_test   deliver a notice for a test, and report what came of it
+    Ping        report to a health-check service that a job begins, and how it ended
 
-A notice is claimed in the ledger before it is delivered, so that of several machines one says it. Where the ledger does
-not answer, each machine says it once. Delivering never raises: what goes wrong is one line of the log, and whoever
-comes by more than RETRY_MS later tries again. The command and the address are told apart from each other: the failure
-of one neither stops nor repeats the other. All deliveries together take at most DEADLINE_S; then what still runs is
-killed or left alone. Addresses are secrets.
+A process claims a notice in the ledger before it delivers it, so only one of several machines does. If the ledger does
+not answer, each machine delivers it once. `notify` never raises: a failed delivery is one line of the log, and the next
+run more than RETRY_MS later tries again. The command and the address are independent: the failure of one neither stops
+nor repeats the other. All deliveries together take at most DEADLINE_S; then the command is killed, and a request is
+abandoned. Addresses are secrets.
 """
 
 from __future__ import annotations
@@ -48,15 +49,18 @@ from quota.terms.limits import MINUTE_MS
 
 DEADLINE_S = 5.0
 RETRY_MS = 10 * MINUTE_MS
-"""A notice that could not be delivered is tried again no earlier, by any machine. So a command that hangs delays one
-run in ten minutes, and the other notices have their turn in between."""
+"""No machine tries a failed notice again earlier. So a command that hangs delays one run in ten minutes, and the other
+notices have their turn in between."""
 
 CLAIM = "notify"
 
+TEST = "test"
+"""The event that `quota doctor --notify` sends."""
+
 
 class Notice(NamedTuple):
-    """One thing that happened. `event` is one of the stable names in docs/alarms.md; it is told once for each
-    `subject` within `once_ms`. `facts` are further values for machines. With `here`, each machine says it for itself.
+    """One event. `event` is one of the stable names in docs/alarms.md; `notify` delivers it once for each `subject`
+    within `once_ms`. `facts` are further values for machines. With `here`, each machine delivers it for itself.
     """
 
     event: str
@@ -68,7 +72,7 @@ class Notice(NamedTuple):
     here: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """What a command reads on stdin, and an address gets as its body."""
+        """The document that a command reads on stdin and an address gets as its body."""
         return {
             **members(self, "event project subject message"),
             "at": rfc3339(host_clock()),
@@ -77,12 +81,12 @@ class Notice(NamedTuple):
         }
 
     def key(self, way: str) -> str:
-        """Names it among all notices, told in this way."""
+        """The name of the notice among all that go this way."""
         return blake2b("\0".join((way, self.event, self.project, self.subject)).encode(), digest_size=12).hexdigest()
 
 
 def notify(session: Session, notices: Sequence[Notice]) -> None:
-    """Deliver the notices that nobody has told yet. Does nothing if the configuration has no `[notify]`."""
+    """Deliver the notices that nobody has delivered yet. Does nothing if the configuration has no `[notify]`."""
     settings = session.settings.notify
     if settings is None:
         return
@@ -91,6 +95,18 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
         for way in _ways(settings):
             if time.monotonic() < until_s and (claimed := _claim(session, notice, way)):
                 claimed(_deliver(settings, way, notice, until_s))
+
+
+def send_test(settings: NotifySettings, message: str) -> Iterator[tuple[str, str]]:
+    """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed: empty if it did
+    not fail."""
+    for way in _ways(settings):
+        try:
+            _send_by(way, settings, Notice(TEST, "", "", message, 0), time.monotonic() + DEADLINE_S)
+        except _FAILURES as error:
+            yield way, _why(error)
+        else:
+            yield way, ""
 
 
 def _ways(settings: NotifySettings) -> Iterator[str]:
@@ -103,7 +119,7 @@ def _ways(settings: NotifySettings) -> Iterator[str]:
 # -- once --------------------------------------------------------------------------------------------------------------
 
 _Claimed = Callable[[bool], None]
-"""To be told whether the notice was delivered."""
+"""Takes whether the notice was delivered."""
 
 
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
@@ -133,14 +149,14 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
 
     def end(delivered: bool) -> None:
         ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
-        with contextlib.suppress(LedgerError):  # then it may be said again
+        with contextlib.suppress(LedgerError):  # then the notice may come again
             state.end_claim(ended, "done")
 
     return end
 
 
 def _claim_here(key: str, once_ms: int) -> _Claimed | None:
-    """The same where only this machine is asked. The state folder remembers."""
+    """The same for this machine alone. The state folder remembers."""
     folder = state_folder() / "notified"
     now_ms = host_clock()
     try:
@@ -151,7 +167,7 @@ def _claim_here(key: str, once_ms: int) -> _Claimed | None:
                     os.unlink(entry.path)
         if not first_within(folder / key, once_ms):
             return None
-    except OSError:  # then it is said again
+    except OSError:  # then the notice may come again
         pass
 
     def end(delivered: bool) -> None:
@@ -166,23 +182,29 @@ def _claim_here(key: str, once_ms: int) -> _Claimed | None:
 # -- delivery ----------------------------------------------------------------------------------------------------------
 
 
+_FAILURES = (OSError, ValueError, ConfigError, subprocess.SubprocessError)
+"""What a delivery raises."""
+
+
 def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float) -> bool:
     """Whether it was delivered."""
-    body = json.dumps(notice.as_json())
     try:
-        if way == "command":
-            _run(settings.command, body, until_s - time.monotonic())
-        else:
-            assert settings.url_ref is not None  # noqa: S101  # see `_ways`
-            _send(
-                read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint),
-                body.encode(),
-                until_s - time.monotonic(),
-            )
-    except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
+        _send_by(way, settings, notice, until_s)
+    except _FAILURES as error:
         warn("notify_failed", _why(error), event=notice.event, subject=one_line(notice.subject))
         return False
     return True
+
+
+def _send_by(way: str, settings: NotifySettings, notice: Notice, until_s: float) -> None:
+    """Deliver a notice. Raises one of _FAILURES."""
+    body = json.dumps(notice.as_json())
+    if way == "command":
+        _run(settings.command, body, until_s - time.monotonic())
+        return
+    assert settings.url_ref is not None  # noqa: S101  # see `_ways`
+    address = read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint)
+    _send(address, body.encode(), until_s - time.monotonic())
 
 
 def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
@@ -202,7 +224,7 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
         process.wait()
         if isinstance(error, subprocess.TimeoutExpired):  # its message has the arguments, and one may be a secret
             raise ValueError(
-                f"{one_line(command[0])} was killed after the {DEADLINE_S:g} s that telling may take"
+                f"{one_line(command[0])} was killed after {DEADLINE_S:g} s, the most that all deliveries may take"
             ) from None
         raise
     if process.returncode:
@@ -249,7 +271,7 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     def work() -> None:
         try:
             _exchange(url, body, timeout_s, connections)
-        except Exception as error:  # told below, in the caller's thread
+        except Exception as error:  # raised below, in the caller's thread
             failed.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -318,7 +340,7 @@ def _authorization(name: str, parts: SplitResult) -> dict[str, str]:
 
 
 class Ping:
-    """Says to a health-check service that a job begins, and how it ended: `ADDRESS/start`, then `ADDRESS/STATUS`."""
+    """Requests a health-check service's `ADDRESS/start` when a job begins, and `ADDRESS/STATUS` when it ended."""
 
     def __init__(self, ref: str | None, job: str, *, insecure: bool) -> None:
         self._ref = ref
@@ -328,11 +350,11 @@ class Ping:
 
     @property
     def began(self) -> bool:
-        """Whether the service was told that it begins."""
+        """Whether `start` was called, and a thread could begin."""
         return self._starting is not None
 
     def start(self) -> None:
-        """Say that it begins. Does not wait."""
+        """Report that the job begins. Does not wait."""
         if self._ref is not None:
             starting = threading.Thread(target=self._say, args=("start", DEADLINE_S), daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads can be started; `end` still tries to say it
@@ -340,7 +362,7 @@ class Ping:
                 self._starting = starting
 
     def end(self, exit_status: int) -> None:
-        """Say how it ended. Takes at most DEADLINE_S."""
+        """Report how the job ended. Takes at most DEADLINE_S."""
         if self._ref is None:
             return
         until_s = time.monotonic() + DEADLINE_S

@@ -35,7 +35,7 @@ class Spending(NamedTuple):
     The rows lack what only upstream counted: the limits count `upstream_units` for that now. In a row of several
     buckets a call of all of them is one charge. `refused`, most calls first, covers whole hours; `would_refuse` has the
     calls that left, and that a shadow limit would have refused. `adds_buckets_up`: some row has the units of several
-    buckets.
+    buckets. `most`: people and programs see so many rows; the total is of all.
     """
 
     since_ms: int
@@ -46,6 +46,7 @@ class Spending(NamedTuple):
     refused: tuple[RefusedSum, ...] = ()
     adds_buckets_up: bool = False
     would_refuse: tuple[RefusedSum, ...] = ()
+    most: int | None = None
 
     @property
     def total_units(self) -> int:
@@ -55,21 +56,31 @@ class Spending(NamedTuple):
         return {
             **members(self, "since until"),
             "by": list(self.by),
-            "rows": [
-                {**dict(zip(self.by, values, strict=True)), "charges": calls, "units": units}
-                for values, calls, units in self.rows
-            ],
+            "rows": self.rows_json(),
             **members(self, "total_units", if_any="upstream_units"),
             "refused": [count._asdict() for count in self.refused],
             **({"would_refuse": [count._asdict() for count in self.would_refuse]} if self.would_refuse else {}),
         }
 
+    def rows_json(self) -> list[dict[str, object]]:
+        """The rows that are shown."""
+        return [
+            {**dict(zip(self.by, values, strict=True)), "charges": calls, "units": units}
+            for values, calls, units in self.rows[: self.most]
+        ]
+
 
 def read_spending(
-    projects: Iterable[Project], by: str | Iterable[str], since_ms: int, *, local: bool = False
+    projects: Iterable[Project],
+    by: str | Iterable[str],
+    since_ms: int,
+    *,
+    job: str | None = None,
+    local: bool = False,
 ) -> Spending:
     """The charges to these projects since `since_ms`, or since the time from which all of them are there, with
-    corrections applied. Days and hours are those of UTC, or those of the local zone. Raises LedgerError."""
+    corrections applied: of all jobs, or of one. Days and hours are those of UTC, or those of the local zone. Raises
+    LedgerError."""
     field_of = _FIELD_OF | (_LOCAL_FIELD_OF if local else {})
     projects, by = list(projects), texts(by, "field")
     since_ms = max([since_ms, *map(whole_since_ms, projects)])
@@ -77,13 +88,15 @@ def read_spending(
     buckets: dict[tuple[str, ...], set[str]] = {}
     for project in projects:
         for charge in charges(project, since_ms):
+            if job not in (None, charge.job):
+                continue
             row = tuple([field_of[field](charge) for field in by])
             units[row] += charge.units
             # A call of several buckets is a charge in each of them, and counts once.
             calls[row] += charge.is_first or "bucket" in by
             buckets.setdefault(row, set()).add(charge.bucket)
     ranked = sorted(((row, calls[row], n) for row, n in units.items()), key=lambda row: (-row[2], row[0]))
-    refused = _refused(projects, since_ms)
+    refused = [count for count in _refused(projects, since_ms) if job in (None, count.job)]
     return Spending(
         since_ms=since_ms,
         until_ms=projects[0].log.now_ms(),

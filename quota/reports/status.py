@@ -112,8 +112,8 @@ class CredentialRow(NamedTuple):
     `shared_with` names the other credentials of its project, which share its budget. `ahead_ms` is the time of the
     newest charge where a wrong clock has dated it further ahead than a clock may go back; else 0. `put_back` has what
     the ledger had lost and got back in the last day. `allowance` is what this machine may spend while the ledger does
-    not answer. `jobs` are those of this credential, where somebody asked for them. `compared` has upstream's count of each bucket beside ours, as
-    `quota reconcile` found them last.
+    not answer. `jobs` are those of this credential, where somebody asked for them. `compared` has upstream's count of
+    each bucket beside ours, as `quota reconcile` found them last.
     """
 
     outlook: Outlook

@@ -1,6 +1,6 @@
-"""Cost books from TOML: what calls cost, what upstream grants, and what the API's requests and answers look like.
+"""Reads cost books from TOML: the prices of calls, upstream's quotas, and how to read the API's requests and answers.
 
-The models are `quota.terms.costs` and `quota.terms.api`. First the tables of a book, then how they become values.
+The models are `quota.terms.costs` and `quota.terms.api`. This module first defines the tables, then parses them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
 
 
 def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str]:
-    """The tables of a book, its name, and what messages call it."""
+    """The tables of a book, its name, and its name in messages."""
     if "/" in name or name.endswith(".toml"):
         path = (folder or Path()) / Path(name)
         return read_toml(path), one_line(path.stem), one_line(path)
@@ -87,7 +87,7 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
 
 
 def book_tables(name: str) -> dict[str, object]:
-    """A book as its file has it, dates as text: for programs in other languages. Raises as `load_book` does."""
+    """The tables of a book's file, with dates as text, for programs in other languages. Raises as `load_book` does."""
     load_book(name)
     return cast("dict[str, object]", _plain(_tables(name, None)[0]))
 
@@ -106,11 +106,11 @@ def book_names() -> list[str]:
 
 
 def parse_book(text: str, name: str) -> CostBook:
-    """A cost book from TOML text; `name` is used in messages and as the book's name. Raises ConfigError."""
+    """A cost book from TOML text. `name` is the book's name, also in messages. Raises ConfigError."""
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-# -- kinds that only a book has ----------------------------------------------------------------------------------------
+# -- kinds of values in a book -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,10 @@ class _JsonPointer(Text):
 
 @dataclass(frozen=True)
 class _FieldKind(Kind):
-    """The header that says something, or `{ header | json, pattern, as }`. `groups` are those that a pattern may have,
-    where it is not the key alone that it must have. Of a `time` the form must be given, too."""
+    """Where an answer has a figure: a header's name, or `{ header | json, pattern, as }`.
+
+    `groups` are the names that a pattern's groups may have (default: the key). A `time` also needs its form, `as`.
+    """
 
     _: KW_ONLY
     groups: tuple[str, ...] = ()
@@ -148,20 +150,20 @@ class _FieldKind(Kind):
         row = table.inner({"header": value} if isinstance(value, str) else value, key, _FIELD)
         header = row.read("header") or ""
         if bool(header) == ("json" in row):
-            raise row.error('give either a header or, as in { json = "/usage/total" }, a place in the answer')
+            raise row.error('give either a header or a place in the answer, such as { json = "/usage/total" }')
         if header and not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header):
             raise row.error(f"{show(header)} is not the name of a header", "" if isinstance(value, str) else "header")
         if self.time and "as" not in row:
-            raise row.error(f'say how the time is written, as = "epoch" for example; {nearest(None, forms)}')
+            raise row.error(f'give the form of the time, for example as = "epoch"; {nearest(None, forms)}')
         if "as" in row and not self.time:
-            raise row.error("is for times, as `reset` has one; remove it", "as")
+            raise row.error("is only for times, such as `reset`; remove it", "as")
         form, pointer = row.read("as"), row.read("json")
         return Field(header.lower(), pointer, _pattern(row, self.groups or (key,)) if "pattern" in row else None, form)
 
 
 @dataclass(frozen=True)
 class _Lasting(_FieldKind):
-    """When a bucket opens again, as an answer says it: a time, or how fast it fills."""
+    """Where an answer says when a bucket opens again: a time, or how fast the bucket refills."""
 
     def read(self, table: TomlTable, key: str) -> Any:
         if "asked" not in table.value(key):
@@ -174,7 +176,7 @@ _PART_KEYS = ("units", "bucket", "reserve")
 
 
 def _part_keys(least: int) -> dict[str, Kind]:
-    """The keys of what a call costs in one bucket: at `least` so many units."""
+    """The keys of a price in one bucket. A price has at `least` this many units."""
     return {
         "units": Whole(minimum=least, required=True),
         "bucket": Text(),
@@ -191,18 +193,18 @@ def _part_keys(least: int) -> dict[str, Kind]:
 
 
 def _cost(least: int) -> Kind:
-    """What a call costs: a number of the first bucket, a table for another one, or a list of tables."""
-    rows = Rows(keys=Keys(_part_keys(1)), most=MAX_PARTS, says=f"one call is charged to {MAX_PARTS} buckets at most")
+    """A price: a number in the first bucket, a table for another bucket, or a list of tables."""
+    rows = Rows(keys=Keys(_part_keys(1)), most=MAX_PARTS, says=f"one call is charged to at most {MAX_PARTS} buckets")
     return Either(kinds=(Table(keys=Keys(_part_keys(least))), rows, Whole(minimum=least)), required=True)
 
 
 def _inside(key: str, others: tuple[str, ...]) -> Apart:
-    """The others stand in the tables of a key, and not beside it."""
-    return Apart(key, others, f"cannot be combined with {key}; put it into each of these", at_other=True)
+    """The others belong in the rows of a key, and not beside it."""
+    return Apart(key, others, f"cannot be combined with {key}; put it into each row of {key}", at_other=True)
 
 
 def _word() -> Text:
-    """A name that becomes part of a filter."""
+    """A name that becomes part of a Cloud Monitoring filter."""
     says = "{text}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -"
     return Text(pattern=r"[A-Za-z0-9._/-]{1,128}", says=says, required=True)
 
@@ -213,7 +215,7 @@ _QUOTA = {"quota": Whole(required=True), "resets": WindowKind(required=True)}
 _BUCKET = Keys(
     {
         **_QUOTA,
-        "windows": Rows(keys=Keys(_QUOTA), most=MAX_WINDOWS, says=f"a bucket has {MAX_WINDOWS} windows at most"),
+        "windows": Rows(keys=Keys(_QUOTA), most=MAX_WINDOWS, says=f"a bucket has at most {MAX_WINDOWS} windows"),
     },
     _inside("windows", tuple(_QUOTA)),
 )
@@ -320,14 +322,14 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
 
 
 def _quotas(row: TomlTable) -> tuple[Quota, ...]:
-    """What upstream grants of a bucket: `quota` and `resets`, or several of them in `windows`."""
+    """Upstream's quotas of a bucket: `quota` and `resets`, or several such rows in `windows`."""
     if "windows" not in row:
         return (Quota(row.read("quota"), row.read("resets")),)
     quotas: list[Quota] = []
     for window in row.read("windows"):
         quota = Quota(window.read("quota"), window.read("resets"))
         if any(quota.window == earlier.window for earlier in quotas):
-            raise window.error("this window stands here twice; keep the smaller quota", "resets")
+            raise window.error("this window is listed twice; keep the smaller quota", "resets")
         quotas.append(quota)
     return tuple(quotas)
 
@@ -354,7 +356,7 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
 
 
 def _parts(cost: int | TomlTable | list[TomlTable], buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
-    """What one call costs in each bucket; nothing: it is free."""
+    """The price of one call in each bucket. Empty: the call is free."""
     if isinstance(cost, int):
         return (Part(next(iter(buckets)), cost),) if cost else ()
     if isinstance(cost, TomlTable):
@@ -363,9 +365,11 @@ def _parts(cost: int | TomlTable | list[TomlTable], buckets: Mapping[str, Bucket
     for row in cost:
         (part,) = _part(row, buckets)
         if parts and part.reserve:
-            raise row.error("only the first bucket can have it: of that one an answer says what was used", "reserve")
+            raise row.error(
+                "only the first bucket can have it: an answer says only what a call used of that bucket", "reserve"
+            )
         if part.bucket in parts:
-            raise row.error(f"bucket {show(part.bucket)} stands here twice; add its units up", "bucket")
+            raise row.error(f"bucket {show(part.bucket)} is listed twice; add its units up", "bucket")
         parts[part.bucket] = part
     return tuple(parts.values())
 
@@ -405,7 +409,7 @@ def _monitoring(table: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence
         if name not in counted:
             raise row.error(f"no bucket or pool of this book; {nearest(name, counted)}")
         if name in buckets and not isinstance(buckets[name].window, Calendar):
-            raise row.error("upstream's figures are compared from a reset on, and this bucket has none")
+            raise row.error("`quota reconcile` compares figures since a reset, and this bucket has none")
         metrics.append(Metric(name, row.read("metric"), row.read("limit")))
     if not metrics:
         raise table.error("at least one bucket is needed", "buckets")
@@ -426,12 +430,12 @@ def _key(row: TomlTable) -> KeyPlace:
     if ("header" in row) == ("query" in row):
         raise row.error('name one place: { header = "X-Api-Key" } or { query = "key" }')
     if query and scheme:
-        raise row.error("stands before a key in a header; remove it", "scheme")
+        raise row.error("is only for a key in a header; remove it", "scheme")
     return KeyPlace(header or "", scheme or "", query or "")
 
 
 def _routes(table: TomlTable, methods: Collection[str]) -> tuple[Route, ...]:
-    """The routes, in the file's order. Raises ConfigError for one that no request can take, or whose method has no
+    """The routes, in the file's order. Raises ConfigError for a route that no request reaches, or whose method has no
     price."""
     routes: list[Route] = []
     for key, method in table.items():
@@ -441,10 +445,10 @@ def _routes(table: TomlTable, methods: Collection[str]) -> tuple[Route, ...]:
         first = next((earlier for earlier in routes if earlier.covers(route)), None)
         if first is not None:
             above = show(f"{first.verb} {first.path}".strip())
-            raise table.error(f"never reached: {above} above it takes all of it; put this one first", key)
+            raise table.error(f"never reached: {above} above it matches the same requests; put this route first", key)
         routes.append(route)
         if len(routes) > MAX_ROUTES:
-            raise table.error(f"more than {MAX_ROUTES:,} routes; let one with {{x}} or ** stand for several")
+            raise table.error(f"more than {MAX_ROUTES:,} routes; match several paths by one route with {{x}} or **")
     return tuple(routes)
 
 
@@ -456,11 +460,11 @@ def _route(table: TomlTable, key: str, method: str) -> Route:
     if not path.startswith("/") and path != "**":
         wrong = "a path begins with /"
     elif not path.isprintable() or re.search(r"[?#\\]", path):
-        wrong = "a path alone decides, without a query"
+        wrong = "a route is a path without a query"
     elif "*" in path.removesuffix("/**") and path != "**":
-        wrong = "** stands for any rest at the end of a path, after a /"
+        wrong = "** matches the rest of a path: put it at the end, after a /"
     elif "}{" in path or re.search(r"[{}]", re.sub(r"\{[^{}/]+\}", "", path)):
-        wrong = "{x} stands for one segment"
+        wrong = "{x} matches one segment"
     if wrong:
         raise table.error(f'{wrong}; write for example "GET /users/{{id}}" or "POST /search/**"', key)
     return Route(verb, path, method)
@@ -473,7 +477,7 @@ def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool]) 
     levels = [_level(table, table.read("bucket"))] if "remaining" in table else []
     for key in (*_LEVEL, "bucket"):
         if key in table and not levels:
-            raise table.error("says nothing without `remaining`; name the header that says it", key)
+            raise table.error("has no effect without `remaining`; add the header that says what remains", key)
     levels += [_level(row, row.choose("bucket", buckets)) for row in table.read("levels")]
     free = [_match(row) for row in table.read("free")]
     closed: list[ClosedRule] = []
@@ -481,14 +485,14 @@ def _answers(table: TomlTable, buckets: Collection[str], pools: Iterable[Pool]) 
         rule = _closed(row, [*buckets, *(pool.name for pool in pools)])
         first = next((number for number, earlier in enumerate(closed) if earlier.when.covers(rule.when)), None)
         if first is not None:
-            raise row.error(f"never reached: closed[{first}] takes all of it; put this one first")
+            raise row.error(f"never reached: closed[{first}] matches the same answers; put this rule first")
         closed.append(rule)
     used = _used(table.read("units")) if "units" in table else None
     return AnswerRules(tuple(levels), used, tuple(free), tuple(closed))
 
 
 def _used(units: Field | list[TomlTable]) -> Used:
-    """What a call used: one figure, or a list of those in the JSON that add up, each in one of several places."""
+    """Where an answer says what a call used: one figure, or a list of figures in the JSON that add up."""
     if isinstance(units, Field):
         return Used((Figure((units,)),))
     figures = []
@@ -511,7 +515,9 @@ def _level(table: TomlTable, bucket: str | Field | None) -> LevelRule:
 def _closed(row: TomlTable, buckets: Collection[str]) -> ClosedRule:
     match = _match(row)
     if match.status is not None and match.status < 400 and not match.reads_body:
-        raise row.error(f"every good answer has status {match.status}; say by `body` or `json` which one closes")
+        raise row.error(
+            f"every good answer has status {match.status}; add `body` or `json` to match only those that close"
+        )
     lasts = row.read("lasts")
     return ClosedRule(match, row.choose("bucket", buckets) or "", lasts)
 
@@ -519,11 +525,11 @@ def _closed(row: TomlTable, buckets: Collection[str]) -> ClosedRule:
 def _match(row: TomlTable) -> Match:
     status, body, pointer, value = map(row.read, ("status", "body", "json", "is"))
     if status is None and not body and pointer is None:
-        raise row.error("it says of no answer that it is meant; give `status`, `body` or `json`")
+        raise row.error("the rule has no condition; give `status`, `body` or `json`")
     if value is not None and pointer is None:
-        raise row.error("belongs to `json`: the place in the answer that has this value", "is")
+        raise row.error("needs `json`: the place in the answer that has this value", "is")
     if not isinstance(value, str | int | None):
-        raise row.error("a text, a whole number, true or false is needed", "is")
+        raise row.error("write a text, a whole number, true or false", "is")
     return Match(status, (body or "").lower(), pointer, value)
 
 
@@ -531,7 +537,7 @@ _PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{
 
 
 def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
-    """The pattern, in which each repeat takes all it can and gives nothing back: so no text takes long."""
+    """The pattern, with every repeat possessive: it never backtracks, so no text takes long."""
     text = row.read("pattern")
     if len(text) > MAX_PATTERN_LENGTH:
         raise row.error(f"longer than {MAX_PATTERN_LENGTH} characters", "pattern")
@@ -541,18 +547,18 @@ def _pattern(row: TomlTable, groups: tuple[str, ...]) -> re.Pattern[str]:
             continue
         before = parts[number - 1] if number else ""
         if before == ")" and part != "?":
-            raise row.error("a group is not repeated; repeat characters, as in [0-9]+", "pattern")
+            raise row.error("a group cannot be repeated; repeat characters, as in [0-9]+", "pattern")
         if before == "." and part != "?" and number + 1 < len(parts):
-            raise row.error("a repeated . takes all that follows; name the characters, as in [0-9]+", "pattern")
+            raise row.error("a repeated . matches all that follows; name the characters, as in [0-9]+", "pattern")
         if before != ")":
             parts[number] = f"{part.rstrip('?+') or part[0]}+"
     try:
         pattern = re.compile("".join(parts), re.ASCII)
     except (re.error, OverflowError, RecursionError) as error:
-        raise row.error(f"no pattern: {error}", "pattern") from None
+        raise row.error(f"not a pattern: {error}", "pattern") from None
     for name in pattern.groupindex:
         if name not in groups:
-            raise row.error(f"no group {show(name)} is read here; {nearest(name, groups)}", "pattern")
+            raise row.error(f"there is no group {show(name)} here; {nearest(name, groups)}", "pattern")
     if not pattern.groupindex:
         raise row.error(f"the pattern needs a group, (?P<{groups[0]}>[0-9]+) for example", "pattern")
     return pattern

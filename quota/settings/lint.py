@@ -446,15 +446,15 @@ def _shared_keys(settings: Settings) -> Iterator[Finding]:
 
 
 EXAMPLE_PROJECT = "my-project"
-"""`quota init` writes this value."""
+"""`quota init --full` writes this value."""
 
 
 def _project(credential: CredentialSettings) -> Iterator[Finding]:
     if credential.project == EXAMPLE_PROJECT:
         yield warning(
             f"credentials.{credential.name}.project",
-            f"still {EXAMPLE_PROJECT!r}, as `quota init` wrote it: others who share this ledger and left it so spend "
-            "the same budget",
+            f"still {EXAMPLE_PROJECT!r}, as `quota init --full` wrote it: all users of this ledger who kept "
+            "that name spend one budget",
             "name it after the project of your key",
         )
 

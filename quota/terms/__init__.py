@@ -1,8 +1,8 @@
-"""The words that everybody speaks.
+"""The terms that all other wings use: limits, cost books, and what callers pass.
 
-arguments   what callers pass: whole numbers and names, checked, and who spends
-limits      a number, a window, and the charges that it counts
-api         what a cost book says of its API: hosts, routes, what a request may cost, what an answer tells
-costs       the cost book: what each method costs in which bucket
-evidence    what an answer of upstream says of a bucket: what others use
+arguments   checks what callers pass: whole numbers, names, and who spends
+limits      a number, a window, and a selector of charges
+api         how a cost book describes its API: hosts, routes, the bound of a request, rules for answers
+costs       the cost book: the price of each method in its buckets
+evidence    what an answer says about a bucket: how much others use
 """

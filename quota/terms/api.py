@@ -1,17 +1,16 @@
-"""What a cost book says of its API beside the prices: where it is, which request is which method, what a request may
-cost where that is known only after the call, and what an answer tells. Pure.
+"""How a cost book describes its API, beside the prices: hosts, routes, the bound of a request, rules for answers. Pure.
 
-Hosts          the hosts of the API, as people write them and as clients spell them
-Route          the requests that are one method
-RequestBody    what is known of a request's body
-Reserve        the most that the request may cost: until its price is known, that is charged
+Hosts          the hosts of the API, in each spelling that people and clients use
+Route          matches the requests of one method
+RequestBody    a request's body, as far as it is known before the request leaves
+Reserve        the most that a request may cost: charged until the answer says the price
 Field          where an answer has a figure: in a header, or in its JSON
-Figure         a part of what a call used; Used: the sum of several
-Match          the answers that a rule is about
-ClosedRule     answers by which upstream closes a bucket
-KeyPlace       where the API wants its key
+Figure         a part of what a call used; Used: the sum of several parts
+Match          matches the answers of a rule
+ClosedRule     matches answers by which upstream closes a bucket
+KeyPlace       where a request carries its key
 LevelRule      where an answer says what remains of a bucket
-AnswerRules    all of them; `quota.clients.upstream` reads answers by them
+AnswerRules    all rules for answers; `quota.clients.upstream` applies them
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from quota.terms.arguments import texts
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 Form = Literal["epoch", "seconds", "duration", "http-date", "rfc3339"]
-"""How a time is written: seconds since 1970, seconds from now, `6m0s` or `40591s` from now, or a date. An answer that
-writes it in another of these ways is read, too."""
+"""The form of a time: seconds since 1970, seconds from now, `6m0s` or `40591s` from now, or a date. The gate also reads
+an answer that uses another of these forms."""
 
 Pointer = tuple[str, ...]
 """A place in a JSON document: `/errors/0/code` (RFC 6901) as its parts."""
 
 
 def value_at(document: object, pointer: Pointer) -> object:
-    """What stands at a place in a JSON document; None where nothing does."""
+    """The value at a place in a JSON document; None if the place does not exist."""
     value = document
     for part in pointer:
         if isinstance(value, dict):
@@ -55,15 +54,15 @@ def value_at(document: object, pointer: Pointer) -> object:
     return value
 
 
-# -- where it is -------------------------------------------------------------------------------------------------------
+# -- hosts -------------------------------------------------------------------------------------------------------------
 
 
 class Hosts:
-    """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`. Where a host has
-    several APIs, a name goes on with the beginning of the path: `www.googleapis.com/calendar/v3`.
+    """The metered hosts: `api.example.com` matches any port, `127.0.0.1:8765` only this one. If a host serves several
+    APIs, the name also has the start of the path: `www.googleapis.com/calendar/v3`.
 
-    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host, and so are `bücher.example` and the
-    `xn--bcher-kva.example` that clients make of it, and the ways to write an address (`10.1`, `0xa.1`, `10.0.0.1`).
+    Spellings of one host are equal: the names of loopback (`localhost`, `127.0.0.1`, `::1`), `bücher.example` and
+    `xn--bcher-kva.example`, and the forms of an address (`10.1`, `0xa.1`, `10.0.0.1`).
     Raises UsageError for an invalid host name.
     """
 
@@ -74,11 +73,11 @@ class Hosts:
             self._paths_of.setdefault((host, port), []).append(path)
 
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
-        """Whether anything of a host is meant."""
+        """Whether any path on this host is metered."""
         return bool(self._paths(*host_port))
 
     def serve(self, url: str) -> bool:
-        """Whether a URL is on one of them. Raises ValueError for a port that is none."""
+        """Whether a URL is on a metered host and path. Raises ValueError for an invalid port."""
         parts = urlsplit(url)
         port = parts.port or default_port(parts.scheme)
         paths = self._paths(parts.hostname or "", port)
@@ -88,10 +87,10 @@ class Hosts:
         return any(path == begins or path.startswith(f"{begins}/") for begins in paths for path in read)
 
     def _paths(self, host: str, port: int | None) -> list[str]:
-        """What the paths begin with that are meant of a host: "" for all."""
+        """The starts of the metered paths on a host; "" matches all paths."""
         try:
             host = _host(host)
-        except ValueError:  # no name that a request could go to, as upstream may redirect to one
+        except ValueError:  # an invalid name, for example in a redirect
             return []
         of_any_port = self._paths_of.get((host, None), ()) if port is not None else ()
         return [*self._paths_of.get((host, port), ()), *of_any_port]
@@ -100,7 +99,7 @@ class Hosts:
 @lru_cache(MAX_KNOWN)
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
-    if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
+    if name.rpartition(".")[2][:1].isdigit():  # no domain ends so: the system reads the name as an address
         import socket  # late: few hosts are addresses
 
         with suppress(OSError, ValueError):
@@ -115,7 +114,7 @@ def _host(name: str) -> str:
 
 
 def _in_ascii(name: str) -> str:
-    """A name as clients write it into URLs. They encode it with `idna`, which comes with each of them."""
+    """A name as clients write it into URLs. Each client brings `idna` and encodes with it."""
     try:
         from idna import encode
     except ImportError:
@@ -127,7 +126,7 @@ def _split_host(name: str) -> tuple[str, int | None, str]:
     try:
         parts = urlsplit(f"//{name}")
         host, port = _host(parts.hostname or ""), parts.port
-    except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
+    except ValueError:  # a port out of range, an unmatched bracket, an invalid label
         host, port = "", None
     is_host = re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", host) is not None
     is_path = re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", parts.path) is not None if is_host else False
@@ -141,10 +140,10 @@ def _split_host(name: str) -> tuple[str, int | None, str]:
 
 @dataclass(frozen=True)
 class Route:
-    """The requests that are calls of `method`: those of a verb ("": of any) to a path.
+    """Matches the requests of `method`: a verb ("": any) and a path.
 
-    In a path `{x}` stands for one segment, or for a part of one, and `**` at its end for any rest, also for none. Upper
-    and lower case are the same. What is asked by GET may be asked by HEAD.
+    In the path, `{x}` matches one segment or a part of one, and `**` at the end matches the rest, even an empty one.
+    Case does not matter. A route for GET also matches HEAD.
     """
 
     verb: str
@@ -159,22 +158,22 @@ class Route:
         if self.path.endswith("**"):
             pattern = f"{pattern.removesuffix('/')}(/.*)?"
         object.__setattr__(self, "_pattern", re.compile(pattern, re.IGNORECASE | re.DOTALL))
-        # No route names this character, so only `{x}` and `**` take it.
+        # No route has this character, so only `{x}` and `**` match it.
         start = re.sub(r"\{[^{}]*\}", "\0", path).removesuffix("/")
         rests = ("", "/\0", "/\0/\0") if self.path.endswith("**") else ("",)
         object.__setattr__(self, "_examples", tuple([f"{start}{rest}" or "/" for rest in rests]))
 
     @property
     def named_chars(self) -> int:
-        """How many characters of a path it names."""
+        """How many characters of a path the route spells out."""
         return len(re.sub(r"\{[^{}]*\}|\*\*", "", self.path))
 
     def matches(self, verb: str, path: str) -> bool:
-        """Whether a request is one of these; `path` as `plain_path` returns it."""
+        """Whether the route matches a request. `path` is as `plain_path` returns it."""
         return self._takes(verb.upper()) and self._pattern.fullmatch(path) is not None
 
     def covers(self, other: Route) -> bool:
-        """Whether every request of another route is one of these."""
+        """Whether this route matches every request of another route."""
         return self._takes(other.verb) and all(map(self._pattern.fullmatch, other._examples))
 
     def _takes(self, verb: str) -> bool:
@@ -182,20 +181,20 @@ class Route:
 
 
 MAX_PARSED_BYTES = 16_000_000
-"""A longer body is not parsed: it counts by its length, and `default` stands for the number in it."""
+"""A longer body is not parsed: `default` replaces the number in it."""
 
 
 class RequestBody(NamedTuple):
-    """A request's body: all of it as `content`, b"" if there is none. None where the body is read only as it is sent;
-    `length` is its bytes then, 0 where nobody knows them."""
+    """A request's body: `content` has all of it, b"" if there is none. If the client reads the body only while it sends
+    it, `content` is None, and `length` has the number of bytes, 0 if unknown."""
 
     content: bytes | None = b""
     length: int = 0
 
     @classmethod
     def of(cls, body: object, content_length: object = None) -> RequestBody:
-        """Of what a client is about to send: bytes, a text, nothing, or what it reads as it sends it. `content_length`
-        is what the request's header says, if it does."""
+        """The body that a client is about to send: bytes, text, nothing, or a stream. `content_length` is the value of
+        the request's header, if it has one."""
         if isinstance(body, str):
             body = body.encode("utf-8", "replace")
         if body is None or isinstance(body, bytes | bytearray):
@@ -205,8 +204,8 @@ class RequestBody(NamedTuple):
 
     @property
     def makes_no_requests(self) -> bool:
-        """Whether all of it is here. Else what makes it may send requests of its own while it is read, and an error
-        that says that nothing left may be about one of them."""
+        """Whether all of the body is here. A stream may send requests of its own while the client reads it, and an
+        error that says "nothing was sent" may be about one of them."""
         return self.content is not None
 
 
@@ -214,8 +213,8 @@ NO_BODY = RequestBody()
 
 
 class Reserve(NamedTuple):
-    """The bound of one call, in units: the number at `pointer` in the request's JSON, or `default` where that is no
-    number from 0 on; and a unit for each `bytes_per_unit` of the body, rounded up, if that is given."""
+    """The bound of one call, in units: the number at `pointer` in the request's JSON, or `default` if there is no
+    number of 0 or more; plus one unit for each `bytes_per_unit` of the body, rounded up, if that is given."""
 
     default: int
     pointer: Pointer | None = None
@@ -232,7 +231,7 @@ class Reserve(NamedTuple):
 def _number(content: bytes | None, pointer: Pointer) -> int | None:
     if not content or len(content) > MAX_PARSED_BYTES:
         return None
-    try:  # as the most lenient server does: a text that is no UTF-8 hides no number
+    try:  # like the most lenient server: invalid UTF-8 must not hide the number
         document = json.loads(content.decode(json.detect_encoding(content), "replace"), strict=False)
         value = value_at(document, pointer)
     except (ValueError, RecursionError):
@@ -248,7 +247,7 @@ def _number(content: bytes | None, pointer: Pointer) -> int | None:
 class Field(NamedTuple):
     """Where an answer has a figure: in a `header`, or in its JSON at a `pointer`.
 
-    A `pattern` finds it within the text there, by the names of its groups. `form` is how a time is written.
+    A `pattern` finds the figure in the text there, by the names of its groups. `form` is the form of a time.
     """
 
     header: str = ""
@@ -258,20 +257,20 @@ class Field(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A part of what a call used: a number in the first of its `places` that has one, else `default`; None: its answer
-    has to say it."""
+    """A part of what a call used: the number in the first of `places` that has one, else `default`. If `default` is
+    None, the answer must have the number."""
 
     places: tuple[Field, ...]
     default: int | None = None
 
 
 class Used(NamedTuple):
-    """What a call used: the sum of these figures."""
+    """What a call used: the sum of `figures`."""
 
     figures: tuple[Figure, ...]
 
     def total(self, read: Sequence[int | None]) -> int | None:
-        """Of what was read of each figure; None where nothing was, or where one is missing."""
+        """The sum of the numbers that were read, one for each figure; None if none was read, or if one is missing."""
         if not any(units is not None for units in read):
             return None
         counted = [figure.default if units is None else units for figure, units in zip(self.figures, read, strict=True)]
@@ -280,10 +279,10 @@ class Used(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The answers that a rule is about: all that is given must hold.
+    """Matches answers. Every given condition must hold.
 
-    `body` is text in it, in lower case. With a `pointer` the answer's JSON has `value` there, or without one anything
-    that is not null, false, 0 or empty.
+    `body` is a text in the body, in lower case. At `pointer` the answer's JSON must have `value`; without a `value`,
+    anything but null, false, 0 or empty.
     """
 
     status: int | None = None
@@ -296,7 +295,7 @@ class Match(NamedTuple):
         return bool(self.body) or self.pointer is not None
 
     def covers(self, other: Match) -> bool:
-        """Whether every answer that another rule is about is one of these."""
+        """Whether this rule matches every answer that another rule matches."""
         if self.status not in (None, other.status) or self.body not in other.body:
             return False
         at_all = self.value is None and bool(other.value)
@@ -304,8 +303,8 @@ class Match(NamedTuple):
 
 
 class Refill(NamedTuple):
-    """Where an answer says what a bucket that fills steadily lacks: the units asked for, those left, and how many come
-    back each second."""
+    """Where an answer says how a leaking bucket refills: the units that the call asked for, the units left, and the
+    units that return each second."""
 
     asked: Pointer
     left: Pointer
@@ -313,10 +312,10 @@ class Refill(NamedTuple):
 
 
 class ClosedRule(NamedTuple):
-    """Answers by which upstream closes `bucket` ("": the one that the answer names, else the call's).
+    """Matches answers by which upstream closes `bucket` ("": the bucket that the answer names, else the call's).
 
-    It stays closed until the time that the answer names; where it names none, for as long as it `lasts`, in ms or as
-    the answer says it; else until the bucket's own reset.
+    The bucket opens at the time that the answer names; else after `lasts`, in ms or as the answer says; else at its
+    own reset.
     """
 
     when: Match
@@ -325,13 +324,14 @@ class ClosedRule(NamedTuple):
 
     @property
     def says_empty(self) -> bool:
-        """Whether upstream's own words say that a bucket is used up. Where it says only that a call came too soon, it
-        is a status alone, or a pause."""
+        """Whether the rule reads upstream's words that a bucket is used up. A rule with a status alone, or with
+        `lasts`, matches calls that came too soon."""
         return self.when.reads_body and self.lasts is None
 
 
 class KeyPlace(NamedTuple):
-    """Where the API wants its key: in a `header`, after a `scheme` where there is one, or in a field of the `query`."""
+    """Where a request carries its key: in a `header`, after a `scheme` if there is one, or in a field of the
+    `query`."""
 
     header: str = "Authorization"
     scheme: str = "Bearer"
@@ -339,12 +339,12 @@ class KeyPlace(NamedTuple):
 
 
 GOOGLES_KEY = KeyPlace("x-goog-api-key", "")
-"""Where Google's APIs take a key. Not in the URL, which others log."""
+"""Where Google's APIs take a key. Servers and proxies log URLs, so the key is not there."""
 
 
 class LevelRule(NamedTuple):
-    """Where an answer says what remains of a bucket. `bucket` is its name, or where the answer names it; None: it is
-    the call's."""
+    """Where an answer says what remains of a bucket. `bucket` is its name, or the place where the answer names it;
+    None: the call's bucket."""
 
     remaining: Field
     limit: Field | None = None
@@ -353,7 +353,8 @@ class LevelRule(NamedTuple):
 
 
 class AnswerRules(NamedTuple):
-    """What an answer tells: which units remain, what the call cost (`units`), whether it was `free`, what it closed."""
+    """The rules for answers: what remains, what the call used (`units`), which answers are `free`, which close a
+    bucket."""
 
     levels: tuple[LevelRule, ...] = ()
     units: Used | None = None
@@ -361,12 +362,12 @@ class AnswerRules(NamedTuple):
     closed: tuple[ClosedRule, ...] = ()
 
     def frees(self, status: int) -> bool:
-        """Whether upstream counts no answer of this status, whatever its body says."""
+        """Whether every answer of this status is free, whatever its body says."""
         return any(match.status == status and not match.reads_body for match in self.free)
 
     def reads_body(self, status: int) -> bool:
-        """Whether the body of an answer with this status must be read before its caller has it. For `units` it is read
-        as the caller reads it."""
+        """Whether the gate must read the body of an answer with this status before the caller does. For `units` it
+        reads along with the caller."""
         fields = [part for level in self.levels for part in level if isinstance(part, Field)]
         matches = [*self.free, *(rule.when for rule in self.closed)]
         return any(field.pointer is not None for field in fields) or any(

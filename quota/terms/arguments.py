@@ -1,6 +1,6 @@
-"""What callers pass: whole numbers and names, and who spends. Raises a one-line UsageError for anything else.
+"""Checks what callers pass: whole numbers, names, and who spends. Raises a one-line UsageError for anything else.
 
-Without this check a bad number would be stored in the ledger, and would fail later for everybody who reads it.
+Without this check the ledger would store a bad number, and everybody who reads it would fail later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MAX_SECONDS = 10**6
 
 
 def whole(value: object, what: str, minimum: int, maximum: int) -> int:
-    """`value` as an int: an int, or an integer type such as numpy's. Raises UsageError for the rest, bools included."""
+    """`value` as an int: an int, or an integer type such as numpy's. Raises UsageError for anything else, also a
+    bool."""
     number = None
     if type(value) is int:
         number = value
@@ -49,14 +50,14 @@ def seconds(value: object, what: str) -> float:
 
 
 def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
-    """`clock`, checked to return whole milliseconds: `time.time`, for one, returns fractions of seconds."""
+    """`clock` with a check that it returns whole milliseconds: `time.time`, for example, returns fractions."""
     if not callable(clock):
         raise UsageError(f"clock {show(clock)} is not a function")
     return lambda: whole(clock(), "ms: what a clock says", 0, MAX_NUMBER)
 
 
 def instance(value: object, kind: type[T], what: str, remedy: str) -> T:
-    """`value`, which is of the class `kind`. Raises UsageError with the `remedy` for anything else."""
+    """`value`, if it is a `kind`. Raises UsageError with the `remedy` for anything else."""
     if not isinstance(value, kind):
         raise UsageError(f"{what} {show(value)} is no {kind.__name__}; {remedy}")
     return value
@@ -76,10 +77,10 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     try:
         names = tuple(value)
     except TypeError:
-        raise UsageError(f"{what} {show(value)} is not a str, and not several of them in a list") from None
+        raise UsageError(f"{what} {show(value)} is neither a str nor a list of str") from None
     names = tuple(text(name, what) for name in names)
     if "" in names:
-        raise UsageError(f"{what} '' is a name without characters")
+        raise UsageError(f"{what} '' is an empty name")
     return names
 
 
@@ -90,13 +91,13 @@ _of_process = ("", "")
 
 
 def current_attribution(of_run: tuple[str, str] | None = None) -> tuple[str, str]:
-    """(job, region) as set by the enclosing `labels`, else by the run that is under way, else by `label_process`; empty
-    strings where none did."""
+    """(job, region) of the enclosing `labels`, else of the current run, else of `label_process`; empty strings if there
+    are none."""
     return _labels.get(of_run or _of_process)
 
 
 def label_process(job: str) -> None:
-    """Label the charges of this process, in all threads, where no `labels` do."""
+    """Label the charges of this process, in all threads. `labels` take precedence."""
     global _of_process
     check_name("job", text(job, "job"))
     _of_process = (job, "")
@@ -104,7 +105,7 @@ def label_process(job: str) -> None:
 
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
-    """Label the charges made inside this block: they carry this job and region unless they name their own."""
+    """Label the charges made inside this block with this job and region, unless a charge names its own."""
     job, region = text(job, "job"), text(region, "region")
     check_name("job", job)
     check_name("region", region)
@@ -112,7 +113,7 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # a generator that holds it may be ended in another context
+        with suppress(ValueError):  # a generator may end this block in another context
             _labels.reset(reset)
 
 

@@ -1,4 +1,4 @@
-"""The cost book: it maps API methods to units in an upstream bucket. Its prices have dates and a source, in TOML."""
+"""The cost book: it maps API methods to units in upstream's buckets. Its prices have dates and a source."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from quota.terms.limits import Calendar, Selector, Window
 
 
 class Quota(NamedTuple):
-    """What upstream grants: so many `units` in each `window`.
+    """Upstream grants `units` in each `window`.
 
-    Most upstreams count by calendar period and reset at its end; one that counts "per minute" has a sliding window.
+    Most upstreams count by calendar periods and reset at their end; a quota "per minute" has a sliding window.
     """
 
     units: int
@@ -32,7 +32,7 @@ class Quota(NamedTuple):
 class Bucket:
     """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
 
-    `quota_units` and `window` are those of the longest one, whose end is what people call the bucket's reset.
+    `quota_units` and `window` are of the longest window. Its end is what people call the bucket's reset.
     """
 
     name: str
@@ -53,8 +53,8 @@ MAX_PARTS = 10
 class Part(NamedTuple):
     """What one call adds to one bucket.
 
-    With `reserve`, which the first part of a price may have, that is known only after the call. Then `units` are the
-    bound where nobody knows the request.
+    The first part of a price may have a `reserve`: then only the answer says the units. `units` is the bound of a call
+    whose request nobody knows.
     """
 
     bucket: str
@@ -68,8 +68,8 @@ class Part(NamedTuple):
 class Price(NamedTuple):
     """The price of one call of a method, from `since` (inclusive) on: what it adds to each of its buckets.
 
-    Without parts the call is free. `units` and `bucket` are those of the first part, 0 and "" of a free call: for
-    whoever shows one number. The first part is also the one that a caller's own units, and `settle`, mean.
+    A call without parts is free. `units` and `bucket` are of the first part, for displays of one number; a free call
+    has 0 and "". A caller's own units, and `settle`, also refer to the first part.
     """
 
     parts: tuple[Part, ...]
@@ -85,11 +85,11 @@ class Price(NamedTuple):
 
     @property
     def reserved(self) -> bool:
-        """Whether it is a bound, which an answer settles."""
+        """Whether the price is a bound that an answer settles."""
         return bool(self.parts and self.parts[0].reserve)
 
     def parts_of(self, body: RequestBody) -> tuple[Part, ...]:
-        """What a call with this body is charged."""
+        """The charge of a call with this body."""
         bounds = [part.reserve.bound(body) if part.reserve else part.units for part in self.parts]
         return tuple([part._replace(units=units) for part, units in zip(self.parts, bounds, strict=True)])
 
@@ -104,11 +104,11 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """How upstream's error bodies name a pool, and the methods to stop when it runs out.
+    """How upstream's error bodies name a pool, and the methods that stop when it runs out.
 
     An error belongs to the pool if its `quota_limit`, `quota_metric` or message contains one of `marks`. `methods` then
-    stop. `name` is a bucket of the book where the book has one, else a name of its own: upstream has a search pool even
-    if the book prices searches in the one shared bucket.
+    stop. `name` is a bucket of the book, or a name of its own: upstream has a search pool even if the book charges
+    searches to the shared bucket.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Pool:
 
 
 class Probe(NamedTuple):
-    """A cheap call that any valid key may make, to see that upstream accepts the key: a method and its parameters."""
+    """A cheap call that any valid key may make. It shows whether upstream accepts the key."""
 
     method: str
     parameters: Mapping[str, object]
@@ -155,12 +155,12 @@ class Monitoring(NamedTuple):
 
 
 class CostBook(NamedTuple):
-    """The prices of one API, with their source and the date when they were read there.
+    """The prices of one API, with their source and the date on which somebody read them there.
 
-    The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
-    `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
-    `hosts`, `routes` and `answers` describe an API that is not one of Google's: see `quota.terms.api`. `key` is where
-    any client puts a key, and `scopes` are what an account asks for that logs in.
+    The API's terms allow users to keep data for `retention_ms`; None if they say nothing. `quota doctor --call` makes
+    the call `probe`, if there is one. `monitoring` is None if upstream's own figures cannot be read. `hosts`, `routes`
+    and `answers` describe an API that is not Google's: see `quota.terms.api`. Clients put a key at `key`. An account
+    that logs in asks for `scopes`.
     """
 
     name: str
@@ -188,24 +188,25 @@ class CostBook(NamedTuple):
 
     @property
     def most_parts(self) -> int:
-        """To how many buckets one call is charged at most."""
+        """The most buckets that one call is charged to."""
         prices = [price for of_method in self.methods.values() for price in of_method]
         return max([1, *(len(price.parts) for price in (*prices, self.default_get, self.default_other))])
 
     @property
     def version(self) -> str:
-        """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
+        """The API's version, from the book's name (`youtube-v3`): a client is built for it."""
         version = re.search(r"\bv[0-9]\w*", self.name)
         return version[0] if version else "v3"
 
     @property
     def described(self) -> bool:
-        """Whether it says what its API is like. Else the API is one of Google's, and `hosts` only say where."""
+        """Whether the book describes its API. Else the API is Google's, and `hosts` only say where it is."""
         return bool(self.routes) or self.answers != AnswerRules() or not all(map(is_googles, self.hosts))
 
     @property
     def has_session(self) -> bool:
-        """Whether its client is a metered session of `requests`, which may log in with a token. Else it is Google's."""
+        """Whether its client is a metered `requests` session, which may log in with a token. Else it is Google's
+        client."""
         return self.described and bool(self.hosts or self.routes)
 
     @property
@@ -215,7 +216,7 @@ class CostBook(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where calls go: its first host."""
+        """The address for calls: the first host."""
         return f"https://{self.hosts[0].partition('/')[0]}" if self.hosts else ""
 
     def canonical(self, method: str) -> str:
@@ -248,7 +249,7 @@ class CostBook(NamedTuple):
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
 
     def at(self, at_ms: int) -> CostBook:
-        """This book with only the prices valid at `at_ms`, without past and future ones."""
+        """This book with only the prices that are valid at `at_ms`."""
         valid = _valid.get(id(self))
         if valid is None or not valid.since_ms <= at_ms < valid.until_ms:
             prices = {method: self.price_at(method, at_ms) for method in self.methods}
@@ -270,12 +271,12 @@ class CostBook(NamedTuple):
         return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)).timestamp()) * 1000
 
     def default_price(self, verb: str) -> Price:
-        """The price of a method that the book does not have, by its HTTP verb. It is high on purpose."""
+        """The price of a method that the book does not have, by its HTTP verb. Books set it high on purpose."""
         return self.default_get if verb.upper() in ("GET", "HEAD") else self.default_other
 
     def closed_by(self, method: str, *buckets: str) -> tuple[str, ...]:
-        """The buckets that a call of `method` is charged to, and the upstream pools whose exhaustion stops it, by
-        name."""
+        """The names of the buckets that a call of `method` is charged to, and of the upstream pools whose exhaustion
+        stops it."""
         pools = (pool.name for pool in self.pools if method in pool.methods)
         return tuple(dict.fromkeys([*buckets, *pools]))
 
@@ -285,7 +286,8 @@ class CostBook(NamedTuple):
         return min((part.units for price in prices for part in price.parts if part.bucket == bucket), default=1)
 
     def least_units(self, selector: Selector) -> int:
-        """The least that a call counted by a selector adds to its limit, once it adds anything; 1 where none does."""
+        """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
+        any."""
         if not selector.methods:
             return selector.cost(min(self.cheapest_units(bucket) for bucket in selector.buckets or self.buckets))
         counted = (
@@ -302,7 +304,8 @@ class CostBook(NamedTuple):
 
 
 class _Valid(NamedTuple):
-    """A book with the prices that are valid between two times. `of` lives as long, so no other book has its address."""
+    """A book with the prices that are valid between two times. It keeps `of` alive, so no other book gets its
+    address."""
 
     of: CostBook
     since_ms: int
@@ -311,7 +314,7 @@ class _Valid(NamedTuple):
 
 
 MAX_VALID = 100
-"""The most books that are remembered."""
+"""The most books in the cache."""
 
 _valid: dict[int, _Valid] = {}
-"""What `CostBook.at` made last, by the book's address: many credentials have one book."""
+"""A cache of `CostBook.at`, by the book's address: many credentials share one book."""

@@ -1,26 +1,26 @@
-"""What an answer of upstream says of a bucket, whatever was asked: evidence of what others use. Pure.
+"""What an answer says about a bucket: evidence of what others use. Pure.
 
     Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
     Heard          what follows from a level: until when it holds, and which limits it concerns
-    heard          makes it; None where nothing follows
+    heard          makes a Heard of a Level; None if nothing follows
     no_longer      whether a window is no longer than another
     whole_limits   the limits that count every unit of a bucket, whoever uses it
 
-Nothing is ever freed by a level. It only says that no more than this remains: where we believe in more, others have
-used the difference. For example with a limit of 5,000 units an hour, of which we have charged 700:
+A level never frees units. It only says that no more than this remains: if we expect more, others have used the
+difference. An example with a limit of 5,000 units an hour, of which we have charged 700:
 
-    remaining 4,400   upstream has counted 600. The other 100 are under way, or of before its reset. Nothing follows
-    remaining 4,000   upstream has counted 1,000, so others have used 300. They count here until upstream's reset
+    remaining 4,400   upstream counted 600. The other 100 are in flight, or from before its reset. Nothing follows
+    remaining 4,000   upstream counted 1,000, so others have used 300. They count here until upstream's reset
 
-**Which window.** A bucket may have several, and an answer seldom says of which it speaks. It is the one with the number
-that the answer names as its limit, else the shortest that may still last until the reset which the answer names, else
-the shortest. A wrong guess does no harm: upstream refuses calls when any of its windows is full, so no more than this
-remains in the others either, and what counts too much is gone at that reset.
+**Which window.** A bucket may have several windows, and an answer seldom names one. We take the window whose quota is
+the answer's limit, else the shortest window that may last until the answer's reset, else the shortest. A wrong guess
+does no harm: upstream refuses calls when any window is full, so no more than this remains in the other windows either,
+and any excess is gone at that reset.
 
-**Of which period.** What upstream said before its reset must not count after it. So an answer is void where the reset
-that it names is no further away than the call took: it may be over, because the answer may have been on its way for as
-long. Where an answer names none and upstream counts by the calendar, it is void if the call left in an earlier period.
-For a while after our clock began a new one, so is what may still speak of the one before by upstream's clock.
+**Which period.** What upstream said before its reset must not count after it. An answer may have travelled for as long
+as the call took. So it is void if the named reset is no further away than that: the reset may be over. If an answer
+names no reset and upstream counts by the calendar, the answer is void if the call left in an earlier period. For a
+while after our clock began a period, upstream's clock may still be in the period before; then the answer is void too.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window
 
 
 class Level(NamedTuple):
-    """What an answer of upstream says of one bucket: `remaining_units` of `limit_units` until `reset_ms`.
+    """What an answer says about one bucket: `remaining_units` of `limit_units` until `reset_ms`.
 
-    `limit_units` and `reset_ms` (ms since 1970, by the ledger's clock) are None where the answer does not say.
+    `limit_units` and `reset_ms` (ms since 1970, by the ledger's clock) are None if the answer does not name them.
     """
 
     bucket: str
@@ -45,9 +45,9 @@ class Level(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What follows from a level, until `until_ms`. Upstream's period began at `since_ms`; 0 where its window slides.
+    """What follows from a level, until `until_ms`. Upstream's period began at `since_ms`; 0 if its window slides.
 
-    `limits` are those that count the whole bucket in such a window; `alone` of these count no other bucket.
+    `limits` count the whole bucket in such a window; the limits in `alone` also count no other bucket.
     """
 
     level: Level
@@ -64,13 +64,13 @@ class Heard(NamedTuple):
         return "nothing remains" if self.level.limit_units is None else f"0 of {self.level.limit_units:,} remain"
 
     def used_units(self, limit: Limit) -> int:
-        """What upstream has counted at least, of what a limit may hold; less than 0 where more remains than that."""
+        """The least that upstream has counted against a limit's quota; below 0 if more than the quota remains."""
         return min(self.level.limit_units or limit.quota_units, limit.quota_units) - self.level.remaining_units
 
 
 def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:
-    """What follows at `now_ms` from an answer to a call that was charged at `charged_ms`; None where nothing does: the
-    bucket is none of the book, the numbers are absurd, or they are of a period that is over."""
+    """What follows at `now_ms` from an answer to a call that was charged at `charged_ms`. None if nothing does: the
+    book has no such bucket, the numbers are impossible, or their period is over."""
     bucket, limit_units = book.buckets.get(level.bucket), level.limit_units
     most_units = MAX_UNITS if limit_units is None else limit_units
     if bucket is None or not 0 <= level.remaining_units <= most_units <= MAX_UNITS or not most_units:
@@ -95,7 +95,7 @@ def heard(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int
 
 
 def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -> Window:
-    """Of which window of its bucket a level speaks."""
+    """The window of its bucket that a level is about."""
     windows = sorted([quota.window for quota in bucket.quotas], key=lambda window: window.longest_ms)
 
     def numbers(window: Window) -> set[int]:
@@ -110,7 +110,7 @@ def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -
 
 
 def _as_long(window: Window, other: Window) -> bool:
-    """Whether two windows are of one length."""
+    """Whether two windows have the same length."""
     return no_longer(window, other) and no_longer(other, window)
 
 
@@ -120,8 +120,8 @@ def no_longer(window: Window, other: Window) -> bool:
 
 
 def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
-    """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
-    a unit."""
+    """The limits that count every unit of a bucket, whoever spends it. A limit on calls does so if each call costs a
+    unit."""
     for limit in limits:
         selector = limit.view.selector
         if limit.narrow or bucket not in (selector.buckets or (bucket,)):

@@ -20,7 +20,7 @@ from quota.errors import UsageError
 from quota.terms.arguments import MAX_NUMBER, instance, text, texts, whole
 
 MAX_UNITS = 10**15
-"""Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""
+"""Sums of many such numbers stay exact in every storage format. No provider grants a larger quota."""
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -45,11 +45,11 @@ PERIOD_MS = {
     "week": 7 * DAY_MS,
     "month": 31 * DAY_MS,
 }
-"""How long a period is where no clock changes; the longest month."""
+"""The length of a period without a clock change; for a month, the longest."""
 
 
 def _longest_ms(period: Period) -> int:
-    """With the hour by which a clock change lengthens a day, and what is made of days."""
+    """The length of a period with a clock change, which lengthens a day, week or month by an hour."""
     return PERIOD_MS[period] + (HOUR_MS if PERIOD_MS[period] >= DAY_MS else 0)
 
 
@@ -99,7 +99,7 @@ class Calendar:
     """The current quarter of an hour, hour, day, week or month in a named zone. Upstream itself counts by such periods.
 
     Days have 23, 24 or 25 hours; the edges come from the time zone database. A week begins on the weekday `starts`. A
-    month begins on its `day`, as a billing period does; where it has no such day, on its last. Raises ValueError.
+    month begins on its `day`, like a billing period, or on its last day if it has no such day. Raises ValueError.
     """
 
     period: Period
@@ -121,12 +121,12 @@ class Calendar:
 
     @property
     def name(self) -> str:
-        """As view names have it: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`."""
+        """The window in view names: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`."""
         return f"{self.kind}@{self.zone}"
 
     @property
     def kind(self) -> str:
-        """The period, and where it begins if that is not on the first day."""
+        """The period, and its start if that is not the first day."""
         if self.starts != "monday":
             return f"{self.period}-{self.starts}"
         return self.period if self.day == 1 else f"{self.period}-{self.day}"
@@ -136,13 +136,13 @@ class Calendar:
         return _longest_ms(self.period)
 
     def spelled_out(self) -> str:
-        """For people, behind "each" or "the": `month from day 15 on in UTC`."""
+        """For sentences, after "each" or "the": `month from day 15 on in UTC`."""
         begins = f" from {self.starts.title()} on" if self.starts != "monday" else ""
         begins = f" from day {self.day} on" if self.day != 1 else begins
         return f"{self.period}{begins} in {self.zone}"
 
     def edges(self, now_ms: int) -> Edges:
-        """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]; of LATEST_MS for later times."""
+        """The edges around `now_ms`: edges[0] <= now_ms < edges[1] < edges[2]. Times after LATEST_MS have its edges."""
         now_ms = min(now_ms, LATEST_MS)
         seen = _edges_seen.get(self, _NONE_SEEN)
         for edges in seen:
@@ -170,7 +170,7 @@ def leaves_at(window: Window, at_ms: int) -> int:
 
 PACE_LEAD = 8
 """A paced limit runs an eighth of its window ahead of even spending. Work therefore has room at the start, and the
-whole number is available three hours before a day ends: no units are left over because a last tick is missing."""
+whole number is available three hours before a day ends, so a missing last tick leaves no units over."""
 
 
 def paced_units(units: int, edges: Edges, now_ms: int) -> int:
@@ -191,12 +191,12 @@ def paced_until(units: int, edges: Edges, wanted_units: int) -> int:
 
 _NONE_SEEN: tuple[Edges, Edges] = ((0, 0, 0), (0, 0, 0))
 _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
-"""The edges of each calendar that were looked up last: of two periods, because a refusal asks for the present one and
-the next. A look-up in the time zone database costs more than a whole decision."""
+"""A cache of each calendar's edges, for two periods: a refusal asks for the present period and the next. A look-up in
+the time zone database costs more than a whole decision."""
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises ValueError if there is none, or if this machine has no data of any zone."""
+    """The time zone of this name. Raises ValueError if there is none, or if this machine has no time zone data."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
@@ -207,7 +207,7 @@ def load_zone(name: str) -> ZoneInfo:
 
 
 def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
-    """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
+    """The start in ms of the period that holds `at_ms`, or of the period `later` periods after it."""
     zone = load_zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     period_ms = PERIOD_MS[calendar.period]
@@ -230,7 +230,7 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
 
 
 def _in_month(months: int, day: int) -> date:
-    """That day of the month that is so many months after the year 0; its last day where it has no such day."""
+    """A day of the month that is `months` after the year 0, or its last day if it has no such day."""
     year, month = months // 12, months % 12 + 1
     return date(year, month, min(day, monthrange(year, month)[1]))
 
@@ -238,7 +238,7 @@ def _in_month(months: int, day: int) -> date:
 @dataclass(frozen=True)
 class Selector:
     """Selects the charges that a limit counts, by their units or as one per call. An empty field selects all names, a
-    lone str that one.
+    lone str that name.
     """
 
     buckets: tuple[str, ...] = ()
@@ -252,7 +252,7 @@ class Selector:
 
     @property
     def noun(self) -> str:
-        """What it counts, one of them: "unit" or "call"."""
+        """The noun for what the limit counts: "unit" or "call"."""
         return self.count.removesuffix("s")
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
@@ -264,11 +264,11 @@ class Selector:
         )
 
     def counts_bucket(self, bucket: str) -> bool:
-        """Whether it counts calls of a bucket."""
+        """Whether this limit counts calls of a bucket."""
         return not self.buckets or bucket in self.buckets
 
     def cost(self, units: int) -> int:
-        """The amount that a charge of `units` adds: its units, or 1 per call. A refunded charge (0) is not a call."""
+        """The amount that a charge of `units` adds: its units, or 1 per call. A refunded charge (0) adds nothing."""
         return min(units, 1) if self.count == "calls" else units
 
 
@@ -283,7 +283,7 @@ class View:
     def __post_init__(self) -> None:
         selector = instance(self.selector, Selector, "selector", 'write Selector(buckets=("units",))')
         if not isinstance(self.window, Sliding | Calendar):
-            raise UsageError(f"window {show(self.window)} is not one; write Sliding(DAY_MS), or Calendar(period, zone)")
+            raise UsageError(f"{show(self.window)} is not a window; write Sliding(DAY_MS) or Calendar(period, zone)")
         fields = [_names(selector.buckets), _names(selector.methods), _names(selector.jobs)]
         fields.append(self.window.name)
         if selector.count == "calls":
@@ -295,7 +295,7 @@ class View:
 
 
 def _names(names: Collection[str]) -> str:
-    """One field of a view's name: sorted, comma-joined, `*` for all; separators inside a name are escaped."""
+    """One field of a view's name: sorted names with commas, `*` for all, and escaped separators inside a name."""
     if not names:
         return "*"
     return ",".join(sorted(re.sub(r"[%,|*]", lambda m: f"%{ord(m[0]):02X}", name) for name in names))
@@ -306,9 +306,9 @@ class Limit:
     """A name, an enforced number, and the view that is compared with that number.
 
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
-    grant left unspent. With a selector that counts calls, all three are calls. If `paced`, a calendar window allows
-    only the `paced_units` up to now. If `per_job`, each job has the number for itself, in a view of its own: `of_job`.
-    A `shadow` limit counts and never refuses: each decision says whether it would have.
+    grant left unspent. If the selector counts calls, all three are calls. If `paced`, a calendar window allows only the
+    `paced_units` up to now. If `per_job`, each job has the whole number, in a view of its own: `of_job`. A `shadow`
+    limit counts and never refuses: each decision says whether it would have refused.
     """
 
     name: str
@@ -333,17 +333,18 @@ class Limit:
 
     @property
     def narrow(self) -> bool:
-        """Whether it selects methods or jobs. Limits that do not are a bucket's main limits."""
+        """Whether it selects methods or jobs. The other limits are a bucket's main limits."""
         return bool(self.view.selector.methods or self.view.selector.jobs or self.per_job)
 
     def of_job(self, job: str) -> Limit:
-        """The limit that one job has of a limit `per_job`: `share` of the job `trending` is `share:trending`."""
+        """The limit of one job, made from a limit `per_job`: `share` becomes `share:trending` for the job
+        `trending`."""
         view = View(replace(self.view.selector, jobs=(job,)), self.view.window)
         return replace(self, name=f"{self.name}:{job}", view=view, per_job=False)
 
 
 def named_twice(limits: Sequence[Limit]) -> int | None:
-    """Which limit has the name of an earlier one, or a name that is kept for a job of one that each job has."""
+    """The index of a limit whose name an earlier limit has, or whose name is reserved for a limit `per_job`."""
     kept = tuple([f"{limit.name}:" for limit in limits if limit.per_job])
     names = [limit.name for limit in limits]
     twice = (n for n, name in enumerate(names) if name in names[:n] or name.startswith(kept))
@@ -351,7 +352,7 @@ def named_twice(limits: Sequence[Limit]) -> int | None:
 
 
 def of_jobs(limits: tuple[Limit, ...], jobs: Iterable[str]) -> tuple[Limit, ...]:
-    """These limits, with the one of each of `jobs` in place of each limit `per_job`. Calls without a job have none."""
+    """These limits, with a limit for each of `jobs` in place of each limit `per_job`. A call without a job has none."""
     if not any(limit.per_job for limit in limits):
         return limits
     named = [job for job in jobs if job]

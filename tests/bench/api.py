@@ -183,7 +183,7 @@ def main() -> None:
         (Path(folder) / "quota.toml").write_text(CONFIG)
         quota = Quota(Path(folder))
         rows = []
-        with served_by([*QUOTA, "serve", "--port", "0"], cwd=quota.folder, env=quota.env) as served:
+        with served_by([*QUOTA, "serve", "--listen", "127.0.0.1:0"], cwd=quota.folder, env=quota.env) as served:
             for what, question in questions().items():
                 before_s = cpu_s(served.process.pid)
                 taken_s = asyncio.run(load(served.port, question, options.seconds))

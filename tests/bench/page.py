@@ -75,7 +75,7 @@ def main() -> None:
         house.env["KEY"] = "a-key"
         os.environ["QUOTA_STATE_DIR"] = house.env["QUOTA_STATE_DIR"]
         fill(house.configure(CONFIG))
-        with served_by([*QUOTA, "dashboard", "--port", "0"], cwd=house.folder, env=house.env) as served:
+        with served_by([*QUOTA, "dashboard", "--listen", "127.0.0.1:0"], cwd=house.folder, env=house.env) as served:
             taken = first_bytes(served)
     most = taken[len(taken) * 19 // 20 - 1]
     print(f"first byte of the page with {CHARGES:,} charges in 35 days, of {REQUESTS} requests:")

@@ -55,7 +55,7 @@ def test_an_answer_of_the_evidence_refuses_the_next_call(tmp_path: Path, name: s
     with PlainServer(lambda request: Answer(row["status"], body.encode(), headers)) as server:
         text = configuration_for(name, load_book(name)).replace('"my-project"', '"mine"')
         text = re.sub(r'(?m)^(?:auth|key|endpoint) = ".*"\n', "", text)
-        text = text.replace("[[", f'endpoint = "{server.address}"\n\n[[', 1)
+        text = text.replace("limits = [", f'endpoint = "{server.address}"\nlimits = [', 1)
         (tmp_path / "quota.toml").write_text(text.replace("[ledger]", '[ledger]\nurl = "sqlite:///ledger.db"'))
         with quota.open(tmp_path / "quota.toml") as session:
             client = session.requests()

@@ -27,14 +27,14 @@ OPTIONS = {
     "settle": ("--credential", "--config"),
     "exec": ("--auto", "--summary", "--units", "--credential", "--job", "--region", "--config"),
     "status": ("--check", "--json", "--config"),
-    "spend": ("--by", "--since", "--credential", "--json", "--config"),
+    "spend": ("--by", "--since", "--limit", "--job", "--format", "--credential", "--json", "--config"),
     "reopen": ("--because", "--credential", "--config"),
-    "costs": ("--book", "--credential", "--json", "--config"),
+    "costs": ("--format", "--credential", "--json", "--config"),
     "init": ("--force",),
     "check": ("--json", "--config"),
     "prove": ("--json",),
     "run": ("--region", "--fail-on-refusal", "--json", "--config"),
-    "plan": ("--days", "--from-empty", "--start", "--may-be-refused", "--json", "--config"),
+    "plan": ("--days", "--from", "--may-be-refused", "--json", "--config"),
     "search": ("--region", "--limit", "--json", "--config"),
 }
 ARGUMENTS = {
@@ -51,13 +51,23 @@ VALUES = {
     "--by": ("job,region", "hour", "method,method", ",", "\udcff"),
     "--since": ("1ms", "999999999999d", "7d", "0s", "-1d"),
     "--because": ("x", "\udcff", "\x1b[31m"),
-    "--book": ("gmail-v1", "./quota.toml", "\udcff.toml", "a" * 5_000 + "/"),
+    "--format": ("text", "json", "csv", "xml", ""),
     "--days": ("1", "2", "0", "-1", "93", "9" * 30),
-    "--start": ("2026-11-01", "9999-12-31", "9999-12-25", "0001-01-01", "1969-12-31", "2026-13-01", "20261101"),
+    "--from": (
+        "now",
+        "empty",
+        "2026-11-01",
+        "9999-12-31",
+        "9999-12-25",
+        "0001-01-01",
+        "1969-12-31",
+        "2026-13-01",
+        "20261101",
+    ),
     "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
-FLAGS = ("--auto", "--summary", "--json", "--check", "--force", "--fail-on-refusal", "--from-empty")
+FLAGS = ("--auto", "--summary", "--json", "--check", "--force", "--fail-on-refusal")
 WORDS = (
     "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
     "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
@@ -142,14 +152,14 @@ def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: p
     [
         (["search", "live", "--region", "\udcff"], 0, "nothing found\n"),
         (
-            ["plan", "--start", "9999-12-31"],
+            ["plan", "--from", "9999-12-31"],
             2,
-            "quota: --start '9999-12-31': the year must be from 1971 to 9998\n",
+            "quota: --from '9999-12-31': the year must be from 1971 to 9998\n",
         ),
         (
-            ["plan", "--start", "0001-01-01"],
+            ["plan", "--from", "0001-01-01"],
             2,
-            "quota: --start '0001-01-01': the year must be from 1971 to 9998\n",
+            "quota: --from '0001-01-01': the year must be from 1971 to 9998\n",
         ),
         (
             ["reopen", "\udcff", "--because", "x"],

@@ -113,4 +113,4 @@ def furnish(folder: Path, upstream: Emulator) -> Quota:
 
 def serve(house: Quota, *options: str) -> Served:
     """`quota dashboard` in a process of its own, on a free port."""
-    return Served(house.start("dashboard", "--port", "0", *options))
+    return Served(house.start("dashboard", "--listen", "127.0.0.1:0", *options))

@@ -32,6 +32,7 @@ _SHAPES = {
     r"\b\d+[dhms]\w*( \d+[hms])* ago\b": "SPAN ago",
     r"\w+://\S*?(?=[,\s]|$)": "URL",
     r"127\.0\.0\.1:\d+": "HOST",
+    r"/\S*/bin/(?=quota\b)": "BIN/",
     r"─+": "─",
     r" +": " ",
 }

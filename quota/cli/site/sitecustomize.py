@@ -1,11 +1,11 @@
-"""Instruments a Python that `quota exec --auto` starts, and goes on with the sitecustomize that this one hides.
+"""Instruments a Python that `quota exec --auto` starts, then runs the sitecustomize that this file hides.
 
-It is read by whatever Python the program needs, so it is written for old ones, too. A Python that it cannot instrument
-does not go on: what it sends would not be charged.
+Any Python of the program reads this file, so it is written for old versions, too. It ends a Python that it cannot
+instrument, because that Python's requests would not be charged.
 
-A program may start another Python with an environment that it has made itself, and others put their folder before ours:
-OpenTelemetry does, and its sitecustomize goes on with no other. So what this process starts, and what takes its place,
-gets ours first again.
+A program may start another Python with an environment of its own. Others put their folder before this one:
+OpenTelemetry does, and its sitecustomize runs no other. So every program that this process starts, or becomes, gets
+this folder first again.
 """
 
 import os
@@ -27,7 +27,7 @@ def _instrument() -> None:
         try:
             import quota.auto
         except ImportError:
-            sys.path.append(os.environ["QUOTA_AUTO_HOME"])  # at the end: the program's own packages come first
+            sys.path.append(os.environ["QUOTA_AUTO_HOME"])  # last: the program's own packages come first
             import quota.auto
         quota.auto.instrument_by_environment(_GIVEN)
     except Exception as error:
@@ -48,7 +48,7 @@ def _go_on() -> None:
 
 
 def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
-    """The environment of a Python that is to be instrumented, too."""
+    """The given environment, with the variables that instrument a Python."""
     instrumented = dict(_GIVEN)
     instrumented.update((os.fsdecode(name), os.fsdecode(text)) for name, text in environment.items())
     folders = instrumented.get("PYTHONPATH")
@@ -59,12 +59,12 @@ def _instrumented(environment: "Mapping[Any, Any]") -> "dict[str, str]":
 
 def _keep_our_environment() -> None:
     for name, text in _instrumented(os.environ).items():
-        if os.environ.get(name) != text:  # other threads may be reading it
+        if os.environ.get(name) != text:  # write only changes: other threads may be reading
             os.environ[name] = text
 
 
 def _instrument_what_is_started() -> None:
-    import _posixsubprocess  # subprocess and multiprocessing start programs by it
+    import _posixsubprocess  # subprocess and multiprocessing start programs with it
 
     execv, execve, fork_exec, system = os.execv, os.execve, _posixsubprocess.fork_exec, os.system
     name_program = sys.modules["quota.auto"].name_program
@@ -99,7 +99,7 @@ def _instrument_what_is_started() -> None:
         return system(command)
 
     os.system = by_shell
-    os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of this kind end in these
+    os.execv, os.execve = ours, ours_with  # type: ignore[assignment]  # all functions of os that exec end in these
     os.posix_spawn, os.posix_spawnp = spawning(os.posix_spawn), spawning(os.posix_spawnp)
     _posixsubprocess.fork_exec = forked
     if "subprocess" in sys.modules:

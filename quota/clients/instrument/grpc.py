@@ -1,8 +1,7 @@
-"""gRPC, blocking and awaited: interceptors of ours stand below all others, and charge each call of a channel.
+"""gRPC, blocking and awaited: interceptors below all others charge each call of a channel.
 
-A call is a POST to `/package.Service/Method`, as it is on the wire, and `routes` of a cost book may name it so.
-Messages are read as the JSON that the same API speaks over REST. A channel's own retries are off: nobody would see
-them.
+On the wire a call is a POST to `/package.Service/Method`, and `routes` of a cost book may name it so. Messages are read
+as the JSON of the same API over REST. A channel's own retries are off, because no interceptor would see them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ STATUS = {
     "ABORTED": 409,
     "RESOURCE_EXHAUSTED": 429,
 }
-"""What a code is over REST. The others gRPC also makes by itself, without an answer: there the charge stands."""
+"""The HTTP status of a code over REST. gRPC also makes the other codes by itself, without an answer: there the charge
+stands."""
 
 
 def grpc_seams(payers: Payers) -> Iterator[Seam]:
@@ -85,7 +85,7 @@ def _place_of(channel: Any) -> tuple[str, int]:
 
 
 def _place(target: str | bytes) -> tuple[str, int]:
-    """Host and port of a channel's target, as `dns:///api.example.com:443`."""
+    """Host and port of a channel's target, such as `dns:///api.example.com:443`."""
     text = target.decode() if isinstance(target, bytes) else target
     if "://" in text:
         text = text.partition("://")[2].partition("/")[2]
@@ -101,7 +101,7 @@ def _body(request: Any) -> RequestBody:
 
 
 def _json(message: Any) -> bytes:
-    """A message of protobuf or of proto-plus as JSON; b"" for another."""
+    """A message of protobuf or proto-plus as JSON; b"" for any other object."""
     try:
         to_json = import_module("google.protobuf.json_format").MessageToJson
         return str(to_json(getattr(message, "_pb", message))).encode()
@@ -110,9 +110,9 @@ def _json(message: Any) -> bytes:
 
 
 def _answer(code: Any, details: str | None, response: Any) -> tuple[int, bytes] | None:
-    """Status and body as over REST; None where there may have been no answer."""
+    """Status and body as over REST; None if there may have been no answer."""
     status, text = STATUS.get(code.name), details or ""
-    if status is None or "message larger than max" in text:  # gRPC's own bound on what it sends and takes
+    if status is None or "message larger than max" in text:  # gRPC's own bound on the size of messages
         return None
     if status == 200:
         return status, b"" if response is None else _json(response)
@@ -125,7 +125,7 @@ def _fields(*metadata: Any) -> dict[str, str]:
 
 
 def _code(payer: Payer) -> Any:
-    """What a refusal is: a code that no client tries again, or that of a 429."""
+    """The code of a refusal: one that no client retries, or the code of a 429."""
     codes = sys.modules["grpc"].StatusCode
     return codes.RESOURCE_EXHAUSTED if payer.answers_429 else codes.FAILED_PRECONDITION
 

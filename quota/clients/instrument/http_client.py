@@ -1,4 +1,4 @@
-"""Python's own `http.client`, and `urllib.request` above it: what they send themselves, and no library over them.
+"""Python's own `http.client`, and `urllib.request` above it. Libraries over them are charged elsewhere.
 
 `endheaders` sends a request, and `getresponse` reads the head of its answer; each pair is an attempt.
 """
@@ -19,10 +19,10 @@ from quota.errors import Refused
 from quota.terms.api import RequestBody
 
 _OTHERS = ("httplib2", "quota", "urllib3", "urllib3_future")
-"""Their connections are connections of http.client, and charged elsewhere."""
+"""Their connections derive from http.client, and are charged elsewhere."""
 
 _ATTEMPT = "_quota_attempt"
-"""Where a connection keeps what follows from its request until its answer is read."""
+"""The attribute in which a connection keeps its attempt, or its 429, until the answer is read."""
 
 
 def http_client(payers: Payers) -> Iterator[Seam]:
@@ -82,7 +82,7 @@ def _is_of_others(kind: type) -> bool:
 
 
 def _connect(conn: Any, attempt: Attempt) -> None:
-    """Have it connected, so that whatever fails from then on may have left."""
+    """Connect first: after that, a request that fails may have left."""
     if conn.sock is not None or not conn.auto_open:
         return
     try:
@@ -112,19 +112,19 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
             attempt.settle(usage.end())
         return piece
 
-    response.read = read  # type: ignore[method-assign]  # the bound stands for who reads otherwise
+    response.read = read  # type: ignore[method-assign]  # read in another way, the body leaves the bound
 
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
-    """The beginning of a body, and whether it is the whole of it. Its reader still gets all of it."""
+    """The beginning of a body, and whether it is the whole body. The reader still gets all of it."""
     length = response.length
     if length == 0:
         return b"", True
-    if length is None or length > MAX_PEEK_BYTES:  # it comes in chunks, or until the end
+    if length is None or length > MAX_PEEK_BYTES:  # in chunks, or until the connection ends
         return response.peek(MAX_PEEK_BYTES), False
     try:
         body = response.read()
-    except IncompleteRead as error:  # its reader is told, too
+    except IncompleteRead as error:  # the reader meets the error, too
         body = error.partial
     response.fp, response.length = io.BufferedReader(io.BytesIO(body)), length
     return body, len(body) == length
@@ -136,7 +136,7 @@ class _Socket(io.BytesIO):
 
 
 def _made(conn: Any, answer: Answer) -> HTTPResponse:
-    """The answer that a refusal is, as http.client reads one."""
+    """A 429 for a refusal, as http.client reads an answer."""
     lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {text}" for name, text in answer.headers.items())]
     head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
     response: HTTPResponse = conn.response_class(_Socket(head + answer.body), method=conn._method)

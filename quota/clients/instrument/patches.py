@@ -1,7 +1,7 @@
-"""Puts patches on methods of other people's classes, now or when their module is imported, and takes them off again.
+"""Patches methods of other libraries' classes, now or when their module is imported, and takes the patches off again.
 
-Nothing here imports a library. A method that another package has wrapped meanwhile stays under its wrapper, and does
-what the original does.
+Nothing here imports a library. If another package has wrapped a patch meanwhile, the patch stays under that wrapper and
+does what the original does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _bootstrap: Any = importlib._bootstrap
 _SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)
-"""Where Python looks up `_find_spec`. It asks all finders, so none that stands in front hides a module from it."""
+"""Where Python looks up `_find_spec`. That function asks all finders, so no finder can hide a module from a patch of
+it."""
 
 
 UNSEEN = (
@@ -35,12 +36,12 @@ UNSEEN = (
     "tornado.simple_httpclient",
     "twisted.web.client",
 )
-"""Libraries that send by code of their own, which has no place to patch."""
+"""Libraries with network code of their own, which has no place to patch."""
 
 
 class Seam(NamedTuple):
-    """The method `name` of a class in a module: `wrap` makes of the original what replaces it. It must have the
-    `parameters`, or the library is one that nobody has tried."""
+    """The method `name` of a class in a module. `wrap` takes the original and returns the replacement. Without these
+    `parameters` the library is a version that is not supported, and stays unpatched."""
 
     module: str
     owner: str
@@ -64,7 +65,7 @@ class Patches:
             self._replace(place, "_find_spec", self._patching)
         for name in self._seams:
             if name in sys.modules:
-                self._patch(importlib.import_module(name))  # waits for a thread that is in the middle of it
+                self._patch(importlib.import_module(name))  # waits for a thread that is importing it
 
     def take_off(self) -> None:
         while self._on:
@@ -79,7 +80,7 @@ class Patches:
         setattr(owner, name, patch)
 
     def _patching(self, search: Callable[..., Any]) -> Callable[..., Any]:
-        """Has a module patched once it is loaded, whoever finds it."""
+        """Patches a module once it is loaded, whatever finder finds it."""
 
         def _find_spec(name: str, path: Any, target: Any = None) -> ModuleSpec | None:
             spec: ModuleSpec | None = search(name, path, target)
@@ -90,8 +91,8 @@ class Patches:
         return _find_spec
 
     def _patch(self, module: ModuleType) -> None:
-        """All seams of a module, or none, and once: it may be found by two ways, one within the other."""
-        if not self._on:  # they were taken off while it was loaded
+        """Patch all seams of a module, or none, and only once: two nested searches may find the same module."""
+        if not self._on:  # the patches were taken off while it was loaded
             return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]
@@ -122,7 +123,7 @@ def _fits(seam: Seam, owner: Any) -> bool:
 
 
 def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
-    """Call `begin` before the first of these modules is searched for. Other threads wait for it there."""
+    """Call `begin` before Python searches for the first of these modules. Other threads wait until `begin` ends."""
     awaited, search, lock, began = frozenset(names), _bootstrap._find_spec, RLock(), False
 
     def _find_spec(name: str, path: Any, target: Any = None) -> Any:
@@ -138,15 +139,15 @@ def call_before(names: Iterable[str], begin: Callable[[], None]) -> None:
                     begin()
                     awaited = frozenset()
                 finally:
-                    began = not awaited  # interrupted, it is called again
-        return _bootstrap._find_spec(name, path, target)  # by what `begin` has put there
+                    began = not awaited  # if interrupted, the next search calls it again
+        return _bootstrap._find_spec(name, path, target)  # `begin` may have replaced it
 
     for place in _SEARCHES:
         place._find_spec = _find_spec
 
 
 class _Loader:
-    """A loader that is out of the way again once the module is loaded."""
+    """A loader that restores the original loader, loads the module and patches it."""
 
     def __init__(self, loader: Any, patch: Callable[[ModuleType], None]) -> None:
         self._loader = loader

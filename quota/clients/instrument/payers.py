@@ -1,4 +1,4 @@
-"""Whose budget pays for a request, by its host and path, and what a program is told of a refusal."""
+"""Finds whose budget pays for a request, by host and path, and makes the answer to a refused request."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quota.terms.costs import CostBook
 from quota.web.documents import Problem, seconds
 
 MAX_KNOWN = 10_000
-"""How many hosts are remembered. A crawler meets more."""
+"""How many hosts the cache keeps. A crawler meets more."""
 
 
 @dataclass(eq=False, repr=False)
 class Payer:
-    """A credential that pays for requests to the hosts of these names. `open_budget` is called for the first of them.
+    """A credential that pays for requests to these hosts. The first request calls `open_budget`.
 
-    `answers_429`: a refusal is an answer, not an error.
+    `answers_429`: the program gets an answer of 429 for a refusal, not an error.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Payer:
         self._lock = RLock()
 
     def fit(self, verb: str, url: str) -> int:
-        """How much of a request's path it knows."""
+        """How many characters of a request's path its book knows."""
         return self._upstream.fit(verb, url)
 
     @property
@@ -81,17 +81,18 @@ class Payer:
 
 
 class Payers:
-    """Finds the payer of a request: of several the one that is `named`, else the one that knows most of the path."""
+    """Finds the payer of a request. Of several it takes the `named` payer, else the payer that knows most of the
+    path."""
 
     def __init__(self, payers: Iterable[Payer], named: str | None = None) -> None:
         self._payers = tuple(payers)
         self._named = named
         self.knows = lru_cache(MAX_KNOWN)(self._knows)
-        """Whether anybody pays for requests to a host and port. Every request of the program asks that."""
+        """Whether a payer serves a host and port. Every request of the program calls this."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that anybody pays for, as the configuration names them."""
+        """The hosts of all payers, as the configuration names them."""
         return tuple(dict.fromkeys(name for payer in self._payers for name in payer.names))
 
     def _knows(self, host: str, port: int | None) -> bool:
@@ -100,8 +101,7 @@ class Payers:
     def of_connection(
         self, verb: str, scheme: str, host: str, port: int | None, target: str, *, awaited: bool = False
     ) -> tuple[Payer | None, str]:
-        """The same for a request by the connection that it leaves on, and its URL. Where the connection is one to a
-        proxy, `target` is the URL."""
+        """The payer and the URL of a request, by its connection. On a connection to a proxy, `target` is the URL."""
         whole = target[:1] != "/" and "//" in target
         if whole:
             parts = urlsplit(target)
@@ -113,10 +113,10 @@ class Payers:
         return self.of(verb, url, awaited=awaited), url
 
     def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
-        """Who pays for a request that is about to leave, with its gate open; None for nobody, also where a layer above
-        has paid, or where it was all ended meanwhile.
+        """The payer of a request that is about to leave, with its gate open. None if nobody pays, if a layer above has
+        paid, or if `close` was called meanwhile.
 
-        Raises UsageError where several could.
+        Raises UsageError if several payers fit equally well.
         """
         payer = self._chosen(verb, url)
         try:
@@ -139,12 +139,12 @@ class Payers:
         if len({payer.project for payer in best}) > 1:
             names = {payer.name: payer for payer in best}
             raise UsageError(
-                f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; say which credential does"
+                f"{listed(names)} could all pay for {verb} {url.partition('?')[0]}; name one of these credentials"
             )
         return best[0]
 
     def close(self) -> None:
-        """Nobody pays any more."""
+        """From now on nobody pays."""
         payers, self._payers = self._payers, ()
         self.knows.cache_clear()
         for payer in payers:
@@ -152,7 +152,7 @@ class Payers:
 
 
 class Answer(NamedTuple):
-    """An answer of 429 that was made here."""
+    """An answer of 429 in upstream's place."""
 
     headers: dict[str, str]
     body: bytes
@@ -161,9 +161,9 @@ class Answer(NamedTuple):
 
 
 def answer_to(refusal: Refused) -> Answer:
-    """What a program is answered in upstream's place. Its Retry-After is never early."""
+    """The answer to a refused request. Its Retry-After is never early."""
     wait_ms = refusal.decision.retry_after_ms
     problem = Problem(429, str(refusal), retry_after_s=None if wait_ms is None else seconds(wait_ms))
     body = problem.body()
-    final = {"x-should-retry": "false"}  # the SDKs of OpenAI, Anthropic and others go by it
+    final = {"x-should-retry": "false"}  # the SDKs of OpenAI, Anthropic and others obey it
     return Answer({**dict(problem.fields()), **final, "content-length": str(len(body))}, body)

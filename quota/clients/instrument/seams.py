@@ -1,11 +1,12 @@
-"""Where the bytes of each library leave, and what its caller gets in place of an answer after a refusal.
+"""The places where each library's bytes leave, and what its caller gets after a refusal.
 
     urllib3     `_make_request` sends one attempt, and reads its head
-    requests    leaves through urllib3, as niquests through its own: only the error for a refusal is another
-    httpx       a transport is called once for each attempt, over HTTP/1.1 and HTTP/2
-    aiohttp     below all middlewares, which it calls once for each attempt
-    httplib2    each `request` of a connection is an attempt; Google's client is built on it
-    http.client, for urllib.request too, is in `http_client.py`, and gRPC in `grpc.py`
+    requests    sends through urllib3, and niquests through its own copy; only the error for a refusal differs
+    httpx       calls a transport once for each attempt, over HTTP/1.1 and HTTP/2
+    aiohttp     calls a middleware below all others once for each attempt
+    httplib2    sends one attempt in each `request` of a connection; Google's client is built on it
+
+`http_client.py` has http.client and urllib.request, `grpc.py` has gRPC.
 
 Nothing here imports a library before the program has.
 """
@@ -92,14 +93,14 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
             finally:
                 if real is not None:
                     del real.request
-            if not hasattr(raw, "status"):  # urllib3-future's promise of an answer: the charge stands
+            if not hasattr(raw, "status"):  # a promise of urllib3-future: the charge stands
                 return raw
             try:
                 if library == "urllib3":
                     return noted(attempt, raw, preloaded=options.get("preload_content", True))
                 attempt.answered(raw.status, b"", raw.headers, whole=False, read=False)
                 return raw
-            except BaseException:  # interrupted: nobody else knows of the response
+            except BaseException:  # interrupted: nobody else closes the response
                 raw.close()
                 raise
 
@@ -147,7 +148,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
 def _refused_by_urllib3(
     refusal: Refused, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
 ) -> Any:
-    """An answer of 429, or the error that urllib3 itself does not try again."""
+    """An answer of 429, or an error that urllib3 does not retry."""
     path = type(pool).__module__.rpartition(".")[0]
     library = sys.modules[path.partition(".")[0]]
     if not payer.answers_429:
@@ -171,7 +172,7 @@ def _refused_by_urllib3(
 
 
 _REFUSAL = "_quota_refusal"
-"""Where an answer of 429 keeps what it was made of: a `Retry` would sleep as long as that says, and try it again."""
+"""The attribute in which a 429 keeps its refusal. Without it, a `Retry` would sleep for Retry-After and try again."""
 
 
 def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
@@ -182,7 +183,7 @@ def _no_retry(library: Any, pool: Any, url: str, refusal: Refused) -> Exception:
 
 def _requests(library: str) -> Iterator[Seam]:
     def final(error: OSError) -> Exception:
-        """What requests raises, but where it is about a refusal: as a ConnectionError it would be tried again."""
+        """Raises a refusal as a plain RequestException: code would retry a ConnectionError."""
         refusal = getattr(error.args[0] if error.args else None, "reason", None)
         if not isinstance(refusal, Refused):
             return error
@@ -270,7 +271,7 @@ def _refused_by_httpx(refusal: Refused, payer: Payer, request: Any) -> Any:
 
 
 def _aiohttp(payers: Payers) -> Seam:
-    # What passes every request awaits nothing itself: each coroutine more takes half a microsecond.
+    # A plain function, because it sees every request: one more coroutine takes half a microsecond.
     def metered(request: Any, handler: Callable[..., Any]) -> Awaitable[Any]:
         url = request.url
         payer = payers.of(request.method, str(url), awaited=True) if payers.knows(url.raw_host, url.port) else None
@@ -296,7 +297,7 @@ def _aiohttp(payers: Payers) -> Seam:
 
 
 def _refused_by_aiohttp(refusal: Refused, payer: Payer, request: Any) -> Any:
-    """The error, or an answer as aiohttp makes one, without a connection."""
+    """Raise the error, or return an answer of aiohttp's class without a connection."""
     import aiohttp
     from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -363,7 +364,7 @@ def _httplib2(payers: Payers) -> Seam:
 
 
 class _Charged:
-    """A connection of httplib2 that charges each request when it is connected, before the first byte leaves."""
+    """A connection of httplib2 that charges each request once connected, before the first byte leaves."""
 
     def __init__(self, conn: Any, payer: Payer, address: str) -> None:
         self._conn = conn

@@ -1,4 +1,4 @@
-"""What the processes of one run spent: each keeps its own numbers in a file, so that one that is killed has told."""
+"""What the processes of one run spent. Each process keeps its numbers in a file, so a killed process counts, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quota.common.files import is_ours, mark_ours
 from quota.common.fork import start_over_in_child
 
 _WIDTH = 20
-"""Digits of a number."""
+"""The digits of each number in the file."""
 
 
 class Spent(NamedTuple):
@@ -50,7 +50,7 @@ class FileTally:
                 if is_ours(self._file):
                     os.pwrite(self._file, b"".join(b"%*d" % (_WIDTH, number) for number in self._spent), 0)
             except OSError:
-                return  # the run that wanted to know is over
+                return  # the run that reads the file is over
 
 
 def spent_in(folder: str) -> Spent:

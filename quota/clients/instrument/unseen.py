@@ -1,7 +1,7 @@
-"""Programs that send requests where no seam is, because they are not Python. Each is named once.
+"""Names programs that may send requests without a seam, because they are not Python. Each is named once.
 
-A program is known by its command. A shell and `env` send nothing themselves, so the commands that they are given count.
-What a shell script, or a program that is not Python, starts in its turn is not known.
+It judges a program by its command. A shell and `env` send nothing themselves, so it looks at the commands inside. It
+cannot know what a shell script or a program that is not Python starts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from quota.common.log import warn
 
-REMEDY = "what it sends is not charged; see docs/auto.md, or let it ask `quota proxy`"
+REMEDY = "its requests are not charged; see docs/auto.md, or send them through `quota proxy`"
 
 _SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
 
 _STARTERS = frozenset(
     shlex.split("command env exec nice nohup pdm pipenv pipx poetry setsid stdbuf taskset time timeout uv uvx xargs")
 )
-"""Send nothing of the program's, and start what they are given."""
+"""Programs that send nothing themselves, and start the command in their arguments."""
 
 _SILENT = frozenset(
     shlex.split(
@@ -38,11 +38,11 @@ _SILENT = frozenset(
 _KEYWORDS = frozenset(("!", "do", "elif", "else", "if", "then", "until", "while", "{"))
 
 MAX_DEPTH = 8
-"""How many programs that start each other are looked through."""
+"""How many nested commands are examined."""
 
 
 def name_program(command: Sequence[Any]) -> None:
-    """Warn of a program that a Python starts, if nobody charges what it sends. Each is named once."""
+    """Warn once of each program that a Python starts and whose requests nobody charges."""
     program = unseen_program(command)
     if program is not None:
         _warn(program)
@@ -54,8 +54,8 @@ def _warn(program: str) -> None:
 
 
 def unseen_program(command: Sequence[Any]) -> str | None:
-    """The program of a command that may send what nobody sees; None where there is none. Never raises: whoever runs it
-    is told what is wrong with it."""
+    """The program in a command that may send uncharged requests; None if there is none. Never raises: running a wrong
+    command gives its own error."""
     try:
         return _unseen([os.fsdecode(word) for word in command])
     except (OSError, TypeError, ValueError):
@@ -69,7 +69,7 @@ def _unseen(words: Sequence[str], depth: int = 0) -> str | None:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
         return None if at is None else _first(_commands("".join(words[at + 1 : at + 2])), depth)
     if name in _STARTERS:
-        if name == "env" and {"-", "-i", "--ignore-environment"} & set(words):
+        if name == "env" and any(re.fullmatch("-|-i|-{2}ignore-environment", word) for word in words):
             return "env -i"
         starts = (at for at, word in enumerate(words) if at and shutil.which(word) is not None)
         return _unseen(words[next(starts, len(words)) :], depth + 1)
@@ -99,7 +99,7 @@ def _without_assignments(words: Sequence[str]) -> Sequence[str]:
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The commands in a text for a shell."""
+    """The commands in a shell script."""
     lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=True)
     commands: list[list[str]] = [[]]
     for word in lexer:
@@ -111,7 +111,7 @@ def _commands(text: str) -> list[list[str]]:
 
 
 def _isolated(options: Sequence[str]) -> str | None:
-    """The option with which a Python ignores its environment, or imports no sitecustomize."""
+    """The option that makes a Python ignore its environment or sitecustomize."""
     left = iter(options)
     for word in left:
         if not re.match("-[A-Za-z]", word):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import tomllib
@@ -23,10 +25,10 @@ def quota(tmp_path: Path) -> Quota:
 
 
 def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
-    lines = quota("costs", "--list").stdout.splitlines()
+    lines = quota("book", "list").stdout.splitlines()
     assert lines[0].split() == ["name", "provider", "unit", "window", "age"]
     assert max(map(len, lines)) <= 80
-    books = quota.json("costs", "--list")["books"]
+    books = quota.json("book", "list")["books"]
     assert [book["book"] for book in books] == book_names()
     strava = next(book for book in books if book["api"] == "strava")
     assert strava["age_days"] == (TODAY - date.fromisoformat(strava["read_on"])).days
@@ -38,31 +40,31 @@ def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
 
 @pytest.mark.parametrize("name", book_names())
 def test_another_program_reads_a_book_as_its_file_has_it(quota: Quota, name: str) -> None:
-    shown = quota.json("costs", name)
+    shown = quota.json("book", "show", name)
     file = tomllib.loads(read_text("quota.config", f"costs/{name}.toml"))
     assert shown["definition"] == json.loads(json.dumps(file, default=str))
     assert [row["method"] for row in shown["methods"]] == sorted(file["methods"])
     assert "definition" not in quota.json("costs")
 
 
-def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
+def test_a_diff_lists_each_difference_of_two_books(quota: Quota) -> None:
     text = read_text("quota.config", "costs/github.toml")
     changed = text.replace("quota = 5_000", "quota = 6_000").replace('"OPTIONS /**" = "read"\n', "")
     changed = changed.replace("[routes]\n", '[routes]\n"GET /meta" = "rate-limit"\n').replace(
         "status = 304", "status = 305"
     )
     (quota.folder / "github.toml").write_text(changed)
-    done = quota("costs", "--diff", "github", "./github.toml")
+    done = quota("book", "diff", "github", "./github.toml")
     assert done.stdout.splitlines() == [
         "~ bucket core in 1h: 5,000 -> 6,000",
         "- route OPTIONS /**: read",
         '~ answers.free[0]: {"status": 304} -> {"status": 305}',
         "+ route GET /meta: rate-limit",
     ]
-    first = quota.json("costs", "--diff", "github", "./github.toml")["differences"][0]
+    first = quota.json("book", "diff", "github", "./github.toml")["differences"][0]
     assert first == {"what": "bucket core in 1h", "old": "5,000", "new": "6,000"}
-    assert quota("costs", "--diff", "stripe", "stripe").stdout == "no difference\n"
-    assert quota("costs", "--diff", "stripe", "stripes").returncode == 78
+    assert quota("book", "diff", "stripe", "stripe").stdout == "no difference\n"
+    assert quota("book", "diff", "stripe", "stripes").returncode == 78
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_two_books_differ_in_what_they_say(quota: Quota) -> None:
 def test_nothing_that_a_book_says_is_no_difference(quota: Quota, name: str, before: str, after: str, said: str) -> None:
     text = read_text("quota.config", f"costs/{name}.toml").replace(before, after, 1)
     (quota.folder / "own.toml").write_text(text)
-    assert quota("costs", "--diff", name, "./own.toml").stdout == f"{said}\n"
+    assert quota("book", "diff", name, "./own.toml").stdout == f"{said}\n"
 
 
 def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
@@ -90,39 +92,32 @@ def test_a_route_that_stands_elsewhere_is_a_difference(quota: Quota) -> None:
     (quota.folder / "github.toml").write_text(text.replace(line, "").replace("[answers]", f"{line}\n[answers]"))
     moved = '"GET /rate_limit" = "rate-limit"\n'
     (quota.folder / "first.toml").write_text(text.replace(moved, "").replace('"GET /**"', f'{moved}"GET /**"'))
-    assert quota("costs", "--diff", "github", "./github.toml").returncode == 78, "it would never be reached there"
-    assert quota("costs", "--diff", "github", "./first.toml").stdout.splitlines() == [
+    assert quota("book", "diff", "github", "./github.toml").returncode == 78, "it would never be reached there"
+    assert quota("book", "diff", "github", "./first.toml").stdout.splitlines() == [
         "~ place of route GET /rate_limit: first -> after route GET /search/**"
     ]
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--list", "--diff", "a", "b"),
-        ("--list", "read"),
-        ("--diff", "a", "b", "--book", "c"),
-        ("--list", "--credential", "nosuch"),
-        ("--list", "--config", "quota.toml"),
-        ("--diff", "a", "b", "--config", "quota.toml"),
-        ("--new", "a", "--from", "b", "--config", "quota.toml"),
-        ("--list", "--book", ""),
-    ],
-)
-def test_a_list_or_a_difference_stands_alone(quota: Quota, args: tuple[str, ...]) -> None:
-    done = quota("costs", *args)
+def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> None:
+    done = quota("costs", "github")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--list, --diff and --new stand alone" in done.stderr
+    assert done.stderr.startswith("quota: github is a cost book, no method; show it with: quota book show github")
+    assert quota("book", "show", "github").stdout.splitlines()[0].split()[0] == "code-search"
+    assert quota("book", "show", "github", "read").stdout.splitlines()[0].split() == [
+        "read",
+        "1",
+        "core,",
+        "1",
+        "points",
+    ]
+    assert "no method 'raed'" in quota("book", "show", "github", "raed").stderr
 
 
-def test_a_book_that_is_named_is_of_no_credential(quota: Quota) -> None:
-    done = quota("costs", "--book", "github", "--credential", "main")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--credential shows the costs of its own book" in done.stderr
-    for named in (("--book", "github"), ("github",), ("--check", "github.toml")):
-        done = quota("costs", *named, "--config", "quota.toml")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "--config shows the costs of its own book" in done.stderr
+def test_prices_and_books_are_rows_of_csv(quota: Quota) -> None:
+    (row,) = csv.DictReader(io.StringIO(quota("costs", "search.list", "--format", "csv").stdout))
+    assert (row["method"], row["units"], row["bucket"]) == ("search.list", "100", "units")
+    books = [*csv.DictReader(io.StringIO(quota("book", "list", "--format", "csv").stdout))]
+    assert [row["book"] for row in books] == book_names()
 
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
@@ -196,7 +191,7 @@ def test_two_apis_with_one_project_are_kept_apart(quota: Quota) -> None:
     assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 1
 
 
-def test_a_configuration_for_a_book_of_ones_own(quota: Quota) -> None:
+def test_init_takes_a_cost_book_of_the_user(quota: Quota) -> None:
     aged(quota, 0)
     (quota.folder / "quota.toml").unlink()
     assert quota("init", "--api", "own.toml").returncode == 0
@@ -218,7 +213,7 @@ def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
     refused = {"status": 429, "headers": headers, "body": {}, "request": "GET https://api.weather.example/v1"}
     (quota.folder / "one.json").write_text(json.dumps(refused))
     (quota.folder / "two.json").write_text(json.dumps({"status": 403, "headers": {}, "body": ""}))
-    text = quota("costs", "--new", "weather", "--from", "one.json", "--from", "two.json").stdout
+    text = quota("book", "new", "weather", "--answer", "one.json", "--answer", "two.json").stdout
     book = tomllib.loads(text)
     assert (book["api"], book["hosts"], book["buckets"]["requests"]["quota"]) == (
         "weather",
@@ -233,27 +228,25 @@ def test_a_book_is_drafted_from_answers(quota: Quota) -> None:
         "closed": [{"status": 429}, {"status": 403}],
     }
     (quota.folder / "weather.toml").write_text(text)
-    assert "resets" in quota("costs", "--check", "weather.toml").stderr, "what no answer says is yours"
+    assert "resets" in quota("book", "check", "weather.toml").stderr, "what no answer says is yours"
     whole = text.replace('resets = ""', 'resets = "1h"').replace('source = ""', 'source = "https://weather.example"')
     (quota.folder / "weather.toml").write_text(whole)
-    assert quota("costs", "--check", "weather.toml").returncode == 0
+    assert quota("book", "check", "weather.toml").returncode == 0
 
 
 def test_a_draft_is_toml_whatever_its_name(quota: Quota) -> None:
     (quota.folder / "one.json").write_text(json.dumps({"status": 200, "headers": {}, "body": ""}))
     for name in ("we\U0001f600ather", "a\x7fb", 'a"b\\'):
-        assert tomllib.loads(quota("costs", "--new", name, "--from", "one.json").stdout)["api"] == name
+        assert tomllib.loads(quota("book", "new", name, "--answer", "one.json").stdout)["api"] == name
 
 
 def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
     (quota.folder / "one.json").write_text(json.dumps({"status": 429, "headers": {"Retry-After": "9"}, "body": ""}))
-    book = tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)
+    book = tomllib.loads(quota("book", "new", "own", "--answer", "one.json").stdout)
     assert (book["buckets"]["requests"]["quota"], book["hosts"]) == (0, [])
     assert book["answers"] == {"closed": [{"status": 429, "lasts": "60s"}]}
-    assert "leave --json out" in quota("costs", "--new", "own", "--from", "one.json", "--json").stderr
-    assert "--from needs --new" in quota("costs", "--from", "one.json").stderr
     (quota.folder / "one.json").write_text("[]")
-    assert quota("costs", "--new", "own", "--from", "one.json").returncode == 78
+    assert quota("book", "new", "own", "--answer", "one.json").returncode == 78
 
 
 @pytest.mark.parametrize(
@@ -262,4 +255,4 @@ def test_a_draft_has_no_number_that_no_answer_has(quota: Quota) -> None:
 def test_a_draft_has_the_host_of_an_address_and_no_password(quota: Quota, address: str, hosts: list[str]) -> None:
     answer = {"status": 200, "headers": {}, "body": "", "request": f"GET {address}"}
     (quota.folder / "one.json").write_text(json.dumps(answer))
-    assert tomllib.loads(quota("costs", "--new", "own", "--from", "one.json").stdout)["hosts"] == hosts
+    assert tomllib.loads(quota("book", "new", "own", "--answer", "one.json").stdout)["hosts"] == hosts

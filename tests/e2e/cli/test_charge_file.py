@@ -66,7 +66,7 @@ def test_all_are_charged_and_each_has_its_line_and_its_id(quota: Quota) -> None:
     ]
 
 
-def test_none_is_charged_where_not_all_fit_and_one_line_says_so(quota: Quota) -> None:
+def test_no_call_is_charged_if_not_all_fit(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--units", "3").returncode == 0
     done = quota("charge", "--file", "calls.txt")
     said = one_line(done, 75)
@@ -124,7 +124,7 @@ def test_a_dash_reads_stdin(quota: Quota, text: str) -> None:
                 ("9" * 5_000, f"'{'9' * 56}..."),
             ]
         ),
-        ("videos.list\n" * 100 + "# one more\nvideos.list", "line 102: one call more than the 100 that are charged"),
+        ("videos.list\n" * 100 + "# one more\nvideos.list", "line 102: more than 100 calls cannot be charged"),
         ("videos.list\nvideo.list", "line 2: cost book 'youtube-v3' has no method 'video.list'; did you mean"),
         ("videos.list\nvideo.list", "Or give its units: METHOD UNITS"),
         ("videos.list\n" + "x" * 65 + " 1", "line 2: method 'xxx"),
@@ -133,7 +133,7 @@ def test_a_dash_reads_stdin(quota: Quota, text: str) -> None:
         ("videos.list\n" + "#" * 65_536, "larger than 64 KiB"),
     ],
 )
-def test_what_cannot_be_charged_is_one_line_and_nothing_is_charged(quota: Quota, text: str, word: str) -> None:
+def test_a_wrong_file_of_calls_is_one_line_and_charges_nothing(quota: Quota, text: str, word: str) -> None:
     (quota.folder / "these.txt").write_text(text, encoding="utf-8")
     said = one_line(quota("charge", "--file", "these.txt"), 2)
     assert said.startswith("calls 'these.txt'") or "2 calls together" in said
@@ -152,9 +152,9 @@ def test_a_file_of_64_kib_is_read(quota: Quota) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "- </dev/zero", "- < <(yes '# nothing')"])
-def test_what_never_ends_is_read_no_further_than_64_kib(quota: Quota, name: str) -> None:
+def test_an_endless_file_is_read_up_to_64_kib(quota: Quota, name: str) -> None:
     done = quota.shell(f"ulimit -v 2000000; quota charge --file {name}")
-    assert "larger than 64 KiB, so this is no list of calls" in one_line(done, 2)
+    assert "larger than 64 KiB, so it is not a list of calls" in one_line(done, 2)
 
 
 CANNOT_BE_READ = "cannot be read: {}; name a file with METHOD [UNITS] on each line, or - for stdin"
@@ -203,8 +203,8 @@ def test_a_stdin_that_would_block_is_an_error_and_half_of_the_calls_are_not_char
     [
         ([], "say what to charge: METHOD, or --file CALLS for several calls"),
         (["--units", "3"], "say what to charge: METHOD, or --file CALLS for several calls"),
-        (["videos.list", "--file", "calls.txt"], "METHOD and --file are two ways to say what to charge; leave one out"),
-        (["--file", "calls.txt", "--units", "3"], "with --file, units go into the file, behind the method"),
+        (["videos.list", "--file", "calls.txt"], "METHOD and --file cannot be combined: leave METHOD or --file out"),
+        (["--file", "calls.txt", "--units", "3"], "with --file, write the units into the file, after the method"),
     ],
 )
 def test_a_method_or_a_file(quota: Quota, words: list[str], remedy: str) -> None:

@@ -120,7 +120,7 @@ def test_a_bad_since_is_wrong_usage(quota: Quota, command: str, since: str) -> N
     assert "--since" in one_line(quota(command, "--since", since), 2)
 
 
-def test_what_has_left_the_log_is_listed_and_summed_all_the_same(quota: Quota) -> None:
+def test_charges_that_left_the_log_are_listed_and_summed(quota: Quota) -> None:
     end_ms = time.time_ns() // 1_000_000
     now_ms = end_ms - 120 * HOUR_MS
     with closing(open_ledger(f"sqlite:///{quota.folder / 'ledger.db'}", clock=lambda: now_ms)) as ledger:

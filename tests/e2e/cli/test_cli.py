@@ -100,8 +100,12 @@ def test_an_example_can_be_pasted_into_a_shell() -> None:
     assert tried > 50
 
 
+OF_NO_CREDENTIAL = ("list", "show", "check", "diff", "new")
+"""The commands of `quota book` that read no configuration."""
+
+
 def test_every_command_takes_a_configuration() -> None:
-    without = {"init", "prove", "demo", "emulate", "ledger scripts"}
+    without = {"init", "prove", "demo", "emulate", "ledger scripts"} | {f"book {x}" for x in OF_NO_CREDENTIAL}
     for name, command in every_command().items():
         if name not in without and not isinstance(command, click.Group):
             assert "config" in {parameter.name for parameter in command.params}, name
@@ -184,7 +188,7 @@ def test_help_fits_eighty_columns(quota: Quota) -> None:
         assert [line for line in done.stdout.splitlines() if len(line) > 80] == [], command
 
 
-def test_a_misspelt_command_is_told_the_nearest(quota: Quota) -> None:
+def test_an_error_for_a_misspelt_command_names_the_nearest(quota: Quota) -> None:
     assert "did you mean 'charge'?" in one_line(quota("chrage"), 2)
     told = one_line(quota("ledger", "mvoe"), 2)
     assert told == "no such command 'mvoe'; did you mean 'move'? See `quota ledger --help`"
@@ -292,7 +296,7 @@ def test_several_credentials_and_none_named_is_exit_2(quota: Quota) -> None:
     assert quota("charge", "videos.list", "--credential", "other").returncode == 0
 
 
-def test_an_unknown_method_is_charged_where_the_units_are_given(quota: Quota) -> None:
+def test_an_unknown_method_with_units_is_charged(quota: Quota) -> None:
     decision = quota.json("charge", "brandNew.method", "--units", "7")
     assert (decision["method"], decision["cost_units"]) == ("brandNew.method", 7)
 
@@ -344,7 +348,7 @@ def test_exec_hands_its_command_the_signals_as_a_shell_does(quota: Quota) -> Non
     assert [s.name for s in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (s - 1) & 1] == []
 
 
-def test_exec_does_not_run_what_is_refused(quota: Quota) -> None:
+def test_exec_does_not_run_a_refused_command(quota: Quota) -> None:
     quota.configure(SMALL)
     quota("charge", "search.list")
     done = quota("exec", "search.list", "--", "touch", "ran")
@@ -411,7 +415,7 @@ def test_spend_says_who_spent_it(quota: Quota) -> None:
     assert len(quota.json("spend", "--by", "run")["rows"]) == 3, "each command is a run of its own"
 
 
-def test_reopening_what_is_open_is_exit_1(quota: Quota) -> None:
+def test_reopening_an_open_bucket_is_exit_1(quota: Quota) -> None:
     assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "I know better"), 1)
 
 
@@ -540,7 +544,7 @@ def test_the_first_charge_of_a_renamed_credential_says_so(quota: Quota) -> None:
     lines = quota("charge", "videos.list").stderr.splitlines()
     told = [line.split(" until=")[0] for line in lines]
     assert told == ["quota: project_left project=main", "quota: project_left project=other"]
-    assert lines[0].endswith('one that was renamed begins a new budget: give it project = "main"')
+    assert lines[0].endswith('a renamed project begins a new budget: give it project = "main"')
     assert quota("charge", "videos.list").stderr == "", "once"
 
 
@@ -557,7 +561,7 @@ def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     assert quota("charge", "search.list").returncode == 0
     assert said(main) == []
     (found,) = said(renamed)
-    assert found.startswith("what was charged here for project 'main' counts until ")
+    assert found.startswith("charges for project 'main' count here until ")
     assert said(f'{renamed}project = "main"\n') == []
     assert said(renamed + main) == [], "another one"
     assert said(f'{main}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
@@ -577,11 +581,11 @@ def test_in_a_folder_that_is_gone_a_command_says_so(quota: Quota) -> None:
     gone = ["bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "-"]
     command = [*gone, *QUOTA, "run", "x", "--textfile", "t", "--config", str(config)]
     done = subprocess.run(command, cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=False)
-    assert one_line(done, 1) == "the folder that this was started in is gone; start it in another one"
+    assert one_line(done, 1) == "the working folder is gone; start the command in another folder"
 
 
 @pytest.mark.parametrize("before", [None, "the configuration of years\n"])
-def test_an_init_that_fails_leaves_what_was_there(quota: Quota, before: str | None) -> None:
+def test_an_init_that_fails_leaves_the_old_file(quota: Quota, before: str | None) -> None:
     """It left an empty file, which the next `quota init` would not replace; with --force what was there was gone."""
     path = quota.folder / "quota.toml"
     path.unlink(missing_ok=True)
@@ -736,7 +740,7 @@ def test_a_redis_with_nobody_there_and_one_that_never_answers(quota: Quota) -> N
     assert not (quota.folder / "ran").exists()
 
 
-def test_a_status_without_the_ledger_says_what_was_drawn(quota: Quota) -> None:
+def test_a_status_without_the_ledger_has_the_drawn_units(quota: Quota) -> None:
     away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n'
     quota.configure(away + SMALL)
     assert quota("charge", "videos.list").returncode == 0

@@ -1,4 +1,4 @@
-"""`quota costs --check`, `--try` and `--answer`: a cost book tried before anything is sent."""
+"""`quota book check` and `quota book try`: a cost book tried before anything is sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ units = { json = "/cost" }
 free = [{ status = 304 }]
 """
 
-TRY = ("costs", "--check", "github.toml", "--try")
+TRY = ("book", "try", "--book", "github.toml")
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
 
 
 def test_a_file_is_a_cost_book_or_one_line_says_why_not(quota: Quota) -> None:
-    done = quota("costs", "--check", "github.toml")
+    done = quota("book", "check", "github.toml")
     assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 3 methods, 2 buckets, 3 routes\n")
     (quota.folder / "github").write_text(BOOK.replace('= "read"\n', '= "raed"\n'))
-    done = quota("costs", "--check", "github")
+    done = quota("book", "check", "github")
     why = "github: routes.'GET /repos/**': no method 'raed' in this book; did you mean 'read'?"
     assert (done.returncode, done.stderr) == (78, f"quota: {why}\n")
 
@@ -72,11 +72,11 @@ def test_every_command_says_the_same_of_a_file(quota: Quota) -> None:
     (quota.folder / "quota.toml").write_text('[credentials.main]\napi = "github.toml"\n')
     assert [quota(*args).returncode for args in (("check",), ("charge", "read"))] == [0, 0]
     (quota.folder / "github.toml").write_text(BOOK.replace("PUT /**", "GET /repos/{x}"))
-    why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it takes all of it"
-    for args in (("check",), ("charge", "read"), ("costs",), ("costs", "--check", "github.toml")):
+    why = "github.toml: routes.'GET /repos/{x}': never reached: 'GET /repos/**' above it matches the same requests"
+    for args in (("check",), ("charge", "read"), ("costs",), ("book", "check", "github.toml")):
         done = quota(*args)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), args
-        assert f"{why}; put this one first" in done.stderr, args
+        assert f"{why}; put this route first" in done.stderr, args
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_request_is_a_method_by_its_route(quota: Quota, request_: str, said: s
 
 def test_a_request_to_another_host_is_not_charged(quota: Quota) -> None:
     done = quota(*TRY, "GET https://github.com/repos/a")
-    assert done.stdout == "GET https://github.com/repos/a is not charged: its host is not one of the book's\n"
+    assert done.stdout == "GET https://github.com/repos/a is not charged: the cost book does not have its host\n"
     assert quota.json(*TRY, "GET https://github.com/repos/a")["metered"] is False
 
 
@@ -127,25 +127,25 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
 @pytest.mark.parametrize(
     ("args", "status", "said"),
     [
-        (["--try", "GETT https://a.b/c"], 2, "'GETT' is no verb; did you mean 'GET'?"),
-        (["--try", "GET /repos/a"], 2, "'GET /repos/a' is no request; write for example \"GET https://api"),
-        (["--try", "GET https://[a/b"], 2, "'GET https://[a/b' is no request; write"),
-        (["--try", "GET https://a:99999/b"], 2, "'GET https://a:99999/b' is no request; write"),
-        (["read", "--try", "GET https://a.b/c"], 2, "--try finds the method of a request; leave METHOD out; see"),
-        (["--answer", "github.toml"], 2, "--answer needs --try: the request that it answers; see"),
-        (["--book", "youtube-v3"], 2, "--check and --book both name a cost book; leave one out; see"),
+        (["GETT https://a.b/c"], 2, "'GETT' is not an HTTP verb; did you mean 'GET'?"),
+        (["GET /repos/a"], 2, "'GET /repos/a' is not a request; write for example \"GET https://api"),
+        (["GET https://[a/b"], 2, "'GET https://[a/b' is not a request; write"),
+        (["GET https://a:99999/b"], 2, "'GET https://a:99999/b' is not a request; write"),
+        (["--answer", "github.toml"], 2, "Missing argument 'REQUEST'; see"),
+        (["GET https://a.b/c", "--credential", "main"], 2, "--credential has a cost book of its own; leave"),
+        (["GET https://a.b/c", "--config", "quota.toml"], 2, "--config has a cost book of its own; leave"),
         (
-            ["--try", "GET https://a.b/c", "--answer", "github.toml"],
+            ["GET https://a.b/c", "--answer", "github.toml"],
             78,
             'github.toml: not an answer; write {"status": 403',
         ),
-        (["--try", "GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
-        (["--try", "GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
+        (["GET https://a.b/c", "--answer", "none.json"], 78, "none.json: cannot be read: No such file"),
+        (["GET https://a.b/c", "--answer", "list.json"], 78, 'list.json: not an answer; write {"status":'),
     ],
 )
 def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int, said: str) -> None:
     (quota.folder / "list.json").write_text("[]")
-    done = quota("costs", "--check", "github.toml", *args)
+    done = quota(*TRY, *args)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith(f"quota: {said}")
     assert done.stderr.count("\n") == 1
@@ -167,18 +167,21 @@ ROOT = "https://youtube.googleapis.com"
         ),
         (
             f"PUT {ROOT}/upload/youtube/v3/videos?upload_id=x",
-            " is not charged: it goes on with a call that was charged when it began",
+            " is not charged: it continues a call that was charged when it began",
         ),
         (f"POST {ROOT}/upload/youtube/v3/videos", ": youtube.videos.insert, 100 units of units"),
         (f"HEAD {ROOT}/youtube/v3/search", ": youtube.search.list, 100 units of units"),
-        ("PUT https://a.b/upload/youtube/v3/videos?upload_id=x", " is not charged: its host is not one of the book's"),
+        (
+            "PUT https://a.b/upload/youtube/v3/videos?upload_id=x",
+            " is not charged: the cost book does not have its host",
+        ),
     ],
 )
 def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: Path, request_: str, told: str) -> None:
     """A gate over the same book charges that, and the command says it."""
-    done = quota("costs", "--book", "youtube-v3", "--try", request_)
+    done = quota("book", "try", request_, "--book", "youtube-v3")
     assert (done.returncode, done.stdout) == (0, f"{request_}{told}\n")
-    tried = quota.json("costs", "--book", "youtube-v3", "--try", request_)
+    tried = quota.json("book", "try", request_, "--book", "youtube-v3")
     verb, _, url = request_.partition(" ")
     with closing(open_ledger(f"sqlite:///{tmp_path}/gate.db")) as ledger:
         budget = budget_of(ledger, limit(10_000), book=load_book("youtube-v3"))
@@ -189,18 +192,18 @@ def test_a_request_to_google_is_tried_as_it_is_charged(quota: Quota, tmp_path: P
 
 def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Quota) -> None:
     quota.configure('[credentials.main]\napi = "github.toml"\nendpoint = "http://127.0.0.1:8765"\n')
-    there = quota("costs", "--try", "GET http://127.0.0.1:8765/repos/a")
+    there = quota("book", "try", "GET http://127.0.0.1:8765/repos/a")
     assert there.stdout == "GET http://127.0.0.1:8765/repos/a: read, 2 units of core\n"
-    elsewhere = quota("costs", "--try", "GET https://api.github.com/repos/a")
+    elsewhere = quota("book", "try", "GET https://api.github.com/repos/a")
     assert "is not charged" in elsewhere.stdout
 
 
-def test_check_names_only_what_the_proxy_serves(quota: Quota) -> None:
+def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> None:
     routes, answers = BOOK.index("[routes]"), BOOK.index("[answers]")
     (quota.folder / "bare.toml").write_text(BOOK[:routes] + BOOK[answers:])
     quota.configure('[credentials.bare]\napi = "bare.toml"\n')
     told = "`quota proxy` does not serve bare: the cost book lacks [routes] or hosts"
     assert quota("check").stdout.splitlines()[-1] == told
-    assert quota("proxy", "--bind", "127.0.0.1:0").returncode in (2, 78)
+    assert quota("proxy", "--listen", "127.0.0.1:0").returncode in (2, 78)
     quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
     assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", told]

@@ -318,7 +318,7 @@ def test_a_server_that_does_not_answer(command: Quota, server: RedisServer) -> N
     assert f"(median of {PEEKS} peeks)" in found(command, "ledger")["message"]
 
 
-def test_what_was_lost_and_put_back(command: Quota, server: RedisServer) -> None:
+def test_doctor_names_charges_that_were_lost_and_put_back(command: Quota, server: RedisServer) -> None:
     command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
     assert command("charge", "videos.list").returncode == 0
     with redis.Redis(port=server.port) as client:
@@ -494,7 +494,7 @@ def test_options_that_do_not_go_together(command: Quota, options: tuple[str, ...
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_it_tries_changes_nothing(tmp_path: Path, server: RedisServer) -> None:
+def test_an_examination_changes_nothing(tmp_path: Path, server: RedisServer) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
     with redis.Redis(port=server.port) as client, quota.open(path) as session:

@@ -196,7 +196,7 @@ def test_a_library_that_is_imported_before_ours_is_charged(quota: Quota, server:
 
 
 def test_our_own_proxy_charges_once_under_it(quota: Quota, server: PlainServer) -> None:
-    command = [sys.executable, "-m", "quota", "proxy", "--bind", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "quota", "proxy", "--listen", "127.0.0.1:0"]
     running = quota.start("exec", "--auto", "--", *command)
     assert running.stdout is not None
     with running:
@@ -249,8 +249,8 @@ def test_without_the_ledger_nothing_leaves_and_the_program_ends_with_69(quota: Q
     assert (done.returncode, server.arrived) == (69, [])
 
 
-NOT_CHARGED = "what it sends is not charged; see docs/auto.md, or let it ask `quota proxy`"
-NOTHING = "0 calls, 0 units, 0 refused; no Python ran that can be instrumented"
+NOT_CHARGED = "its requests are not charged; see docs/auto.md, or send them through `quota proxy`"
+NOTHING = "0 calls, 0 units, 0 refused; no Python ran that quota can instrument"
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_no_file_of_the_folder_where_it_starts_takes_the_place_of_ours(quota: Qu
 def test_wrong_usage_is_one_line(quota: Quota) -> None:
     for args, status, said in (
         (["--auto"], 2, "no command to run; write: quota exec --auto -- COMMAND; see"),
-        (["read", "--auto", "--", "true"], 2, "with --auto each request says what it is; leave METHOD, --units and"),
-        (["--auto", "--region", "DE", "--", "true"], 2, "with --auto each request says what it is; leave METHOD,"),
+        (["read", "--auto", "--", "true"], 2, "with --auto each request names its method; leave METHOD, --units and"),
+        (["--auto", "--region", "DE", "--", "true"], 2, "with --auto each request names its method; leave METHOD,"),
         (["--summary", "read", "--", "true"], 2, "--summary belongs to --auto"),
         (["--", "true"], 2, "say what to charge: METHOD, or --auto for the requests of a Python program"),
         (["--auto", "--credential", "x", "--", "true"], 2, "quota.toml has no credential 'x'; known: main"),

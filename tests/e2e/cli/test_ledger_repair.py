@@ -62,7 +62,7 @@ def searches(command: Quota) -> int:
         return sum(budget.charge("search.list").admitted for _ in range(100))
 
 
-def test_one_charge_a_year_ahead_is_mended_at_once(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_corrects_a_charge_a_year_ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert command("charge", "search.list").returncode == 0
     ahead(command, monkeypatch)
@@ -98,7 +98,7 @@ def test_one_charge_a_year_ahead_is_mended_at_once(command: Quota, monkeypatch: 
     assert refused["retry_after_ms"] <= DAY_MS
 
 
-def test_what_was_dated_a_year_ahead_and_lost_comes_back_dated_now(
+def test_lost_charges_of_the_future_come_back_with_the_present_time(
     command: Quota, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead(command, monkeypatch)

@@ -33,7 +33,7 @@ def test_it_makes_the_folder(tmp_path: Path) -> None:
     assert len([*(tmp_path / "new" / "folder").iterdir()]) == len(script_names())
 
 
-def test_a_place_that_is_no_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "charge.lua").mkdir(parents=True)
     for words in (("file",), ("file/below",), ("taken",), ()):

@@ -166,7 +166,7 @@ def test_a_plan_goes_by_what_upstream_grants(quota: Quota) -> None:
         left = min(one["left_units"] for one in day["days"] if one["left_units"] is not None)
         assert left < 16, "less than two ticks: a day may end between a refused one and the next"
         assert f"(24h): needs 384 units a day, holds {day['enforced_units']}" in quota("plan").stdout
-        assert quota("plan", "--from-empty").returncode == 0
+        assert quota("plan", "--from", "empty").returncode == 0
 
 
 def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Quota, upstream: Emulator) -> None:
@@ -186,7 +186,7 @@ def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Qu
     assert [(x["used_units"], x["early"]) for x in row["exhausted"]] == [(11, True)]
 
 
-def test_it_is_not_named_where_the_book_has_no_count_of_upstream(quota: Quota) -> None:
+def test_reconcile_is_not_named_if_the_book_has_no_monitoring(quota: Quota) -> None:
     quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "github"\n')
     with contextlib.closing(SqliteLog(f"sqlite:///{quota.folder}/l.db")) as ledger:
         now_ms = ledger.now_ms()

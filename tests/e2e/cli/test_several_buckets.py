@@ -77,12 +77,12 @@ def test_it_is_charged_explained_settled_and_refunded_by_one_id(quota: Quota) ->
     assert one_line(quota("refund", f"{first}+"), 1).startswith(f"project 'main' has no charge '{first}+'")
 
 
-def test_what_was_spent_counts_the_call_once(quota: Quota) -> None:
+def test_spend_counts_a_call_once(quota: Quota) -> None:
     for method in ("write", "read", "status"):
         quota("charge", method)
     shown = quota("spend").stdout
     assert [line.split() for line in shown.splitlines() if "write" in line] == [["write", "1", "6"]]
-    assert "units of several buckets are added up; `quota spend --by method,bucket` tells them apart" in shown
+    assert "units of several buckets are added up; `quota spend --by method,bucket` shows them apart" in shown
     by_bucket = quota("spend", "--by", "bucket").stdout
     assert [line.split() for line in by_bucket.splitlines()[2:4]] == [["points", "2", "6"], ["core", "2", "2"]]
     assert "added up" not in by_bucket

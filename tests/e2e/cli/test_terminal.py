@@ -115,7 +115,7 @@ def test_no_line_of_a_file_or_a_mail_ends_with_spaces(quota: Quota, command: str
     assert [line for line in lines if line.endswith(" ")] == []
 
 
-def test_a_width_of_nothing_is_one_that_nobody_knows(tmp_path: Path) -> None:
+def test_a_width_of_0_is_an_unknown_width(tmp_path: Path) -> None:
     """Where a pseudo-terminal has no size, a shell may export COLUMNS=0."""
     quota = Quota(tmp_path)
     quota("charge", "videos.list")

@@ -144,7 +144,7 @@ def test_the_users_own_folder_of_configurations_is_no_exception(folder: Path, tm
         quota.open()
 
 
-def test_what_is_no_file_is_not_waited_for(folder: Path) -> None:
+def test_a_pipe_is_not_a_configuration(folder: Path) -> None:
     os.chown(folder, 0, 0)
     (folder / "quota.toml").unlink()
     os.mkfifo(folder / "quota.toml")

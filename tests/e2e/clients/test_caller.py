@@ -360,7 +360,7 @@ def test_a_body_is_no_larger_than_a_job_allows(
         ('key = { header = "X Key" }', "key.header: 1 to 64 characters that a header's name may have"),
         ('key = { header = "X-Key", query = "k" }', "key: name one place"),
         ("key = {}", "key: name one place"),
-        ('key = { query = "k", scheme = "Bearer" }', "key.scheme: stands before a key in a header; remove it"),
+        ('key = { query = "k", scheme = "Bearer" }', "key.scheme: is only for a key in a header; remove it"),
         ('scopes = ["two scopes"]', "scopes[0]: no scope; write for example"),
         ("scopes = [7]", "scopes: an array where an array of strings is needed"),
         ('scopes = ["a", "a"]', "scopes[1]: 'a' appears twice"),

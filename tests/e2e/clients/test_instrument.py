@@ -751,7 +751,7 @@ def test_of_several_the_one_named_pays_else_the_one_that_knows_most_of_the_path(
     assert pays(f"{server.address}/graph/1") == "graph"
     assert pays(f"{server.address}/graph/1", "other") == "other"
     with pytest.raises(
-        quota.UsageError, match=r"main, other, graph could all pay for GET .*/a; say which credential does"
+        quota.UsageError, match=r"main, other, graph could all pay for GET .*/a; name one of these credentials"
     ):
         pays(f"{server.address}/a?key=secret")
     assert len(server.arrived) == 2

@@ -242,18 +242,18 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
     house = Quota(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port}" in one_line(house("dashboard", "--port", port), 1)
-    for host in ("0.0.0.0", "192.0.2.7", "example.org", "::", ""):  # noqa: S104  # refused
-        refused = CliRunner().invoke(cli, ["dashboard", "--host", host])
+        assert f"127.0.0.1:{port}" in one_line(house("dashboard", "--listen", f"127.0.0.1:{port}"), 1)
+    for host in ("0.0.0.0", "192.0.2.7", "example.org", "::"):  # noqa: S104  # refused
+        refused = CliRunner().invoke(cli, ["dashboard", "--listen", f"{host}:0"])
         assert (refused.exit_code, "this machine only" in refused.output) == (2, True), host
     (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
-    said = one_line(house("dashboard", "--port", "0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 2)
+    said = one_line(house("dashboard", "--listen", "127.0.0.1:0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 2)
     assert (
         said == "jinja2 is not installed: pip install 'quota-ledger[web]', or pipx install --force 'quota-ledger[web]'"
     )
     (tmp_path / "jinja2.py").unlink()
     house.configure("[credentials.main]\napi = 7\n")
-    assert "quota.toml" in one_line(house("dashboard", "--port", "0"), 78)
+    assert "quota.toml" in one_line(house("dashboard", "--listen", "127.0.0.1:0"), 78)
 
 
 def test_a_shadow_is_marked_and_what_it_would_have_refused_is_told(page: Served) -> None:

@@ -114,6 +114,26 @@ def test_each_thing_is_told_once(tmp_path: Path, upstream: Emulator) -> None:
     assert "a-key-for-alarms" not in json.dumps(told(command))
 
 
+def test_a_test_event_arrives_each_time_or_the_doctor_says_why_not(tmp_path: Path, upstream: Emulator) -> None:
+    with listener() as server:
+        command = machine(tmp_path, upstream, told=TELL + 'url = "env:HOOK"\n')
+        command.env["HOOK"] = server.address
+        for times in (1, 2):
+            done = command("doctor", "--notify", COLUMNS="")
+            assert [notice["event"] for notice in told(command)] == ["test"] * times
+        assert "read the test event and ended with 0" in done.stdout
+        assert "took the test event" in done.stdout
+    command = machine(tmp_path, upstream, told='[notify]\ncommand = ["false"]\nurl = "env:HOOK"\n')
+    command.env["HOOK"] = server.address
+    failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
+    assert failed["notify command"]["message"] == "the test event did not arrive: false ended with 1"
+    assert failed["notify url"]["level"] == "error"
+    command = machine(tmp_path, upstream, told="")
+    failed = {row["location"]: row for row in command.json("doctor", "--notify", status=1)["findings"]}
+    assert failed["notify"]["message"] == "the configuration has no [notify]"
+    assert "--acl and --notify" in command("doctor", "--acl", "--notify").stderr
+
+
 def test_a_shadow_beyond_its_number_is_told_as_a_shadow(tmp_path: Path, upstream: Emulator) -> None:
     shadow = '[[credentials.main.limits]]\nname = "trial"\nunits = 2\nwindow = "24h"\nshadow = true\n'
     command = machine(tmp_path, upstream, told=shadow + TELL)
@@ -286,7 +306,7 @@ def test_an_address_gets_the_same(tmp_path: Path, upstream: Emulator) -> None:
     ("script", "said"),
     [
         ("exit 3", "ended with 3"),
-        ("sleep 60 & sleep 60", "tell.sh was killed after the 5 s that telling may take"),
+        ("sleep 60 & sleep 60", "tell.sh was killed after 5 s, the most that all deliveries may take"),
         (None, "Permission denied"),
     ],
 )

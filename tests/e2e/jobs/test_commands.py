@@ -9,6 +9,8 @@ import re
 import signal
 import socket
 import subprocess
+import time
+import urllib.error
 import urllib.request
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -204,12 +206,14 @@ def fetch(client, region, cursor):
     [
         (["run", "trendin"], 2, "did you mean 'trending'?"),
         (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
-        (["run"], 2, "Missing argument 'JOB'"),
+        (["run"], 2, "name a job"),
         (["run", "trending", "--config", "nowhere.toml"], 78, "nowhere.toml"),
         (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
         (["search", "x"], 1, "there is no store"),
         (["search"], 2, "Missing argument"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
+        (["emulate", "--listen", "9000"], 2, "--listen '9000': write HOST:PORT, for example 127.0.0.1:8765"),
+        (["emulate", "--listen", "0.0.0.0:9000"], 2, "the emulator listens on 127.0.0.1 only"),
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["demo", "--units", "0"], 2, "not in the range 1<=x<=10000"),
@@ -218,9 +222,9 @@ def fetch(client, region, cursor):
             2,
             "99999999999999999999 is not in the range 1<=x<=10000",
         ),
-        (["plan", "--start", "tomorrow"], 2, "write a date, for example 2026-11-01"),
-        (["plan", "--start", "9999-12-31"], 2, "--start '9999-12-31': the year must be from 1971 to 9998"),
-        (["plan", "--start", "1970-01-01"], 2, "the year must be from 1971 to 9998"),
+        (["plan", "--from", "tomorrow"], 2, "write now, empty, or a date such as 2026-11-01"),
+        (["plan", "--from", "9999-12-31"], 2, "--from '9999-12-31': the year must be from 1971 to 9998"),
+        (["plan", "--from", "1970-01-01"], 2, "the year must be from 1971 to 9998"),
     ],
 )
 def test_what_cannot_be_right_is_one_line_that_says_why(
@@ -355,6 +359,27 @@ def test_the_emulator_says_where_it_listens_and_ends_cleanly(quota: Quota, numbe
     assert (child.returncode, out, err) == (status, "", "")
 
 
+def test_the_emulator_can_be_slow_and_fail_now_and_then(quota: Quota) -> None:
+    child, address = start_emulator(quota, "--delay", "50ms", "--errors", "50%")
+    started_s = time.monotonic()
+    statuses = []
+    for _ in range(4):
+        try:
+            with urllib.request.urlopen(f"{address}/youtube/v3/videos?key=x", timeout=100) as answer:  # noqa: S310
+                statuses.append(answer.status)
+        except urllib.error.HTTPError as error:
+            statuses.append(error.code)
+    assert statuses == [400, 503, 400, 503]
+    assert time.monotonic() - started_s >= 0.2
+    child.terminate()
+    child.communicate()
+
+
+@pytest.mark.parametrize("words", [["--errors", "101%"], ["--errors", "x"], ["--errors", "-1%"], ["--delay", "soon"]])
+def test_a_delay_or_a_share_that_is_none_is_an_error(quota: Quota, words: list[str]) -> None:
+    assert words[0] in one_line(quota("emulate", *words), 2)
+
+
 def test_a_port_that_is_taken_is_said_to_be(quota: Quota) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -369,6 +394,18 @@ def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) 
     child.terminate()
     child.communicate()
     assert [r["items"] for r in report["regions"]] == [200, 200]
+
+
+# -- schedule --crontab ------------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_is_printed_for_cron(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9", job='schedule = "*/30 * * * *"')
+    done = quota("schedule", "--crontab")
+    assert done.returncode == 0
+    assert re.search(r"^\*/30 \* \* \* \*  /\S+ run trending --quiet$", done.stdout, re.MULTILINE)
+    configure(quota, "http://127.0.0.1:9")
+    assert "no job has a schedule" in one_line(quota("schedule", "--crontab"), 78)
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------

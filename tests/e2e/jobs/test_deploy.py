@@ -144,7 +144,7 @@ def test_no_example_puts_a_secret_into_a_command(name: str) -> None:
         ("quota-run@.service", "run %i", 10),  # a page in flight is given 8 s
         ("quota-schedule.service", "schedule", 10),
         ("quota-dashboard.service", "dashboard", 5),
-        ("quota-serve.service", "serve --port 8080", 5),
+        ("quota-serve.service", "serve --listen 127.0.0.1:8080", 5),
         ("quota-proxy.service", "proxy", 5),
     ],
 )

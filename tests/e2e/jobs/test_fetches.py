@@ -228,7 +228,7 @@ def test_a_pass_that_finds_nothing_to_ask_for_has_no_page(site: Site, fetch: str
     site.configure(fetch)
     report = site.run()
     assert (report.outcome, report.units, [one.pages for one in report.regions]) == ("done", 0, [0])
-    assert report.why == "there was nothing to ask for"
+    assert report.why == "there was nothing to fetch"
     assert site.count("bought") == 0
     assert site.rows("SELECT pending, completed_at_ms > 0 FROM checkpoints") == [(0, 1)]
 

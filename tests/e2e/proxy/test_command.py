@@ -72,12 +72,12 @@ def test_a_socket_is_its_users_alone_and_gone_with_the_process(house: House, quo
 @pytest.mark.parametrize(
     ("options", "status"),
     [
-        (["--bind", "0.0.0.0:0"], 2),
-        (["--bind", "[::]:0"], 2),
-        (["--bind", "8790"], 2),
-        (["--bind", ""], 2),
-        (["--bind", "127.0.0.1:99999"], 2),
-        (["--bind", "127.0.0.1:0", "--unix", "x"], 2),
+        (["--listen", "0.0.0.0:0"], 2),
+        (["--listen", "[::]:0"], 2),
+        (["--listen", "8790"], 2),
+        (["--listen", ""], 2),
+        (["--listen", "127.0.0.1:99999"], 2),
+        (["--listen", "127.0.0.1:0", "--unix", "x"], 2),
         (["--token", SECRET], 2),
         (["--token", "file:nothing"], 78),
         (["--unix", "no/folder/x"], 1),
@@ -91,7 +91,7 @@ def test_a_place_where_others_would_get_in_is_one_line(quota: Quota, options: li
 
 def test_with_a_token_other_machines_may_ask(house: House, quota: Quota) -> None:
     (house.folder / "token").write_text("t-o-k-e-n\n")
-    with run(quota, "--bind", "0.0.0.0:0", "--token", f"file:{house.folder / 'token'}") as served:
+    with run(quota, "--listen", "0.0.0.0:0", "--token", f"file:{house.folder / 'token'}") as served:
         for token, status in (("t-o-k-e-n", 200), ("another", 401)):
             connection = HTTPConnection("127.0.0.1", served.port, timeout=100)
             connection.request("GET", "/main/things", headers={"Host": "a-name", "Quota-Token": token})
@@ -101,7 +101,7 @@ def test_with_a_token_other_machines_may_ask(house: House, quota: Quota) -> None
 
 def test_a_credential_without_its_key_is_not_served_and_the_others_are(house: House, quota: Quota) -> None:
     house.write(rest='[credentials.other]\napi = "things.toml"\nkey = "env:NOT_SET"\n')
-    with run(quota, "--bind", "127.0.0.1:0") as served:
+    with run(quota, "--listen", "127.0.0.1:0") as served:
         house.port = served.port
         assert house.ask("/things").status == 200
         got = house.ask("/things", credential="other")
@@ -109,7 +109,7 @@ def test_a_credential_without_its_key_is_not_served_and_the_others_are(house: Ho
         _, said = served.end(signal.SIGTERM)
     assert "proxy_without credential=other" in said
     house.write(auth='key = "env:NOT_SET"')
-    done = quota("proxy", "--bind", "127.0.0.1:0")
+    done = quota("proxy", "--listen", "127.0.0.1:0")
     assert (done.returncode, done.stderr.count("\n")) == (78, 1), "it is said once"
 
 
@@ -118,7 +118,7 @@ def test_a_signal_ends_it_and_what_it_refused_is_a_line(house: House, quota: Quo
     house.write(limit=1)
     silent = threading.Event()
     house.upstream.answer = lambda _: [answer(b"{}")] if silent.wait(100) else []
-    with run(quota, "--bind", "127.0.0.1:0") as served, socket.create_connection(("127.0.0.1", served.port)) as waiting:
+    with run(quota, "--listen", "127.0.0.1:0") as served, socket.create_connection(("127.0.0.1", served.port)) as waiting:
         waiting.sendall(b"GET /main/things?q=private HTTP/1.1\r\nHost: localhost\r\n\r\n")
         house.port = served.port
         while not house.upstream.reached:
@@ -152,7 +152,7 @@ def test_bodies_pass_in_constant_memory(house: House, quota: Quota) -> None:
             yield piece
 
     house.upstream.answer = down
-    with run(quota, "--bind", "127.0.0.1:0") as served:
+    with run(quota, "--listen", "127.0.0.1:0") as served:
         house.port = served.port
         house.ask("/things", "POST", b"x")
         before_mb = memory_mb(served)
@@ -179,7 +179,7 @@ def test_slow_callers_hold_little_and_nobody_else_waits(house: House, quota: Quo
     takes_nothing = b"GET /main/large HTTP/1.1\r\nHost: localhost\r\n\r\n"
     sends_on = b"POST /main/things HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1_000
     few = ["bash", "-c", f'ulimit -Sn {SLOW} && exec "$@"', "-"]
-    command = [*few, *QUOTA, "proxy", "--bind", "127.0.0.1:0"]
+    command = [*few, *QUOTA, "proxy", "--listen", "127.0.0.1:0"]
     with served_by(command, cwd=quota.folder, env=quota.env) as served, ExitStack() as slow:
         house.port = served.port
         for number in range(SLOW):

@@ -14,21 +14,41 @@ from quota.settings.limits import default_limits
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 
+WRITTEN = [["--full"], [], *(["--api", name] for name in book_names())]
 
-@pytest.mark.parametrize("api", [None, *book_names()], ids=str)
-def test_another_quota_in_a_new_configuration_is_enough(api: str | None, tmp_path: Path, state_dir: Path) -> None:
+
+@pytest.mark.parametrize("words", WRITTEN, ids=" ".join)
+def test_another_quota_in_a_new_configuration_is_enough(words: list[str], tmp_path: Path, state_dir: Path) -> None:
     path = tmp_path / "quota.toml"
-    assert CliRunner().invoke(init, [str(path), *(["--api", api] if api else [])]).exit_code == 0
+    assert CliRunner().invoke(init, [str(path), *words]).exit_code == 0
     written = path.read_text(encoding="utf-8")
     credential = next(iter(load_settings(path).credentials.values()))
-    if api is not None:
+    if words != ["--full"]:
         assert credential.limits == default_limits(credential.book), "the limits that the book alone gives"
-    numbers = sorted(set(re.findall(r"^quota = ([0-9_]+)$", written, re.M)))
+    numbers = sorted(set(re.findall(r"\bquota = ([0-9_]+)\b", written)))
     assert numbers, "there is a number to change"
     least = max(credential.book.least_units(limit.view.selector) for limit in credential.limits)
     for units in (least + -(-least // 19) + 1, 2 * least + 5, 20 * least, 10**6, 10**9):
-        path.write_text(re.sub(r"^quota = [0-9_]+$", f"quota = {units}", written, flags=re.M), encoding="utf-8")
+        path.write_text(re.sub(r"\bquota = [0-9_]+\b", f"quota = {units}", written), encoding="utf-8")
         assert [str(one) for one in lint(load_settings(path)) if one.level == "error"] == [], units
+
+
+def test_a_new_configuration_has_what_a_person_needs_and_fits_on_a_screen(tmp_path: Path, state_dir: Path) -> None:
+    path = tmp_path / "quota.toml"
+    assert CliRunner().invoke(init, [str(path)]).exit_code == 0
+    written = path.read_text(encoding="utf-8")
+    assert len(written.splitlines()) <= 46
+    settings = load_settings(path)
+    assert [job.schedule for job in settings.jobs.values()] == ["*/30 * * * *"]
+    path.write_text(re.sub(r"^# (\[?[a-z]+(\]| = .*))$", r"\1", written, flags=re.M), encoding="utf-8")
+    settings = load_settings(path)
+    assert settings.notify is not None, "what it has in comments is good, too"
+    assert settings.credentials["main"].endpoint == "http://127.0.0.1:8765"
+
+
+def test_the_full_configuration_is_of_one_api(tmp_path: Path) -> None:
+    done = CliRunner().invoke(init, [str(tmp_path / "quota.toml"), "--full", "--api", "github"])
+    assert (done.exit_code, "leave --api out" in done.output) == (2, True)
 
 
 def test_new_configurations_of_two_apis_have_two_projects(tmp_path: Path, state_dir: Path) -> None:

@@ -102,8 +102,8 @@ def test_a_header_that_cannot_be_read_is_said_once(
     for _ in range(3):
         meter.attempt("read", "GET").answered(200, b"", {"X-RateLimit-Remaining": "plenty"})
     assert caplog.messages == [
-        "header_unread book=github header=x-ratelimit-remaining value=plenty: it is no number or time, so it changes "
-        "nothing"
+        "header_unread book=github header=x-ratelimit-remaining value=plenty: it holds neither a number nor a time, so "
+        "it changes nothing"
     ]
 
 

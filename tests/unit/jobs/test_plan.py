@@ -259,7 +259,7 @@ def test_the_chart_is_drawn_with_what_the_terminal_can_show(folder: Path) -> Non
     command = Quota(folder)
     command.forked = False
     command.env |= {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
-    lines = command("plan", "--start", "2026-11-23", "--days", "1").stdout.splitlines()
+    lines = command("plan", "--from", "2026-11-23", "--days", "1").stdout.splitlines()
     (monday,) = [line for line in lines if line.startswith("Mon 23 ") and "dry" in line]
     assert monday.split()[2:] == ["=@==@==@==*", "10,000", "0", "dry", "at", "2026-11-23T18:45:00+00:00"]
     assert all(len(line) <= 80 for line in lines)
@@ -531,7 +531,7 @@ def test_the_first_that_fits_is_found_by_halving() -> None:
 def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
     quota = Quota(folder)
     quota.configure(LIMITS + KEYWORDS)
-    plan = quota.json("plan", "--start", "2026-11-23", status=1)
+    plan = quota.json("plan", "--from", "2026-11-23", status=1)
     assert (plan["fits"], plan["ticks"], plan["from"]) == (False, 224, "2026-11-23T08:00:00.000Z")
     assert plan["limits"][0]["needs_units_per_day"] == 22_400
     assert plan["limits"][0]["days"][0]["dry_at"] == "2026-11-23T18:45:00.000Z"
@@ -544,7 +544,7 @@ def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
     }
     assert not (folder / "ledger.db").exists(), "a plan from empty touches no ledger"
     quota.configure(LIMITS + KEYWORDS.replace("45m", "3h"))
-    assert quota("plan", "--from-empty").returncode == 0
+    assert quota("plan", "--from", "empty").returncode == 0
 
 
 def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
@@ -600,7 +600,7 @@ def test_what_upstream_grants_is_held_against_a_schedule(folder: Path) -> None:
     ("args", "says"),
     [
         (["--days", "0"], "--days 0: choose 1 to 92 days"),
-        (["--start", "tomorrow"], "--start 'tomorrow': write a date, for example 2026-11-01"),
+        (["--from", "tomorrow"], "--from 'tomorrow': write now, empty, or a date such as 2026-11-01"),
         (["--may-be-refused", "keyword"], "no job 'keyword'; did you mean 'keywords'?"),
     ],
 )

@@ -128,7 +128,8 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
     both = f'{rows}"{then}" = "write"\n'
     if covered:
         assert (
-            message(both) == f"routes.{then!r}: never reached: {first!r} above it takes all of it; put this one first"
+            message(both)
+            == f"routes.{then!r}: never reached: {first!r} above it matches the same requests; put this route first"
         )
     else:
         assert [route.method for route in read(both).routes] == ["read", "write"]
@@ -141,14 +142,14 @@ def test_a_route_that_no_request_reaches_is_a_mistake(first: str, then: str, cov
         ("get /a", "'get' is no verb; did you mean 'GET'?"),
         ("GET a", "a path begins with /"),
         ("https://api.github.com/a", "a path begins with /"),
-        ("GET /a?b=c", "a path alone decides, without a query"),
-        ("GET /a/*", "** stands for any rest at the end of a path, after a /"),
-        ("GET /**/a", "** stands for any rest at the end of a path, after a /"),
-        ("GET /a**", "** stands for any rest at the end of a path, after a /"),
-        ("GET /{a}{b}", "{x} stands for one segment"),
-        ("GET /{a", "{x} stands for one segment"),
-        ("GET /{a/b}", "{x} stands for one segment"),
-        ("GET /{}", "{x} stands for one segment"),
+        ("GET /a?b=c", "a route is a path without a query"),
+        ("GET /a/*", "** matches the rest of a path: put it at the end, after a /"),
+        ("GET /**/a", "** matches the rest of a path: put it at the end, after a /"),
+        ("GET /a**", "** matches the rest of a path: put it at the end, after a /"),
+        ("GET /{a}{b}", "{x} matches one segment"),
+        ("GET /{a", "{x} matches one segment"),
+        ("GET /{a/b}", "{x} matches one segment"),
+        ("GET /{}", "{x} matches one segment"),
     ],
 )
 def test_a_route_is_a_verb_and_a_path(key: str, why: str) -> None:
@@ -205,16 +206,19 @@ def test_what_an_answer_tells() -> None:
     ("line", "why"),
     [
         ("remaning = 'X'", "remaning: unknown key; did you mean 'remaining'?"),
-        ("limit = 'X'", "limit: says nothing without `remaining`; name the header that says it"),
+        ("limit = 'X'", "limit: has no effect without `remaining`; add the header that says what remains"),
         ("remaining = 'X Y'", "remaining: 'X Y' is not the name of a header"),
         ("remaining = 1", "remaining: a number where a table is needed"),
         ("remaining = { headr = 'X' }", "remaining.headr: unknown key; did you mean 'header'?"),
-        ("remaining = { as = 'epoch' }", "remaining: give either a header or, as in { json ="),
-        ("remaining = { header = 'X', json = '/a' }", "remaining: give either a header or, as in { json ="),
-        ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is for times, as `reset` has one; remove it"),
+        ("remaining = { as = 'epoch' }", "remaining: give either a header or a place in the answer, such as { json ="),
+        (
+            "remaining = { header = 'X', json = '/a' }",
+            "remaining: give either a header or a place in the answer, such as { json =",
+        ),
+        ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is only for times, such as `reset`; remove it"),
         ("remaining = { json = 'usage.total' }", "remaining.json: 'usage.total' is no JSON pointer; write for example"),
         ("remaining = { json = '/a~2' }", "remaining.json: '/a~2' is no JSON pointer; write for example"),
-        ("remaining = 'X'\nreset = 'Y'", 'reset: say how the time is written, as = "epoch" for example; known: epoch'),
+        ("remaining = 'X'\nreset = 'Y'", 'reset: give the form of the time, for example as = "epoch"; known: epoch'),
         (
             "remaining = 'X'\nreset = { header = 'Y', as = 'epok' }",
             "reset.as: 'epok' is not allowed here; did you mean 'epoch'?",
@@ -222,15 +226,18 @@ def test_what_an_answer_tells() -> None:
         ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
         (
             "units = { header = 'X', pattern = '(?P<unit>[0-9]+)' }",
-            "units.pattern: no group 'unit' is read here; did you mean 'units'?",
+            "units.pattern: there is no group 'unit' here; did you mean 'units'?",
         ),
         (
             "remaining = { header = 'X', pattern = '(?P<used>[0-9]+)' }",
             "remaining: the pattern needs a group (?P<remaining>...), or (?P<used>...) and (?P<limit>...)",
         ),
-        ("units = { header = 'X', pattern = '(' }", "units.pattern: no pattern: missing )"),
-        ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group is not repeated; repeat"),
-        ("units = { header = 'X', pattern = '.*(?P<units>1)' }", "units.pattern: a repeated . takes all that follows"),
+        ("units = { header = 'X', pattern = '(' }", "units.pattern: not a pattern: missing )"),
+        ("units = { header = 'X', pattern = '(?P<units>(a+)+)' }", "units.pattern: a group cannot be repeated; repeat"),
+        (
+            "units = { header = 'X', pattern = '.*(?P<units>1)' }",
+            "units.pattern: a repeated . matches all that follows",
+        ),
         (f"units = {{ header = 'X', pattern = '{'a' * 201}' }}", "units.pattern: longer than 200 characters"),
         ("units = []", "units: an empty array where a non-empty array of tables is needed"),
         ("units = [{ header = 'X' }]", "units[0].header: unknown key; known: json, default"),
@@ -240,26 +247,29 @@ def test_what_an_answer_tells() -> None:
         ("units = [{ json = ['/a', '/a'] }]", "units[0].json[1]: '/a' appears twice"),
         ("units = [{ json = [] }]", "units[0].json: an empty array selects nothing"),
         ("units = [" + "{ json = '/a' }," * 101 + "]", "units: 101 rules; 100 are the most"),
-        ("free = [{}]", "free[0]: it says of no answer that it is meant; give `status`, `body` or `json`"),
+        ("free = [{}]", "free[0]: the rule has no condition; give `status`, `body` or `json`"),
         ("free = { status = 304 }", "free: a table where a non-empty array of tables is needed"),
         ("free = [{ status = 3040 }]", "free[0].status: 3040 is not a whole number from 100 to 599"),
-        ("free = [{ status = 304, is = 1 }]", "free[0].is: belongs to `json`: the place in the answer that has this"),
-        ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: a text, a whole number, true or false is needed"),
+        ("free = [{ status = 304, is = 1 }]", "free[0].is: needs `json`: the place in the answer that has this"),
+        ("free = [{ json = '/a', is = 1.5 }]", "free[0].is: write a text, a whole number, true or false"),
         (
             "closed = [{ status = 429, bucket = 'cor' }]",
             "closed[0].bucket: 'cor' is not allowed here; did you mean 'core'?",
         ),
-        ("closed = [{ status = 200 }]", "closed[0]: every good answer has status 200; say by `body` or `json` which"),
+        ("closed = [{ status = 200 }]", "closed[0]: every good answer has status 200; add `body` or `json` to match"),
         ("closed = [{ status = 429, lasts = 'long' }]", "closed[0].lasts: 'long' is not a duration; write for example"),
-        ("closed = [{ status = 429, lasts = { json = '/a' } }]", "closed[0].lasts: say how the time is written, as ="),
+        (
+            "closed = [{ status = 429, lasts = { json = '/a' } }]",
+            "closed[0].lasts: give the form of the time, for example as =",
+        ),
         ("closed = [{ status = 429, lasts = { asked = '/a' } }]", "closed[0].lasts.left: missing; the key is required"),
         (
             "closed = [{ status = 429 }, { status = 429, body = 'x' }]",
-            "closed[1]: never reached: closed[0] takes all of it; put this one first",
+            "closed[1]: never reached: closed[0] matches the same answers; put this rule first",
         ),
         (
             "closed = [{ body = 'rate limit' }, { status = 403, body = 'secondary rate limit', lasts = '60s' }]",
-            "closed[1]: never reached: closed[0] takes all of it; put this one first",
+            "closed[1]: never reached: closed[0] matches the same answers; put this rule first",
         ),
         (f"closed = [{'{ status = 429 },' * 1_000}]", "closed: 1,000 rules; 100 are the most"),
         ("levels = [{ remaining = 'X' }]", "levels[0].bucket: missing; the key is required"),

@@ -90,7 +90,7 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
         ),
         (
             'service = "a"\nbuckets = { minute = { metric = "m", limit = "l" } }',
-            "monitoring.buckets.minute: upstream's figures are compared from a reset on, and this bucket has none",
+            "monitoring.buckets.minute: `quota reconcile` compares figures since a reset, and this bucket has none",
         ),
         (
             'service = "a"\nbuckets = { units = { metric = "m", limit = "\\"x" } }',
@@ -335,7 +335,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             RESETS,
             f"windows = [{{ quota = 1, {RESETS} }}]",
-            "buckets.calls.quota: cannot be combined with windows; put it into each of these",
+            "buckets.calls.quota: cannot be combined with windows; put it into each row of windows",
         ),
         (
             f"quota = 1_000\n{RESETS}",
@@ -350,9 +350,9 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             f"quota = 1_000\n{RESETS}",
             'windows = [{ quota = 1, resets = "60m" }, { quota = 2, resets = "1h" }]',
-            "buckets.calls.windows[1].resets: this window stands here twice; keep the smaller quota",
+            "buckets.calls.windows[1].resets: this window is listed twice; keep the smaller quota",
         ),
-        (f"quota = 1_000\n{RESETS}", f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has 10 windows at most"),
+        (f"quota = 1_000\n{RESETS}", f"windows = [{ELEVEN}]", "buckets.calls.windows: a bucket has at most 10 windows"),
         # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
         (
             "[buckets.calls]",
@@ -415,12 +415,12 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             '"items.list" = 2',
             '"items.list" = { prices = [], units = 2 }',
-            "methods.'items.list'.units: cannot be combined with prices; put it into each of these",
+            "methods.'items.list'.units: cannot be combined with prices; put it into each row of prices",
         ),
         (
             '"items.list" = 2',
             '"items.list" = [{ units = 1 }, { units = 2, bucket = "calls" }]',
-            "methods.'items.list'[1].bucket: bucket 'calls' stands here twice; add its units up",
+            "methods.'items.list'[1].bucket: bucket 'calls' is listed twice; add its units up",
         ),
         (
             '"items.list" = 2',
@@ -435,12 +435,12 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             '"items.list" = 2',
             f'"items.list" = [{", ".join(["{ units = 1 }"] * 11)}]',
-            "methods.'items.list': one call is charged to 10 buckets at most",
+            "methods.'items.list': one call is charged to at most 10 buckets",
         ),
         (
             "{ units = 9 }",
             "{ parts = [{ units = 9 }], units = 9 }",
-            "methods.'items.add'.prices[0].units: cannot be combined with parts; put it into each of these",
+            "methods.'items.add'.prices[0].units: cannot be combined with parts; put it into each row of parts",
         ),
         ("{ units = 9 }", "{ bucket = 'calls' }", "methods.'items.add'.prices[0].units: missing; the key is required"),
         ("get = 2", "get = 0", f"default.get: 0 is not a whole number from 1 to {10**15}"),

@@ -107,7 +107,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         quota.configure(CONFIG.format(endpoint=upstream.address))
         assert quota("run", "trending", "--region", "US", "--region", "DE").returncode == 0
         assert quota("run", "channels").returncode == 0
-        with Served(quota.start("serve", "--port", "0")) as served:
+        with Served(quota.start("serve", "--listen", "127.0.0.1:0")) as served:
             api = Api(quota, upstream, served)
             yield api
             api.client.close()
@@ -353,7 +353,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
     quota.configure(CONFIG.format(endpoint=api.upstream.address))
     shutil.copy(api.store, tmp_path / "videos.db")
     with (
-        Served(quota.start("serve", "--port", "0")) as served,
+        Served(quota.start("serve", "--listen", "127.0.0.1:0")) as served,
         httpx.Client(base_url=served.address, timeout=300) as client,
     ):
 
@@ -593,7 +593,7 @@ def test_no_question_spends_quota_or_writes(api: Api) -> None:
 def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
-    options = ["--port", "0", "--hostname", "Api.example"]
+    options = ["--listen", "127.0.0.1:0", "--hostname", "Api.example"]
     with Served(quota.start("serve", *options)) as served:
         for host in ("api.example", "localhost"):
             answer = httpx.get(f"{served.address}/healthz", headers={"host": host}, timeout=100)
@@ -626,14 +626,14 @@ shadow = {shadow}
 def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, missing: str) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
-    said = one_line(quota("serve", "--host", "0.0.0.0", "--port", "0"), 2)  # noqa: S104
+    said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)  # noqa: S104
     assert f"no rule limits {missing}: write one as [inbound.NAME] in quota.toml, or say --unlimited" in said
 
 
 def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
-    options = ["--host", "::", "--port", "0"]
+    options = ["--listen", "[::]:0"]
     with Served(quota.start("serve", *options)) as served:
         address = f"http://[::1]:{served.port}"
         answers = [
@@ -650,7 +650,7 @@ def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
 def test_a_word_lets_all_in(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
-    with Served(quota.start("serve", "--host", "0.0.0.0", "--port", "0", "--unlimited")) as served:  # noqa: S104
+    with Served(quota.start("serve", "--listen", "0.0.0.0:0", "--unlimited")) as served:  # noqa: S104
         assert (
             httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
             == 200
@@ -662,12 +662,14 @@ def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port}: Address already in use" in one_line(quota("serve", "--port", port), 1)
-    assert "70000 is not in the range" in one_line(quota("serve", "--port", "70000"), 2)
+        assert f"127.0.0.1:{port}: Address already in use" in one_line(
+            quota("serve", "--listen", f"127.0.0.1:{port}"), 1
+        )
+    assert "write HOST:PORT, for example 127.0.0.1:8080" in one_line(quota("serve", "--listen", "127.0.0.1:70000"), 2)
     for name in ("api.example.org:443", "https://api.example.org", "*.example.org", "a b"):
-        assert "write a name alone" in one_line(quota("serve", "--port", "0", "--hostname", name), 2)
+        assert "write a name alone" in one_line(quota("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
     quota.configure("[oops]\n")
-    assert "oops" in one_line(quota("serve", "--port", "0"), 78)
+    assert "oops" in one_line(quota("serve", "--listen", "127.0.0.1:0"), 78)
 
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:

@@ -1,0 +1,247 @@
+"""The options that all commands share, as a user types them: formats, lists, questions, and the Tab key."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support.commands import QUOTA, Quota, one_line
+
+CONFIGURATION = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+units = 250
+window = "24h"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+[store]
+url = "sqlite:///videos.db"
+"""
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIGURATION)
+    return quota
+
+
+@pytest.fixture
+def spent(quota: Quota) -> Quota:
+    """Two searches of two jobs, a call for a unit, and a search that was refused."""
+    for words in (("search.list", "--job", "a"), ("search.list", "--job", "b"), ("videos.list", "--job", "b")):
+        assert quota("charge", *words).returncode == 0
+    assert quota("charge", "search.list", "--job", "b").returncode == 75
+    return quota
+
+
+def rows(printed: str) -> list[dict[str, str]]:
+    return [*csv.DictReader(io.StringIO(printed))]
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_a_format_and_has_a_short_form(spent: Quota) -> None:
+    assert spent.json("spend", "--format", "json")["rows"] == spent.json("spend")["rows"]
+    assert spent("spend", "--format", "text").stdout == spent("spend").stdout
+    both = one_line(spent("spend", "--json", "--format", "csv"), 2)
+    assert both == "--json is --format json; leave --json or --format csv out; see `quota spend --help`"
+    assert "'xml' is not one of 'text', 'json', 'csv'" in one_line(spent("log", "--format", "xml"), 2)
+
+
+def test_the_same_rows_are_json_and_csv(spent: Quota) -> None:
+    listed = rows(spent("spend", "--by", "job,method", "--format", "csv").stdout)
+    in_json = spent.json("spend", "--by", "job,method")["rows"]
+    assert listed == [{name: str(value) for name, value in row.items()} for row in in_json]
+    charges = rows(spent("log", "--format", "csv").stdout)
+    assert [(row["job"], row["units"]) for row in charges] == [("a", "100"), ("b", "100"), ("b", "1")]
+    (refusal,) = rows(spent("log", "--refused", "--format", "csv").stdout)
+    assert (refusal["job"], refusal["refused_by"], refusal["calls"]) == ("b", "day", "1")
+
+
+@pytest.mark.parametrize("words", ["spend", "log", "log --refused", "runs", "search x", "tables", "spend --bought"])
+def test_csv_of_nothing_is_its_header(quota: Quota, words: str) -> None:
+    from quota.jobs.store.store import Store
+
+    Store(str(quota.folder / "videos.db"), retention_ms=86_400_000).close()
+    done = quota(*words.split(), "--format", "csv")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    assert "," in done.stdout
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_is_of_one_job(spent: Quota) -> None:
+    spending = spent.json("spend", "--by", "method", "--job", "b")
+    assert {row["method"]: row["units"] for row in spending["rows"]} == {
+        "search.list": 100,
+        "videos.list": 1,
+    }
+    assert [row["job"] for row in spending["refused"]] == ["b"]
+    assert spent.json("spend", "--job", "a")["refused"] == []
+    assert len(rows(spent("log", "--job", "a", "--format", "csv").stdout)) == 1
+
+
+def test_a_limit_shows_the_dearest_and_the_total_is_of_all(spent: Quota) -> None:
+    spending = spent.json("spend", "--by", "job,method", "--limit", "1")
+    assert (len(spending["rows"]), spending["total_units"]) == (1, 201)
+    lines = spent("spend", "--by", "job,method", "--limit", "1").stdout.splitlines()
+    assert "2 more rows; the total includes them" in lines
+    assert [line.split()[-1] for line in lines if line.lstrip().startswith("total")] == ["201"]
+
+
+def test_a_limit_shows_the_newest_charges_and_refusals(spent: Quota) -> None:
+    assert [row["units"] for row in rows(spent("log", "--limit", "2", "--format", "csv").stdout)] == ["100", "1"]
+    assert spent("charge", "search.list", "--job", "c").returncode == 75
+    assert [row["job"] for row in rows(spent("log", "--refused", "--limit", "1", "--format", "csv").stdout)] == ["c"]
+    assert "--limit" in one_line(spent("log", "--limit", "0"), 2)
+
+
+def test_an_export_is_of_one_job_and_as_long_as_its_limit(quota: Quota) -> None:
+    from quota.jobs.job import Page
+    from quota.jobs.store.store import Store
+
+    with Store(str(quota.folder / "videos.db"), retention_ms=86_400_000) as store:
+        for job, videos in (("trending", "abc"), ("music", "d")):
+            (checkpoint,) = store.start_round(job, ["US"])
+            page = Page([{"id": video, "snippet": {"title": video}} for video in videos], ranked=True)
+            store.save_page(checkpoint, page, started_at_ms=1, finished=True)
+
+    def ids(*words: str) -> list[str]:
+        return [row["video_id"] for row in rows(quota("export", *words, "--format", "csv").stdout)]
+
+    assert ids("rankings", "--job", "trending") == ["a", "b", "c"]
+    assert ids("rankings", "--job", "trending", "--limit", "2") == ["a", "b"]
+    assert ids("rankings", "--job", "music") == ["d"]
+    assert len(quota("export", "videos", "--limit", "3").stdout.splitlines()) == 3
+    assert "videos belong to no job; leave out --job" in one_line(quota("export", "videos", "--job", "music"), 2)
+
+
+# -- what changes much -------------------------------------------------------------------------------------------------
+
+
+def answered(quota: Quota, *args: str, answer: str) -> tuple[int, str]:
+    """The exit status of a command at a terminal whose user types this, and what the terminal shows."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*QUOTA, *args], cwd=quota.folder, env=quota.env, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    os.write(master, f"{answer}\n".encode())
+    shown = b""
+    with suppress(OSError):  # the terminal is gone
+        while piece := os.read(master, 1_024):
+            shown += piece
+    os.close(master)
+    return process.wait(timeout=100), shown.decode()
+
+
+def test_a_move_is_shown_asked_and_done(spent: Quota) -> None:
+    words = ("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db")
+    dry = spent(*words, "--dry-run")
+    assert dry.returncode == 0
+    assert [line.partition(" to ")[0] for line in dry.stdout.splitlines()] == [
+        "project p: would move",
+        "nothing was changed",
+    ]
+    assert spent.json(*words, "--dry-run")["projects"] == [{"project": "p", "outcome": "moved"}]
+    status, shown = answered(spent, *words, answer="n")
+    assert (status, "nothing was changed" in shown) == (1, True), shown
+    assert spent("peek", "videos.list").returncode == 0, "the old ledger goes on"
+    status, shown = answered(spent, *words, answer="y")
+    assert (status, "project p: 3 charges moved to" in shown) == (0, True), shown
+
+
+def test_nobody_is_asked_without_a_terminal_or_with_yes(spent: Quota) -> None:
+    moved = spent("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db")
+    assert (moved.returncode, "project p: 3 charges moved to" in moved.stdout) == (0, True)
+    status, shown = answered(spent, "ledger", "move", "sqlite:///new.db", "sqlite:///ledger.db", "--yes", answer="")
+    assert (status, "[y/N]" in shown) == (0, False), shown
+
+
+def test_a_place_is_reset_after_a_question(quota: Quota) -> None:
+    from quota.jobs.store.store import Store
+
+    with Store(str(quota.folder / "videos.db"), retention_ms=86_400_000) as store:
+        store.start_round("trending", ["US", "DE"])
+    dry = quota("place", "reset", "trending", "DE", "--dry-run")
+    assert dry.stdout == "trending would begin anew with the next run, in DE; nothing was changed\n"
+    status, shown = answered(quota, "place", "reset", "trending", "DE", answer="n")
+    assert (status, "Begin trending anew, in DE? [y/N]" in shown) == (1, True), shown
+    status, shown = answered(quota, "place", "reset", "trending", "DE", answer="y")
+    assert (status, "trending begins anew with the next run, in DE" in shown) == (0, True), shown
+
+
+def test_a_repair_needs_yes_or_a_terminal(spent: Quota) -> None:
+    for words in ((), ("--dry-run",)):
+        assert spent("ledger", "repair", *words).stdout.splitlines()[-1] == "Nothing was changed."
+    assert "--dry-run and --yes cannot be combined" in one_line(spent("ledger", "repair", "--dry-run", "--yes"), 2)
+
+
+# -- as other programs call it -----------------------------------------------------------------------------------------
+
+
+def test_old_spellings_of_other_programs_work(spent: Quota) -> None:
+    assert spent("explain", "--last").stdout == spent("explain").stdout
+    assert "--last" not in spent("explain", "--help").stdout
+    assert "--port" not in spent("emulate", "--help").stdout
+
+
+# -- the Tab key -------------------------------------------------------------------------------------------------------
+
+BASH = """
+source <(_QUOTA_COMPLETE=bash_source quota)
+complete -p quota
+COMP_WORDS=({words}) COMP_CWORD={last}
+_quota_completion quota
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+ZSH = """
+compdef() {{ :; }}
+_describe() {{ shift 2; print -l -- "${{(@P)1}}"; }}
+compadd() {{ while [[ $1 == -* ]]; do if [[ $1 == -a ]]; then print -l -- "${{(@P)2}}"; return; fi; shift; done }}
+source <(_QUOTA_COMPLETE=zsh_source quota)
+words=({words}) CURRENT={last}
+_quota_completion
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [(["st"], "status"), (["ledger", "mo"], "move"), (["book", "li"], "list"), (["log", "--form"], "--format")],
+)
+def test_the_tab_key_completes_in_a_shell(quota: Quota, shell: str, words: list[str], wanted: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = (BASH if shell == "bash" else ZSH).format(
+        words=" ".join(["quota", *words]), last=len(words) + (shell == "zsh")
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [shell, "-c", script],
+        env={**quota.env, "PATH": path},
+        cwd=quota.folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert wanted in {line.partition(":")[0] for line in done.stdout.splitlines()}, done

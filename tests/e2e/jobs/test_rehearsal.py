@@ -1,0 +1,198 @@
+"""`--dry-run` and `--clock` show what a run would do, and leave everything as it was; `--all` runs all jobs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from support.commands import Quota, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+CONFIG = """
+textfile = "{folder}"
+[ledger]
+url = "{ledger}"
+[notify]
+command = ["sh", "-c", "cat >> {folder}/events"]
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = 5, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 4
+ping = "env:PING"
+{more}
+"""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    quota = Quota(tmp_path)
+    (tmp_path / "key").write_text("a-key")
+    return quota
+
+
+def configure(quota: Quota, address: str, ledger: str = "sqlite:///ledger.db", more: str = "") -> None:
+    quota.env["PING"] = f"{address}/ping"
+    quota.configure(CONFIG.format(folder=quota.folder, address=address, ledger=ledger, more=more))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All that there is, but for SQLite's own bookkeeping beside its files, and the test's programs."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_rehearsal_of_tomorrow_goes_on_where_the_run_stopped_and_changes_nothing(
+    kind: str, quota: Quota, upstream: Emulator, redis_server: RedisServer
+) -> None:
+    ledger = "sqlite:///ledger.db" if kind == "sqlite" else f"redis://127.0.0.1:{redis_server.port}/0"
+    configure(quota, upstream.address, ledger)
+    assert "stopped after 5 pages" in quota("run", "trending", "--quiet", "--fail-on-refusal").stdout
+    before = files(quota.folder)
+    sooner = quota("run", "trending", "--clock", "+23h")
+    assert sooner.returncode == 0
+    assert "stopped after 0 pages" in sooner.stdout
+    assert "(in 59m" in sooner.stdout
+    done = quota("run", "trending", "--clock", "+1d")
+    assert done.stdout == "rehearsal: trending: done: 1 region, 150 items, 3 pages (3 units)\n"
+    assert done.stderr == "rehearsal: trending DE: done, 3 pages, 150 items\n"
+    report = quota.json("run", "trending", "--clock", "+1d")
+    assert (report["rehearsal"], report["outcome"], report["units"]) == (True, "done", 3)
+    limits = quota.json("status", "--clock", "+1d")["credentials"][0]["limits"]
+    assert [limit["used_units"] for limit in limits] == [0]
+    shown = quota("status", "--clock", "+6h", COLUMNS="").stdout.splitlines()
+    assert shown[0].startswith(f"rehearsal: ledger copy of {kind}://")
+    assert [line for line in shown if not line.startswith("rehearsal: ")] == []
+    assert files(quota.folder) == before
+    assert [row["used_units"] for row in quota.json("status")["credentials"][0]["limits"]] == [5]
+
+
+def test_a_rehearsal_calls_no_other_machine_and_no_sink(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, "https://youtube.googleapis.com")
+    message = one_line_of_rehearsal(quota("run", "trending", "--clock", "+1d"), 78)
+    assert "start `quota emulate`" in message
+    (quota.folder / "mine.py").write_text(
+        "import socket\n"
+        "from quota.jobs.job import Page\n"
+        "def fetch(client, region, cursor):\n"
+        "    if region == 'away':\n"
+        "        socket.create_connection(('192.0.2.1', 80), 1)\n"
+        "    return Page(rows={'things': [{'id': region}]})\n"
+        "def sink(page, job, region):\n"
+        "    open('written', 'w').close()\n"
+    )
+    more = '[jobs.mine]\nfetch = "mine:fetch"\nsink = "mine:sink"\nregions = ["here"]\npages = 1\n'
+    configure(quota, upstream.address, more=more)
+    assert "done: 1 region" in quota("run", "mine", "--clock", "+1d").stdout
+    assert not (quota.folder / "written").exists()
+    configure(quota, upstream.address, more=more.replace("here", "away"))
+    failed = quota("run", "mine", "--clock", "+1d")
+    assert failed.returncode == 78
+    assert "a rehearsal does not call 192.0.2.1" in failed.stderr
+
+
+def one_line_of_rehearsal(done: object, status: int) -> str:
+    done.stderr = done.stderr.removeprefix("rehearsal: ")  # type: ignore[attr-defined]
+    return one_line(done, status)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", ["", "tomorrow", "+", "+1y", "-1d", "2026-11-29", "2001-01-01T00:00:00Z", "+999999d"])
+def test_a_time_that_is_none_is_an_error(at: str, quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9")
+    assert "--clock" in one_line(quota("run", "trending", "--clock", at), 2)
+
+
+def test_a_dry_run_says_what_a_run_would_cost_and_does_nothing(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    before = files(quota.folder)
+    done = quota("run", "trending", "--dry-run")
+    assert done.stderr == ""
+    first, second, third = done.stdout.splitlines()
+    assert first == "trending: would cover US, DE"
+    assert second == "trending: at most 8 calls of videos.list, 8 units"
+    assert third.startswith(
+        "trending: the first 5 calls (5 units) fit now: limit 'day' has 5 of 5 units used; the next"
+    )
+    assert (upstream.usage()["requests"], files(quota.folder)) == (0, before)
+    assert quota("run", "trending", "--dry-run", "--fail-on-refusal").returncode == 75
+    quota("run", "trending")
+    ahead = quota.json("run", "trending", "--dry-run", "--clock", "+1d")
+    assert ahead["regions"] == [{"region": "DE", "page": 2}]
+    assert ahead["calls"] == [{"method": "videos.list", "calls": 3, "units": 3}]
+    assert (ahead["rehearsal"], ahead["dry_run"], ahead["fits"], ahead["retry_at"]) == (True, True, True, None)
+
+
+def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota: Quota) -> None:
+    (quota.folder / "mine.py").write_text("def fetch(client, region, cursor): ...\n")
+    more = 'max_units = 3\n[jobs.mine]\nfetch = "mine:fetch"\npages = 2\n'
+    configure(quota, "http://127.0.0.1:9", more=more)
+    ahead, mine = quota.json("run", "--all", "--dry-run")
+    assert (ahead["fitting_calls"], ahead["refused_by"]) == (3, "max_units")
+    assert mine["calls"] == [{"method": "unknown", "calls": 2, "units": 2}]
+    assert mine["fits"], "what the first job leaves"
+
+
+def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9")
+    path = quota.folder / "quota.toml"
+    text = path.read_text().replace("units = 5", "units = 301").replace('fetch = "trending"', 'fetch = "search"')
+    path.write_text(text.replace("pages = 4", 'pages = 2\noptions = { words = "x" }'))
+    ahead = quota.json("run", "trending", "--dry-run", "--region", "DE")
+    assert [tuple(row.values()) for row in ahead["calls"]] == [("search.list", 2, 200), ("videos.list", 2, 2)]
+    assert ahead["fits"]
+    assert quota.json("run", "trending", "--dry-run")["fitting_units"] == 202, "the third search does not fit"
+    path.write_text(path.read_text().replace("units = 301", "units = 99"))
+    assert "it can never fit" in one_line(quota("run", "trending", "--dry-run"), 2)
+
+
+def test_all_jobs_run_in_their_order_and_the_worst_status_counts(quota: Quota, upstream: Emulator) -> None:
+    more = (
+        '[jobs.broken]\nfetch = "nothing:here"\nregions = ["US"]\npages = 1\n'
+        '[jobs.more]\nfetch = "trending"\nregions = ["FR"]\npages = 1\n'
+    )
+    configure(quota, upstream.address, more=more)
+    done = quota("run", "--all")
+    assert done.returncode == 78
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["trending", "broken", "more"]
+    assert "nothing" in done.stderr
+    reports = quota.json("run", "--all", status=78)
+    assert [(row["job"], row["outcome"]) for row in reports] == [
+        ("trending", "stopped"),
+        ("broken", "failed"),
+        ("more", "stopped"),
+    ]
+    assert len({row["run"] for row in reports}) == 3
+    rehearsal = quota.json("run", "--all", "--clock", "+1d", status=78)
+    assert [(row["rehearsal"], row["job"], row["units"]) for row in rehearsal] == [
+        (True, "trending", 3),
+        (True, "broken", 0),
+        (True, "more", 1),
+    ]
+    assert quota("run", "--all", "--quiet").stdout == ""
+    for words in (["run"], ["run", "trending", "--all"], ["run", "--all", "--region", "US"]):
+        one_line(quota(*words), 2)
+    assert os.listdir(quota.folder).count("events") == 1

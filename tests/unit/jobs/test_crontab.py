@@ -1,0 +1,88 @@
+"""`quota schedule --crontab`: lines for cron, and comments about what cron cannot do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quota import ConfigError
+from quota.jobs.schedule.crontab import crontab
+from quota.settings.load import load_settings
+
+CREDENTIAL = '[credentials.main]\napi = "youtube-v3"\nkey = "env:MY_KEY"\n'
+
+
+def lines(folder: Path, job: str, name: str = "mine") -> list[str]:
+    """What is printed of one job."""
+    path = folder / "quota.toml"
+    path.write_text(f'{CREDENTIAL}[jobs."{name}"]\nfetch = "trending"\nregions = ["DE", "FR"]\n{job}\n')
+    text = "\n".join(crontab(load_settings(path)))
+    return text.partition("\n\n")[2].splitlines()
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "line"),
+    [
+        ("*/30 * * * *", "*/30 * * * *"),
+        (" 15  6 * *  mon-fri", "15 6 * * mon-fri"),
+        ("every 1m", "* * * * *"),
+        ("every 20m", "*/20 * * * *"),
+        ("every 60m", "0 * * * *"),
+        ("every 6h", "0 */6 * * *"),
+        ("every 24h", "0 0 * * *"),
+    ],
+)
+def test_a_schedule_is_a_line_with_the_path_of_the_program(
+    schedule: str, line: str, tmp_path: Path, in_utc: None
+) -> None:
+    program = Path(sys.executable).with_name("quota")
+    assert lines(tmp_path, f'schedule = "{schedule}"') == [f"{line}  {program} run mine --quiet"]
+
+
+@pytest.mark.parametrize("schedule", ["every 90m", "every 45m", "every 10s", "every 5h", "every 48h"])
+def test_an_interval_that_cron_does_not_have_is_a_comment(schedule: str, tmp_path: Path) -> None:
+    (comment,) = lines(tmp_path, f'schedule = "{schedule}"')
+    assert comment.startswith(f"# mine: cron cannot run a job {schedule!r}; choose")
+
+
+def test_what_cron_does_otherwise_is_said_above_the_line(tmp_path: Path, in_utc: None) -> None:
+    job = 'schedule = "15 6 * * *"\ntimezone = "Europe/Berlin"\nstagger = "2m"\njitter = "30s"'
+    zone, remedy, stagger, jitter, line = lines(tmp_path, job)
+    assert "these times are in Europe/Berlin" in zone
+    assert "CRON_TZ=Europe/Berlin" in remedy
+    assert "no stagger (2m): it starts 2 regions at once" in stagger
+    assert "no jitter (30s)" in jitter
+    assert line.startswith("15 6 * * *  ")
+    assert len(lines(tmp_path, 'schedule = "*/5 * * * *"\ntimezone = "Europe/Berlin"')) == 1
+
+
+def test_a_name_is_quoted_for_the_shell_and_for_cron(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, 'schedule = "0 * * * *"', name="50% off")
+    assert line.endswith("run '50\\% off' --quiet")
+
+
+def test_the_head_names_the_configuration_and_the_variables_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    lines(tmp_path, 'schedule = "0 * * * *"')
+    head = list(crontab(load_settings(tmp_path / "quota.toml")))
+    assert f"QUOTA_CONFIG={tmp_path / 'quota.toml'}" in head
+    assert f"QUOTA_STATE_DIR={tmp_path / 'state'}" in head
+    assert "# MY_KEY=..." in head
+
+
+def test_a_job_without_a_schedule_is_a_comment_and_none_at_all_an_error(tmp_path: Path) -> None:
+    other = '[jobs.other]\nfetch = "trending"\nregions = ["DE"]'
+    assert lines(tmp_path, f'schedule = "0 * * * *"\n{other}')[-1].startswith("# other: it has no schedule")
+    with pytest.raises(ConfigError, match="no job has a schedule"):
+        lines(tmp_path, "")
