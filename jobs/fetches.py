@@ -19,7 +19,7 @@ from operator import index
 from typing import Any
 
 from quota.errors import BadAnswer
-from quota.jobs.job import Cursor, Names, Page, checked_id, first_attempt, leave_out, names, resources
+from quota.jobs.job import Cursor, Names, Page, Shape, checked_id, first_attempt, leave_out, names, resources, shapes
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
 from quota.jobs.walks import PAGE_ITEMS, Place, Walks, with_next
@@ -33,6 +33,7 @@ PAGE_COMMENTS = 100
 """The most comments that upstream returns in one page."""
 
 
+@shapes(category=Shape("[0-9]{1,6}", "a category id, like '10'"))
 @first_attempt("videos.list")
 def trending(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
     """The next page of a region's chart: 50 videos for 1 unit. `category` narrows it to one category id ("10" is
@@ -117,7 +118,16 @@ def _search_attempt(cursor: Cursor | None) -> str:
     return "videos.list" if cursor and "ids" in cursor else "search.list"
 
 
+_ORDERS = "date|rating|relevance|title|videoCount|viewCount"
+
+
 @names(Names("words"))
+@shapes(
+    order=Shape(_ORDERS, f"one of {_ORDERS.replace('|', ', ')}"),
+    published_after=Shape(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", "a time like '2026-01-01T00:00:00Z'"
+    ),
+)
 @first_attempt(_search_attempt)
 def search(
     client: Any,

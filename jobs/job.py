@@ -282,6 +282,23 @@ def names(given: Names) -> Callable[[F], F]:
     return mark
 
 
+class Shape(NamedTuple):
+    """The texts that upstream takes for an option: a pattern, and the words for it."""
+
+    pattern: str
+    like: str
+
+
+def shapes(**given: Shape) -> Callable[[F], F]:
+    """Mark a fetch function with the shapes of its options. Upstream refuses other texts, and counts the call."""
+
+    def mark(fetch: F) -> F:
+        fetch.shapes = given  # type: ignore[attr-defined]
+        return fetch
+
+    return mark
+
+
 def names_in(fetch: Fetch, options: Mapping[str, Any]) -> Iterator[tuple[Names, tuple[str, ...]]]:
     """The names in the options of a marked function. Raises UsageError if an option is not a list of names."""
     given: Names | None = getattr(fetch, "names", None)
@@ -453,11 +470,18 @@ def _check_names(fetch: Fetch, name: str, options: Mapping[str, Any]) -> None:
         for given, values in names_in(fetch, options):
             if not values:
                 raise quota.ConfigError(f"{setting}: {given.option} = [] asks for nothing; name at least one")
+            if not given.kind and not all(value.strip() for value in values):
+                raise quota.ConfigError(
+                    f"{setting}: {given.option} has a blank text, which asks for nothing; remove it"
+                )
             wrong = next((value for value in values if given.kind and not re.fullmatch("[A-Za-z0-9_-]+", value)), None)
             if wrong is not None:
                 raise quota.ConfigError(f"{setting}: {given.option}: {show(wrong)} is not {given.like}; write the id")
     except quota.UsageError as error:
         raise quota.ConfigError(f"{setting}: {error}; correct it") from None
+    for option, shape in getattr(fetch, "shapes", {}).items():
+        if option in options and not re.fullmatch(shape.pattern, str(options[option]), re.ASCII):
+            raise quota.ConfigError(f"{setting}: {option}: {show(options[option])} is not {shape.like}; correct it")
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
--- add_past.lua: add entries behind those of a project's past.
+-- add_past.lua: add entries to the end of a project's past.
 --
--- Guarantee: one atomic step. Entries that are there stay once.
+-- Guarantee: one atomic step. An entry that is already there is not added again.
 --
 -- KEYS  1 past, as in append.lua
--- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
+-- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
 --       then ID LINE of each entry, in order
--- Reply {ID, LINE, ID, LINE, ...}: those that stand before the newest one and are not there yet: see replace_past.lua
+-- Reply {ID, LINE, ID, LINE, ...}: the missing entries that belong before the newest one; replace_past.lua adds them
 
 local past = KEYS[1]
 local state = past

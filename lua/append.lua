@@ -1,47 +1,46 @@
--- append.lua: add entries to the log of a project, unless something that their author has not read might change what it
--- decided.
+-- append.lua: append entries to a project's log, unless an entry that their author has not read could change its decision.
 --
--- Guarantee: one atomic step. An author decides by what it has read of the log. It says how far that is, and how many units
--- others may have taken meanwhile without changing its decision. Where they took more, or changed anything else, nothing is
--- written, and the author gets what it has not read, and decides again. `word_of` in quota/ledger/log.py says the same. What a
--- user has no right to run fails before anything is written.
+-- Guarantee: one atomic step. An author decides by the part of the log that it has read. It passes the end of this part, and how
+-- many units others may have taken since without changing the decision. If others took more, or changed anything else, the script
+-- writes nothing and returns the unread entries, and the author decides again. `word_of` in quota/ledger/log.py is the same rule.
+-- If the user lacks a right, the script fails before it writes.
 --
--- KEYS  1 log        stream: entries in order, each with one field `e`: its line (quota/rules/entry.py). An id is the time in ms,
---                    and a number that begins in each millisecond where the author says
+-- KEYS  1 log        stream: entries in order, each with one field `e`, its line (quota/rules/entry.py). An id is the time in ms
+--                    and a number; the author chooses the first number of a millisecond
 --       2 state      hash:
---                    epoch      of this log; ~TOKEN:END_MS while nobody may append; !URL once it has moved
---                    holds      how many of the keys log and corrected there must be: 1, or 2 once something was corrected; 0 of an
---                               empty union. Where one is missing the server has evicted it, and the log is put together anew
---                    trimmed    the newest entry that has left for the past
---                    keep_ms    the longest window that anybody ever named
---                    until_ms   when the keys would expire: they live on before half of that time is over
---                    view:NAME  what was computed of the log: EPOCH TOTAL GONE HEAD ... (quota/rules/total.py)
+--                    epoch      of this log; ~TOKEN:END_MS while appends are fenced off; !URL after the log has moved
+--                    holds      how many of the keys log and corrected must exist: 1, or 2 after a correction; 0 after a union
+--                               without entries. If one is missing, the server evicted it, and a repair rebuilds the log
+--                    trimmed    the newest entry that moved to the past
+--                    keep_ms    the longest window that any caller ever named
+--                    until_ms   when the keys expire; renewed before half of their lifetime is over
+--                    view:NAME  a snapshot of a total: EPOCH TOTAL GONE HEAD ... (quota/rules/total.py)
 --                    any other  facts, claims, places and refusals (quota/ledger/state.py)
 --       3 corrected  hash: key of a charge -> UNITS ID: what it counts since its newest correction, which has this id
---       All carry the project as hash tag: quota:{PROJECT}:ledger:log, :state, :corrected; and :past, a stream like the log, of what
---       has left it. What is built beside lies at KEY:building:TOKEN, and lives for a minute.
+--       All have the project as hash tag: quota:{PROJECT}:ledger:log, :state, :corrected; and :past, a stream like the log, of the
+--       entries that left it. A replacement is built at KEY:building:TOKEN, and expires after a minute.
 --
--- ARGV  1 epoch      of the log that the author has read; '' = an empty one
---       2 seen       the newest entry that it has read; 0-0 = none
---       3 now_ms     by which it decided
---       4 latest_ms  the latest clock that it accepts
---       5 room       units that others may have taken; 2^53 = whatever they took
---       6 seq        where the numbers of a new millisecond begin
---       7 keep_ms    how long the author's longest window is
---       8 clock_ms   0 = the server's clock; anything else is for tests and simulation
---       9 must       an entry that this log must have, too; '' = none
---      10 new_epoch  that an empty log gets
---      11 rooms      instead of `room`, those of several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...], the
---                    last three lists of names, [] = all; '' = there is one room for everything
---      then the line of each entry; without any the script only reads
+-- ARGV  1 epoch      of the log that the author has read; '' = an empty log
+--       2 seen       the newest entry that the author has read; 0-0 = none
+--       3 now_ms     the time of the author's decision
+--       4 latest_ms  the latest clock that the author accepts
+--       5 room       units that others may have taken; 2^53 = any number
+--       6 seq        the first number of a new millisecond
+--       7 keep_ms    the author's longest window
+--       8 clock_ms   0 = the server's clock; another value is for tests and simulation
+--       9 must       another entry that this log must have; '' = none
+--      10 new_epoch  the epoch for an empty log
+--      11 rooms      replaces `room` for several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...]; the last
+--                    three are lists of names, [] = all; '' = `room` applies
+--      then the line of each entry; without a line the script only reads
 --
--- Reply {word, clock_ms, epoch, id, whole, ID, LINE, ID, LINE, ...}: `id` of the first entry that was appended, or '', and what
---       lies behind `seen`, at most 500 entries; `whole` is 1 if that is all. The line of what is no entry is ''.
---       APPENDED   the entries are in the log; or, from an earlier try, they were among the unseen ones
---       READ       there were none to append
---       AGAIN      others have changed what the author decided by
---       CLOCK      the clock is before now_ms, or later than latest_ms
---       BEHIND     another log, or one that lacks `seen` or `must`, or nobody may append; then nothing is read
+-- Reply {word, clock_ms, epoch, id, whole, ID, LINE, ID, LINE, ...}: `id` is the first appended entry or ''. Then the entries
+--       after `seen`, at most 500; `whole` is 1 if these are all. LINE is '' if another program wrote the entry.
+--       APPENDED   the entries are in the log, from this try or an earlier one
+--       READ       there was nothing to append
+--       AGAIN      others changed what the decision depends on
+--       CLOCK      the clock is before now_ms or after latest_ms
+--       BEHIND     this is another log, it lacks `seen` or `must`, or appends are fenced off; the reply has no entries
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, byte, args = redis.call, string.match, string.byte, ARGV
@@ -52,13 +51,13 @@ local FIRST_LINE = 12
 local MAX_UNSEEN, ANY = 500, 9007199254740992
 local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
 
--- A part that few calls need stands where they do: to make its functions takes time.
+-- A part that few calls need is included where they need it, because creating its functions takes time.
 -- @include parts/clock.lua
 
 local clock_ms, ms = clock(args[8] + 0)
 local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'until_ms')
 local stored, holds = fields[1] or '', tonumber(fields[2] or 0) or 0
--- From the end: so it takes as long as there are unseen entries. The newest comes first, unless there are too many.
+-- Read from the end, so that the time depends on the unseen entries only. The newest comes first, unless there are too many.
 local entries = call('XREVRANGE', log, '+', seen, 'COUNT', MAX_UNSEEN + 2)
 local size = #entries
 local newest, oldest = entries[1], entries[size]
@@ -71,7 +70,7 @@ else
   end
 end
 
--- Mostly the keys that must be there are known to be: the log has entries, and nothing was ever corrected.
+-- In most calls the required keys certainly exist: the log has entries, and there are no corrections.
 if stored ~= epoch or size == 0 or holds ~= 1 or byte(stored) == FENCE or byte(stored) == SEAL then
 -- @include parts/log_standing.lua
   local is_closed
@@ -82,7 +81,7 @@ local has_seen = size > 0 and oldest[1] == seen
 if not has_seen or must ~= '' then
 -- @include parts/ids.lua
   local trimmed = call('HGET', state, 'trimmed') or '0-0'
-  local function lacks(id) -- what has left by itself is not lacking
+  local function lacks(id) -- a trimmed entry is not lacking
     return before(trimmed, id) and #call('XRANGE', log, id, id) == 0
   end
   if (not has_seen and seen ~= trimmed) or (must ~= '' and lacks(must)) then return { 'BEHIND', clock_ms, stored } end
@@ -101,7 +100,7 @@ if size >= first or room < 0 or rooms ~= '' then
     local _, of = correction_in(args[at])
     if of then corrects[of] = true end
   end
-  is_changed = is_changed or (epoch ~= stored and size >= first) -- somebody else has begun the log
+  is_changed = is_changed or (epoch ~= stored and size >= first) -- another author began the log
   for at = first, math.min(size, first + MAX_UNSEEN - 1) do
     local id, line = entries[at][1], line_of(entries[at])
     reply[#reply + 1] = id
@@ -129,7 +128,7 @@ elseif is_changed then
 end
 if reply[1] ~= 'READ' then return reply end
 
--- The entries stand behind the newest one, whatever the clock says; in a log that all have left, behind these.
+-- New ids follow the newest entry, whatever the clock says; in an empty log, the newest trimmed entry.
 local last = size > 0 and newest[1] or holds > 0 and call('HGET', state, 'trimmed') or '0-0'
 local last_ms, last_seq = match(last, '^(%d+)-(%d+)$')
 if last_ms + 0 >= clock_ms then ms, seq = last_ms, last_seq + 1 end

@@ -1,13 +1,13 @@
--- begin.lua: what a process begins with: one moment of a project's log.
+-- begin.lua: read what a process needs of a project's log at its start.
 --
--- Guarantee: all that it says is of one moment. It changes nothing.
+-- Guarantee: one atomic step that changes nothing.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
--- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
---       2 how many views, then the fields of the state: those of the views first
--- Reply {clock_ms, epoch, tip, trimmed, whole, TEXT of each field, ID, LINE, ID, LINE, ...}. `tip` is the newest entry. Where all
---       views are kept in this epoch, the entries are those behind the earliest head of them, at most 500, and `whole` is 1 if
---       that is all.
+-- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
+--       2 the number of views, then fields of the state, the views first
+-- Reply {clock_ms, epoch, tip, trimmed, whole, TEXT of each field, ID, LINE, ID, LINE, ...}. `tip` is the newest entry. If all
+--       views are of this epoch, the entries after the earliest of their heads follow, at most 500; `whole` is 1 if these are
+--       all.
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local views, FIRST_NAME, MAX_UNSEEN = tonumber(ARGV[2]), 3, 500

@@ -1,9 +1,9 @@
--- build.lua: add a piece to a log that is built beside, until replace.lua or replace_past.lua puts it in place.
+-- build.lua: add entries to a replacement of a log or past, which replace.lua or replace_past.lua puts in place.
 --
--- Guarantee: none. What is never put in place expires.
+-- Guarantee: none. An unused replacement expires.
 --
--- KEYS  1 log, 2 corrected (of a past there are none): under names of their own, see append.lua
--- ARGV  1 building_ms  how long they live from now on; then ID LINE of each entry, in order
+-- KEYS  1 log, 2 corrected (not for a past), at KEY:building:TOKEN, see append.lua
+-- ARGV  1 building_ms  the lifetime of these keys from now on; then ID LINE of each entry, in order
 -- Reply 1
 
 local log, corrected = KEYS[1], KEYS[2]
@@ -11,7 +11,7 @@ local building_ms, FIRST = ARGV[1], 2
 
 -- @include parts/log_lines.lua
 
-redis.call('PEXPIRE', log, building_ms) -- without the right to do that nothing is written
+redis.call('PEXPIRE', log, building_ms) -- fails before any write if the user lacks this right
 for at = FIRST, #ARGV, 2 do
   local id, line = ARGV[at], ARGV[at + 1]
   redis.call('XADD', log, id, 'e', line)

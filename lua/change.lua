@@ -1,17 +1,16 @@
--- change.lua: change fields of a project's state where nobody was quicker, with a marker in the log.
+-- change.lua: change fields of a project's state if they have the expected texts, and append a marker to the log.
 --
--- Guarantee: one atomic step. The fields change if those that are expected are so, else nothing does; nor while somebody keeps
--- others from appending, unless that very epoch is expected. The marker tells every author of a decision that what it knows of the
--- state is old.
+-- Guarantee: one atomic step. If a field is not as expected, nothing changes; nor while appends are fenced off, unless the caller
+-- expects exactly this epoch. The marker tells every author of a decision to read the state again.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
--- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
---       2 seq        where the numbers of a new millisecond begin
+-- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation
+--       2 seq        the first number of a new millisecond
 --       3 marker     the line of an entry, or ''
---       4 new_epoch  that an empty log gets with the marker
---       5 expected   how many fields are; then NAME TEXT of each, then NAME TEXT of each that becomes so. A text follows a `=`;
---                    `-` stands for a field that there is not
--- Reply {done, clock_ms, epoch, NAME, TEXT, NAME, TEXT, ...}: 1 if it was done, and those of all these fields that there are now
+--       4 new_epoch  the epoch for an empty log that gets the marker
+--       5 expected   the number of expected fields; then NAME TEXT of each, then NAME TEXT of each field to set. A text begins
+--                    with `=`; `-` means that the field does not exist
+-- Reply {done, clock_ms, epoch, NAME, TEXT, NAME, TEXT, ...}: `done` is 1 if the fields changed. Then those that exist now
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, args = redis.call, ARGV

@@ -1,29 +1,29 @@
--- charge.lua: charge a call, or refuse it, by one or several sliding limits. For programs of other languages; `quota` itself
--- decides by what it has read, and appends (append.lua).
+-- charge.lua: charge a call, or refuse it, by one or more sliding limits. For programs in other languages; `quota` itself decides
+-- in Python and appends with append.lua.
 --
--- Guarantee: one atomic step. The charge is in the log when this returns ADMITTED, and nothing is written otherwise. It counts the
--- window in the log, so a window of more than 20,000 entries is an error: use `quota charge` or `quota proxy` for that. After a
--- lost answer ask again with the same key: a charge that is in the window already is the answer. What upstream grants lowers no
--- cap here, and of its exhaustions the script knows that of the charge's own bucket.
+-- Guarantee: one atomic step. When this returns ADMITTED, the charge is in the log; otherwise nothing is written. The script
+-- counts the entries in the window, so a window of more than 20,000 entries is an error: use `quota charge` or `quota proxy`.
+-- After a lost answer, ask again with the same key: if the charge is already in the window, the script returns it. A grant of
+-- upstream lowers no cap here. The script only checks whether upstream closed the charge's own bucket.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
--- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
---       2 caller_ms  the caller's clock, a second witness; 0 = none
---       3 epoch      of the log that the caller has seen; '' = whichever
+-- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation
+--       2 caller_ms  the caller's clock, compared with the server's; 0 = none
+--       3 epoch      of the caller's last reply; '' = any
 --       4 key        unique to this attempt, 1 to 100 letters, digits, `-`, `_` or `.`
 --       5 units  6 bucket  7 method  8 job  9 region: the charge
 --       then four for each limit:
---         counts     BUCKETS|METHODS|JOBS, and |calls where it counts calls. Names with commas between, or * for all
---         cap        the number it may not exceed
---         cost       what the charge adds to it: its units or 1 call; 0 = it does not count it
+--         counts     BUCKETS|METHODS|JOBS, then |calls if it counts calls. Names with commas between, or * for all
+--         cap        the limit
+--         cost       what the charge adds to the limit: its units or 1 call; 0 = the limit does not count it
 --         window_ms
 -- Reply {OUTCOME, ID, clock_ms, EPOCH, USED of each limit}: USED includes the charge if it was admitted. ID is MS-KEY, as
 --       `quota refund` takes it, or empty.
---       ADMITTED  it is charged under ID: send the call
---       REFUSED   for some limit USED + cost is above its cap
+--       ADMITTED  the call is charged under ID: send it
+--       REFUSED   USED + cost exceeds the cap of a limit
 --       EXHAUSTED upstream said "no more" of this bucket
 --       CLOCK     the caller's clock is more than 5 s ahead of the server's, or more than an hour behind it
---       BEHIND    the log is another than the caller's, or nobody may append now: any `quota` command puts it right
+--       BEHIND    the log has another epoch, or appends are fenced off; any `quota` command repairs the log
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, args = redis.call, string.match, ARGV
@@ -68,7 +68,7 @@ if is_closed or (epoch ~= '' and epoch ~= stored) then return { 'BEHIND', '', cl
 if caller_ms > 0 and (caller_ms > clock_ms + CALLER_AHEAD_MS or caller_ms < clock_ms - CALLER_BEHIND_MS) then
   return { 'CLOCK', '', clock_ms, stored }
 end
--- Charges leave by whichever clock is behind, so that none that runs ahead frees budget.
+-- Charges leave the window by the slower clock, so that a fast clock frees no budget.
 local now_ms = caller_ms > 0 and math.min(clock_ms, caller_ms + CALLER_AHEAD_MS) or clock_ms
 local since = int(math.max(0, now_ms - longest_ms + 1)) .. '-0'
 local entries = call('XRANGE', log, since, '+', 'COUNT', MAX_ENTRIES + 1)
@@ -76,7 +76,7 @@ if #entries > MAX_ENTRIES then return wrong('the window has more than 20,000 ent
 
 local function selects(list, name) return list == '*' or string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) end
 local function cost(limit, n) return limit.calls and math.min(n, 1) or n end
--- The rules are those of RunningTotal in quota/rules/total.py.
+-- The same rules as RunningTotal in quota/rules/total.py.
 local function count(limit, at_ms, kind, n, bucket, method, job, region, rest)
   local of, since_ms, until_ms, before = match(rest, '^\t([^\t]*)\t(%d+)%-(%d+)\t(%d+)$')
   local cutoff_ms = now_ms - limit.window_ms
@@ -104,7 +104,7 @@ for _, entry in ipairs(entries) do
     end
   end
 end
--- Whether upstream has closed the bucket: `closing` in quota/rules/facts.py.
+-- Whether upstream closed the bucket, as `closing` in quota/rules/facts.py.
 local is_exhausted, is_read, facts = false, pcall(cjson.decode, fields[6] or '{}')
 for _, exhaustion in ipairs(is_read and type(facts) == 'table' and facts.version == 1 and facts.exhaustions or {}) do
   local of, _, until_ms, _, _, reopened_ms = unpack(exhaustion)
@@ -124,7 +124,7 @@ if earlier or not fits then return reply end
 
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local last_ms, last_seq = match(newest and newest[1] or fields[4] or '0-0', '^(%d+)-(%d+)$')
--- A number that is hardly anybody else's in this millisecond, also in the log of another history.
+-- A number that hardly any other charge has in this millisecond, also in a log with another history.
 local seq = int(tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 if last_ms + 0 >= clock_ms then ms, seq = last_ms, int(last_seq + 1) end
 try_rights()

@@ -1,15 +1,15 @@
--- examine.lua: what an operator should know of the server and of this project's keys. For `quota doctor`.
+-- examine.lua: read the state of the server and of this project's keys, for `quota doctor`.
 --
--- Guarantee: nothing is changed.
+-- Guarantee: changes nothing.
 --
 -- KEYS  1 log, 2 state, 3 corrected, 4 past (see append.lua)
 -- Reply { info, lifetimes, missing, refused }
---       info        the server's INFO with its commandstats; empty where this user may not see it
---       lifetimes   for each key its lifetime in ms; -2 where it is missing, -1 where it has none
---       missing     the commands that the scripts need, and this user may not run
---       refused     why the server takes no charge from anybody now: a replica, out of memory; empty where it takes one
+--       info        the server's INFO with its commandstats; empty if this user may not read it
+--       lifetimes   the lifetime of each key in ms; -2 = no such key, -1 = no lifetime
+--       missing     the commands that the scripts need and this user may not run
+--       refused     why the server accepts no charge from any user: a replica, out of memory; empty if it accepts charges
 
--- Of the commands of all scripts, those that this user may not run. Each is tried where it changes nothing.
+-- The commands of all scripts that this user may not run. Tries each of them where it changes nothing.
 local function missing_rights()
   local none, missing = KEYS[2] .. ':none', {}
   for _, words in ipairs({
@@ -28,7 +28,7 @@ local function missing_rights()
   return missing
 end
 
--- What a command failed with; nil where it did not.
+-- The error of a command, or nil.
 local function failure(reply) return type(reply) == 'table' and reply.err or nil end
 
 local lifetimes = {}
@@ -37,7 +37,7 @@ for n, key in ipairs(KEYS) do
   lifetimes[n] = failure(lifetime_ms) and -2 or lifetime_ms
 end
 local info = redis.pcall('INFO')
--- The first command that could write: after one that the server took, it refuses none for want of memory.
+-- This must be the first command that can write: once a write was accepted, later ones do not fail for lack of memory.
 local refused = failure(redis.pcall('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v'))
 local missing = missing_rights()
 local commands = redis.pcall('INFO', 'commandstats')

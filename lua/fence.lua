@@ -1,19 +1,19 @@
--- fence.lua: keep everybody from appending to a project's log, for a moment (a fence) or for good (a seal).
+-- fence.lua: stop all appends to a project's log, for a moment (a fence) or for ever (a seal).
 --
--- Guarantee: one atomic step. Of several who ask at once, one has the fence. Its end is the server's clock and the lease; nobody
--- appends before the fence is replaced. A seal replaces the fence of its author, and nothing ever replaces a seal.
+-- Guarantee: one atomic step. If several callers ask at once, one gets the fence. It ends after the lease, by the server's clock;
+-- appends stay stopped until the fence is replaced. A seal replaces the fence of its author, and nothing replaces a seal.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua
--- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
---       2 epoch     that the author has read; of a seal, its fence
---       3 token     of the author; of a seal, ''
---       4 lease_ms  how long the fence holds; of a seal, how long it is kept
---       5 url       of a seal: where the log has moved to; '' = a fence
--- Reply {done, epoch}: 1 if it was done, and the epoch that holds now
+-- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
+--       2 epoch     that the author has read; for a seal, its fence
+--       3 token     of the author; for a seal, ''
+--       4 lease_ms  how long the fence holds; for a seal, how long it is kept
+--       5 url       for a seal: where the log has moved; '' = a fence
+-- Reply {done, epoch}: 1 if the fence or seal stands, and the epoch now
 
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local epoch, token, lease_ms, url = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local LEASE_MS = 2000 -- no fence ends later than this after now, unless its clock was wrong
+local LEASE_MS = 2000 -- a fence that ends later than this from now was set by a wrong clock
 
 -- @include parts/clock.lua
 -- @include parts/log_fence.lua
@@ -35,7 +35,7 @@ else
   becomes = '~' .. token .. ':' .. int(clock_ms + lease_ms)
   lease_ms = lifetime_ms(tonumber(fields[3] or 0) or 0)
 end
-redis.call('PEXPIRE', state .. ':none', '1') -- without the right to do that nothing is written
+redis.call('PEXPIRE', state .. ':none', '1') -- fails before any write if the user lacks this right
 redis.call('HSET', state, 'epoch', becomes)
 redis.call('PEXPIRE', state, int(lease_ms))
 return { 1, becomes }

@@ -1,29 +1,29 @@
--- inbound_counter.lua: admit a visitor's request and count it, by two fixed windows, the older one weighted.
+-- inbound_counter.lua: admit and count a visitor's request, or refuse it, by two fixed windows, the previous one weighted.
 --
--- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. Of the previous window
--- counts the part that still lies within the last window_ms, as if its requests had come evenly. Constant memory: one
--- small number for each identity, limit and window. Rules I1 to I5 in docs/inbound-algorithms.md.
+-- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. The units of the previous window
+-- are weighted by its part within the last window_ms, as if its requests had come evenly. Memory: one small number for each
+-- identity, limit and window. Rules I1 to I5 in docs/inbound-algorithms.md.
 --
--- KEYS  for each limit: its hash for the current window, then its hash for the previous window. A hash holds the units of
---       all identities of one shard, by their names in that window. All keys lie in one slot of a cluster
+-- KEYS  for each limit: its hash of the current window, then its hash of the previous window. A hash has the units of all
+--       identities of a shard, by their names in that window. All keys are in one slot of a cluster
 -- ARGV  1 now_ms          0 = the server's clock
 --       2 cost            units of this request
---       3 count_rejected  1 = a rejected request is counted too; else 0
+--       3 count_rejected  1 = a rejected request counts too; else 0
 --       then for each limit, in the order of KEYS:
---         number          units that fit into a window, so that number * window_ms is at most 2^52
+--         number          units per window; number * window_ms is at most 2^52
 --         window_ms
---         burst           0: only gcra has one
+--         burst           0; only gcra has a burst
 --         window          the current window's number: now_ms / window_ms, rounded down
---         name            of the identity in the current window: any bytes, best 8
+--         name            of the identity in the current window: any bytes, usually 8
 --         previous_name   of the identity in the previous window
 --
 -- Reply { outcome, now_ms, (remaining, reset_ms, retry_after_ms, met) for each limit }, all whole numbers
---       outcome           1 admitted, 0 rejected, -1 = a window has ended meanwhile, and nothing was compared or counted:
---                         call again with the windows of now_ms (the reply ends there)
+--       outcome           1 = admitted, 0 = rejected, -1 = the window has ended, and nothing was counted: call again with the
+--                         windows of now_ms (the reply has no more)
 --       remaining         units that fit now
---       reset_ms          until all of them fit again, if nothing else comes
---       retry_after_ms    until this request fits, if nothing else comes; 0 where it fits
---       met               2 the current window had this identity already, 1 only the previous one, 0 neither
+--       reset_ms          until the whole limit is free, if no other request comes
+--       retry_after_ms    until this request fits, if no other request comes; 0 if it fits now
+--       met               which window had this identity before: 2 = the current, 1 = only the previous, 0 = neither
 
 -- @include parts/clock.lua
 -- @include parts/inbound_limits.lua
@@ -35,7 +35,7 @@ local function counter_wait_ms(limit)
     if limit.previous * (window_ms - at_ms) <= free * window_ms then return 0 end
     return window_ms - at_ms - math.floor(free * window_ms / limit.previous)
   end
-  -- The current window alone is too full. In the next one it is the previous.
+  -- The current window alone is too full. It fits at the earliest in the next window, when this is the previous.
   return window_ms - at_ms + window_ms - math.floor((limit.number - cost) * window_ms / limit.current)
 end
 
@@ -53,7 +53,7 @@ end
 if admitted or count_rejected then
   for n = 1, #limits do
     local limit = limits[n]
-    -- Rejected requests count up to what can still be computed exactly.
+    -- Rejected requests count only as far as Lua computes exactly.
     local units = math.min(cost, math.floor(MAX_SCALE / limit.window_ms) - limit.current)
     limit.current = limit.current + units
     redis.call('HINCRBY', limit.current_key, limit.name, units == cost and ARGV[2] or string.format('%.0f', units))

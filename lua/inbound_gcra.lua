@@ -1,12 +1,13 @@
--- inbound_gcra.lua: admit a visitor's request and count it, evenly spaced except for a burst (generic cell rate algorithm).
+-- inbound_gcra.lua: admit and count a visitor's request, or refuse it, evenly spaced except for a burst (generic cell rate
+-- algorithm).
 --
 -- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. A limit lets `burst` units
--- come at once, and gives them back evenly, `number` in a window. Constant memory: one number for each identity, limit
--- and window. Rules I1 to I5 in docs/inbound-algorithms.md.
+-- come at once, and gives them back evenly, `number` per window. Memory: one number for each identity, limit and window.
+-- Rules I1 to I5 in docs/inbound-algorithms.md.
 --
--- KEYS, ARGV and the reply are those of inbound_counter.lua; burst is 1 to number, and cost up to burst. A hash holds for
--- each identity when all is free again, in 1/number ms since the window began: a unit takes window_ms of these. It is stored
--- in as few bytes as it needs, the highest first: as text it would take twice the memory.
+-- KEYS, ARGV and reply are those of inbound_counter.lua, but burst is 1 to number, and cost is at most burst. A hash has for
+-- each identity the time at which all units are free again, in 1/number ms since the window began: a unit takes window_ms of
+-- these. The time is packed into as few bytes as it needs, highest first: as text it would take twice the memory.
 
 -- @include parts/clock.lua
 -- @include parts/inbound_limits.lua
@@ -18,7 +19,7 @@ local function pack(n)
 end
 local function unpack_state(text) return (struct.unpack('>I' .. #text, text)) end
 
--- Not before now. No state reaches further than one burst ahead, but where the clock went back.
+-- `free_at` is at least now, and at most one burst ahead, although a stored time may be later after the clock went back.
 local function gcra_wait_ms(limit)
   local too_much = limit.free_at + (cost - limit.burst) * limit.window_ms - limit.at_ms * limit.number
   return too_much > 0 and math.ceil(too_much / limit.number) or 0
@@ -42,7 +43,7 @@ end
 if admitted or count_rejected then
   for n = 1, #limits do
     local limit = limits[n]
-    -- A rejected request takes what is left, and no more.
+    -- A rejected request takes at most what is left.
     limit.free_at = math.min(limit.free_at + cost * limit.window_ms, limit.most)
     redis.call('HSET', limit.current_key, limit.name, pack(limit.free_at))
     if limit.met < 2 then -- the hash may be new

@@ -1,15 +1,16 @@
--- inbound_log.lua: admit a visitor's request and count it, exactly: every request of the last window_ms counts in full.
+-- inbound_log.lua: admit and count a visitor's request, or refuse it, exactly: every request of the last window_ms counts in full.
 --
--- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. In no window_ms are more
--- than `number` units admitted. Memory: an entry for each request, at most `number` for each identity and limit, and at
--- most 1,000. Rules I1 to I6 in docs/inbound-algorithms.md.
+-- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. No span of window_ms admits
+-- more than `number` units. Memory: an entry for each request, at most `number` for each identity and limit, and at most
+-- 1,000. Rules I1 to I6 in docs/inbound-algorithms.md.
 --
--- KEYS, ARGV and the reply are those of inbound_counter.lua, except that
---       - number is at most 1,000, and the names are not used: KEYS names a list for each identity, its requests in the
---         current window, then one for those in the previous window
---       - callers that count rejected requests have lists of their own: name them otherwise
---       - an entry of a list is three numbers of 4, 6 and 2 bytes: when it came, in ms since the window began; the units
---         that this window had counted before it; and its own. So a total is the difference of two entries
+-- KEYS, ARGV and reply are those of inbound_counter.lua, except that
+--       - number is at most 1,000
+--       - the names in ARGV are not used: KEYS has two lists for each limit, the identity's requests in the current window
+--         and in the previous window
+--       - callers that count rejected requests need lists with other names
+--       - an entry is three numbers of 4, 6 and 2 bytes: its time in ms since the window began, the units that the window
+--         had counted before it, and its own units. So a total is the difference of two entries
 
 -- @include parts/clock.lua
 -- @include parts/inbound_limits.lua
@@ -17,14 +18,14 @@
 local MAX_LOG, MAX_WINDOW_MS, CHUNK = 1000, 2678400000, 16 -- 31 days: 4 bytes hold no more than 49
 local ENTRY = '>I4I6I2'
 
--- When an entry came, the units before it, and its own; nothing if there is none.
+-- An entry's time, the units before it, and its own units; nothing if there is no entry.
 local function at(key, index)
   local text = redis.call('LINDEX', key, index)
   if text then return struct.unpack(ENTRY, text) end
 end
 
--- Takes entries off the front, a few at a time, while `gone` says so of one: never of the last. The units before the one
--- that is first then.
+-- Removes entries from the front, a few at a time, while `gone` returns true, which it never does for the last entry. Returns the
+-- units before the first entry that stays.
 local function drop(key, gone)
   local dropped = 0
   while true do
@@ -41,8 +42,8 @@ local function drop(key, gone)
   end
 end
 
--- How long until the oldest entries of a list that hold `too_much` units have ended, each window_ms after it came. `start`
--- is what had been counted before them, and `ahead_ms` how long ago the list's window began.
+-- The time until the oldest entries with `too_much` units stop counting, each window_ms after it came. `start` is the count before
+-- these entries, and `ahead_ms` the time since the list's window began.
 local function ends_in_ms(limit, key, start, too_much, ahead_ms)
   local from = 0
   while true do
@@ -65,8 +66,8 @@ local function log_wait_ms(limit)
   return ends_in_ms(limit, limit.current_key, limit.new_end - limit.current, too_much - limit.previous, limit.at_ms)
 end
 
--- Of each list a limit keeps when its last entry came (new_ms, old_ms; nil: nothing in it counts), the units up to and
--- with that one (new_end, old_end), and how many of these count (current, previous).
+-- A limit keeps for each list the time of the last entry (new_ms, old_ms; nil if no entry counts), the units including this entry
+-- (new_end, old_end), and how many of them count (current, previous).
 local admitted = true
 for n = 1, #limits do
   local limit = limits[n]
@@ -82,12 +83,12 @@ for n = 1, #limits do
   if new_ms then
     limit.new_end = new_before + new_units
     limit.current = limit.new_end
-    if count_rejected then -- rejected requests may have pushed the oldest out; else a list begins at 0
+    if count_rejected then -- rejected requests may have pushed out the oldest; otherwise a list begins at 0
       local _, start = at(limit.current_key, 0)
       limit.current = limit.new_end - start
     end
   end
-  if old_ms and old_ms <= at_ms then -- all of it has ended
+  if old_ms and old_ms <= at_ms then -- no entry counts any more
     redis.call('DEL', limit.previous_key)
   elseif old_ms then
     local first_ms, start = at(limit.previous_key, 0)
@@ -104,7 +105,7 @@ end
 if admitted or count_rejected then
   for n = 1, #limits do
     local limit = limits[n]
-    -- The clock may have gone back: entries stay in order.
+    -- Entries stay in order if the clock goes back.
     local came_ms = limit.new_ms and math.max(limit.at_ms, limit.new_ms) or limit.at_ms
     redis.call('RPUSH', limit.current_key, struct.pack(ENTRY, came_ms, limit.new_end, cost))
     if limit.met < 2 then
@@ -112,7 +113,7 @@ if admitted or count_rejected then
     end
     limit.new_ms, limit.new_end, limit.current = came_ms, limit.new_end + cost, limit.current + cost
     if not admitted then
-      -- What is older than the newest `number` units can never decide anything.
+      -- Entries before the newest `number` units cannot change a decision.
       if limit.old_ms and limit.current >= limit.number then
         redis.call('DEL', limit.previous_key)
         limit.old_ms, limit.previous = nil, 0

@@ -1,12 +1,12 @@
--- inbound_top.lua: read some of the identities that one hash of inbound_counter.lua or inbound_gcra.lua holds, or the units
--- that a list of inbound_log.lua has counted.
+-- inbound_top.lua: read some identities of a hash of inbound_counter.lua or inbound_gcra.lua, or the units of a list of
+-- inbound_log.lua.
 --
--- Guarantee: writes nothing. Names are bytes and not text, so they are answered in hexadecimal digits.
+-- Guarantee: changes nothing. Names are bytes, so the reply has them in hexadecimal digits.
 --
 -- KEYS  1 hash     of one shard in one window; or list, of one identity
--- ARGV  1 cursor   0 to begin, then as it was answered, until that is 0 again
+-- ARGV  1 cursor   0 to begin, then the cursor of the last reply, until it is 0 again
 --       2 packed   1 = a hash of inbound_gcra.lua, whose values are bytes; else 0
--- Reply { cursor, (name, value) for each identity }; of a list { 0, '', units }
+-- Reply { cursor, (name, value) for each identity }; for a list { 0, '', units }
 
 local COUNT = 500
 local cursor, packed = ARGV[1], ARGV[2] == '1'

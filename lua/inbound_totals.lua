@@ -1,12 +1,12 @@
--- inbound_totals.lua: add what one worker counted to the totals that all of them share.
+-- inbound_totals.lua: add the counts of a worker to the totals that all workers share.
 --
 -- Guarantee: one atomic step. Rule I8 in docs/inbound-algorithms.md.
 --
 -- KEYS  1 totals   hash: whole numbers by name
---       then one for each window in which identities were met, a hash: `new` were not met in the window before, `again` were
+--       then a hash for each window that met identities: `again` = identities that the window before had met too, `new` = others
 -- ARGV  1 count    of totals, at most 1,000
---       then for each of them: name, number to add
---       then for each further key: new, again, and how long it is kept, in ms
+--       then for each total: name, number to add
+--       then for each further key: new, again, and its lifetime in ms
 -- Reply 1
 
 local FIRST, MAX_TOTALS = 2, 1000

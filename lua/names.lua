@@ -1,9 +1,9 @@
--- names.lua: the names of the fields that callers keep in a project's state: facts, claims, places, refusals.
+-- names.lua: list the fields that callers keep in a project's state: facts, claims, places, refusals.
 --
--- Guarantee: of one moment. It changes nothing.
+-- Guarantee: one atomic step that changes nothing.
 --
 -- KEYS  1 state, as in append.lua
--- Reply {NAME, NAME, ...}, in no order, without views, and without what the log keeps there of itself
+-- Reply {NAME, NAME, ...}, unordered, without views and without the log's own fields
 
 local OF_THE_LOG = { epoch = true, holds = true, trimmed = true, keep_ms = true, until_ms = true }
 local fields, names = redis.call('HGETALL', KEYS[1]), {}

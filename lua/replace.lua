@@ -1,17 +1,17 @@
--- replace.lua: put the log that was built beside in the place of the one behind a fence.
+-- replace.lua: replace the fenced log by the log that build.lua made.
 --
--- Guarantee: one atomic step, and only if the fence still stands, nobody has appended, and nothing of what was built is missing. Log
--- and corrections change together; facts, claims and places stay. A user who lacks a right changes nothing.
+-- Guarantee: one atomic step, and only if the fence still stands, the log has no new entry, and the replacement is complete. Log
+-- and corrections change together; facts, claims and places stay. If the user lacks a right, nothing changes.
 --
--- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected that were built (build.lua)
--- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
---       2 fence     the epoch until now, as its author had it first or has renewed it
+-- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected of the replacement
+-- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
+--       2 fence     the fence of the author, before or after renewals
 --       3 tip       the newest entry that the author has read; 0-0 = none
 --       4 epoch     of the new log; '' = the fence stays
---       5 entries, 6 corrections: how many were built
---       7 trimmed   the newest entry that has left, or '' = as before
---       then FIELD TEXT of each view that is kept
--- Reply 1, or 0 if it was not done
+--       5 entries, 6 corrections: their numbers in the replacement
+--       7 trimmed   the newest entry that moved to the past; '' = unchanged
+--       then FIELD TEXT of each view to keep
+-- Reply 1 if the log was replaced, else 0
 
 local log, state, corrected, built_log, built_corrected = unpack(KEYS)
 local call = redis.call
@@ -33,7 +33,7 @@ then
   return 0
 end
 try_rights()
-call('HSET', state, 'epoch', stands) -- as it is: only the right to do that is tried
+call('HSET', state, 'epoch', stands) -- unchanged: this only tries the right
 if entries > 0 then call('RENAME', built_log, log) else call('DEL', log) end
 if corrections > 0 then call('RENAME', built_corrected, corrected) else call('DEL', corrected) end
 local fields = call('HGETALL', state)

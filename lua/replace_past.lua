@@ -1,12 +1,12 @@
--- replace_past.lua: put the past that was built beside in the place of a project's past.
+-- replace_past.lua: replace a project's past by the past that build.lua made.
 --
--- Guarantee: one atomic step, and only if nobody has added to the past, and nothing of what was built is missing.
+-- Guarantee: one atomic step, and only if the past has no new entry and the replacement is complete.
 --
--- KEYS  1 past, as in append.lua  2 past that was built (build.lua)
--- ARGV  1 clock_ms  0 = the server's clock; anything else is for tests and simulation
---       2 read      how many entries the past has, as its author has read it
---       3 entries   how many were built
--- Reply 1, or 0 if it was not done
+-- KEYS  1 past, as in append.lua  2 past of the replacement
+-- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
+--       2 read      the number of entries that the author has read
+--       3 entries   the number of entries in the replacement
+-- Reply 1 if the past was replaced, else 0
 
 local past, built = KEYS[1], KEYS[2]
 local state = past

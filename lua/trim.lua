@@ -1,14 +1,13 @@
--- trim.lua: move what has left every window from a project's log to its past, a piece at a time.
+-- trim.lua: move entries that left every window from a project's log to its past, a few at a time.
 --
--- Guarantee: one atomic step. An entry of the past has the units that it counted last, and no correction of it stays behind.
--- What nobody can read is no more.
--- Nothing moves while nobody may append, or where a key was evicted.
+-- Guarantee: one atomic step. An entry in the past has its last corrected units, and its correction is deleted from `corrected`.
+-- Entries that no program of ours can read are deleted. Nothing moves while appends are fenced off, or after a key was evicted.
 --
 -- KEYS  1 log  2 state  3 corrected  4 past, as in append.lua
--- ARGV  1 clock_ms   0 = the server's clock; anything else is for tests and simulation
---       2 before_ms  entries dated before this move
---       3 count      at most so many, up to 250
--- Reply {moved, ID, LINE, ID, LINE, ...}: how many have left the log, and those of them that stand before the newest of the past
+-- ARGV  1 clock_ms   0 = the server's clock; another value is for tests and simulation
+--       2 before_ms  move entries dated before this
+--       3 count      the most entries to move, up to 250
+-- Reply {moved, ID, LINE, ID, LINE, ...}: how many entries left the log, and those that belong before the newest entry of the past
 
 local log, state, corrected, past = unpack(KEYS)
 local before_ms, count = ARGV[2], math.min(tonumber(ARGV[3]), 250)
@@ -29,7 +28,7 @@ if is_closed then return { 0 } end
 local entries = redis.call('XRANGE', log, '-', '(' .. before_ms .. '-0', 'COUNT', count + 1)
 local moved = math.min(#entries, count)
 if moved == 0 then return { 0 } end
--- What is noted of each: a charge by its key, and a correction by that of its charge, which may have left before it.
+-- The note in `corrected` for each entry: by the key of the charge, also for a correction, whose charge may have left earlier.
 local lines, charges, noted = {}, {}, { 'HMGET', corrected }
 for at = 1, moved do
   lines[at] = line_of(entries[at]) or ''

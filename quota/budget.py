@@ -5,9 +5,9 @@
     Checklist   what a kind of call costs, and which limits count it (quota.rules.calls)
     Project     reads the log, compares, and has the ledger append (quota.deciding.project)
 
-Every decision takes one way, `Budget._decide`: `_price` says what the calls cost and which limits count them,
-`Project.decide` compares and appends, `Answers.decision` says what follows. `charge`, `charge_many` and `peek` are
-thin wrappers around it.
+Every decision takes one path, `Budget._decide`: `_price` finds what the calls cost and which limits count them,
+`Project.decide` compares and appends, `Answers.decision` makes the answer. `charge`, `charge_many` and `peek` are thin
+wrappers around it.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -16,8 +16,8 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     retry_at            the first millisecond at which enough has left the window that U + C <= L holds again
     never               C > L                       CostExceedsLimit: no waiting helps
 
-L is the limit's number after `cap`: upstream may grant less, a job may leave some of it to others, and a paced limit
-releases it over the day. The module quota.rules.retry computes `retry_at`.
+L is the limit's number after `cap`: upstream may grant less, a job may leave units to others, and a paced limit
+releases its units over the day. The module quota.rules.retry computes `retry_at`.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ MAX_CHARGES = 100
 """The most charges that are made in one step."""
 
 Call = tuple[str, "int | None", "Parts | None"]
-"""A method, its units where the caller gives them, and what it is charged where the book does not say."""
+"""A method, the units that the caller gives, and the parts that it is charged if the book has no price."""
 
 
 class Budget(OfOneProcess):
     """The limits of one credential over the log of its project. Cheap to create and safe to share between threads.
 
     `leave` holds the units that each job leaves to others, by limit. `allowance` is what may be spent while the ledger
-    does not answer, and `recorder` tells the ledger what was refused.
+    does not answer. `recorder` reports refusals to the ledger.
     """
 
     def __init__(
@@ -87,13 +87,12 @@ class Budget(OfOneProcess):
         project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
         self.answers = Answers(self.credential, project, self.checklists)
         self.heard_ms: dict[tuple[str, bool, tuple[str, ...]], int] = {}
-        """When the ledger was last asked about what an answer says of a bucket's window, by the names of its limits; by
-        itself, that nothing remains."""
+        """When the ledger was last asked about an answer's figure for a bucket: by bucket, whether the answer says
+        that nothing remains, and the names of the limits."""
         self.on_decision: Callable[[Decision], None] | None = None
-        """Who wants to see each decision that is not a peek: a run that counts, and shows its progress."""
+        """Called with each decision that is not a peek: a run counts them, and shows its progress."""
         self.on_correction: Callable[[str, int | None], None] | None = None
-        """Who wants to see each correction: the id of the charge, and how many more units its call counts now; None: it
-        was refunded, and counts nothing."""
+        """Called with each correction: the charge's id, and how many more units its call counts now; None: a refund."""
         self.of_run: tuple[str, str] | None = None
         """The job and region of the run under way, whose fetch function may charge in threads of its own."""
 
@@ -110,7 +109,7 @@ class Budget(OfOneProcess):
         return self._project.log
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
-        """The limits that the calls of a job can meet. `limits` has those of the configured jobs."""
+        """The limits that count calls of a job. `limits` has the limits of the configured jobs."""
         return self.checklists.limits_of(text(job, "job") if job else "")
 
     def charge(
@@ -143,13 +142,13 @@ class Budget(OfOneProcess):
     def settle(self, charge_id: str, units: int) -> Entry:
         """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
 
-        Of a call of several buckets it is the cost in the first one. Returns the charge with what it counted before.
+        For a call of several buckets, `units` is the cost in the first bucket. Returns the charge as it was before.
         Raises UnknownCharge for an id that is unknown or has left the log.
         """
         return self._correct(charge_id, settled_units(units), of_all=False)
 
     def refund(self, charge_id: str) -> Entry:
-        """Give back a charge whose request provably never left this machine: in all of its buckets."""
+        """Give back a charge whose request certainly never left this machine, in all of its buckets."""
         return self._correct(charge_id, 0, of_all=True)
 
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
@@ -189,8 +188,8 @@ class Budget(OfOneProcess):
         return owed_units(self._project)
 
     def allowance(self, units: int = 0) -> AllowanceState | None:
-        """What this machine may spend while the ledger does not answer, and how much of it is drawn; None where nothing
-        is configured. From its `frees_ms` on it has room for so many `units`. Raises LedgerError."""
+        """What this machine may spend while the ledger does not answer, and how much of it is drawn; None if nothing is
+        configured. From `frees_ms` on the allowance has room for `units`. Raises LedgerError."""
         return None if self._allowance is None else stand(self._project, self._allowance, units)
 
     def spend(
@@ -199,11 +198,10 @@ class Budget(OfOneProcess):
         """Charge around a block or a function: `with budget.spend("search.list"): ...`, or as a decorator.
 
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
-        runs. The charge stays whatever the body does, because a request that was sent has been spent.
+        runs. The charge stays whatever the body does, because upstream counts a request that was sent.
 
-        The block gets the decision. Where `units` are the most that a call may cost, `settle` says what it did cost:
-        `with budget.spend("chat", units=8_000) as call: ...; call.settle(used)`. Until then these units count as
-        reserved.
+        The block gets the decision. If `units` are the most that a call may cost, `settle` sets its true cost:
+        `with budget.spend("chat", units=8_000) as call: ...; call.settle(used)`. Until then these units are reserved.
         """
         from quota.deciding.spend import Spend  # late: few processes use it
 
@@ -213,15 +211,15 @@ class Budget(OfOneProcess):
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def exhaust(self, bucket: str, since_ms: int, until_ms: int, evidence: str, reported_by: str = "") -> None:
-        """Close a bucket for everybody, because upstream has: see `quota.rules.facts.exhaust`."""
+        """Close a bucket for everybody, because upstream said "no more": see `quota.rules.facts.exhaust`."""
         self._project.state.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by))
 
     def reopen(self, bucket: str, because: str) -> bool:
-        """Lift an exhaustion. False if nothing stood."""
+        """Lift an exhaustion. False if the bucket was open."""
         return self._project.state.reopen(bucket, because)
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
-        """Remember what upstream says it grants, in place of all that was remembered before."""
+        """Replace all stored grants by these, which upstream reported."""
         self._project.state.grant(grants, compared)
 
     def add_others(
@@ -245,8 +243,8 @@ class Budget(OfOneProcess):
         commit: bool,
         reserved: bool = False,
     ) -> list[Decision]:
-        """The decision about calls of one job that leave together: all of them, or none. One for each, in order. With
-        `reserved`, what is charged is an upper bound of their cost."""
+        """The decisions about calls of one job that leave together, in order: all are admitted, or none. With
+        `reserved`, the charge is an upper bound of the cost."""
         checklist, charges = self._price(calls, job, region, reserved=reserved)
         return self._ask(checklist, charges, commit=commit) if charges else self._free(checklist)
 
@@ -285,8 +283,8 @@ class Budget(OfOneProcess):
         *,
         commit: bool,
     ) -> list[Decision]:
-        """The decision about each of the calls, whose charges were made at `first_ms` (None: they were not). Who wants
-        to know of it is told."""
+        """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Calls
+        `on_decision` unless this is a peek."""
         decisions, at = [], 0
         for call in checklist.calls:
             charged = first_ms is not None and call.parts
@@ -301,7 +299,7 @@ class Budget(OfOneProcess):
         return decisions
 
     def _note(self, checklist: Checklist, charge: Entry, decision: Decision) -> None:
-        """Count a refusal, and what shadow limits would have refused."""
+        """Count a refusal, and the calls that shadow limits would have refused."""
         if not decision.admitted:
             self.note_refusal(decision, charge.job, charge.region, len(checklist.calls))
         elif checklist.shadow and decision.would_refuse:
@@ -314,20 +312,20 @@ class Budget(OfOneProcess):
                     self._recorder.shadowed(name, charge.job, decision.decided_at_ms, len(checklist.calls))
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
-        """Count a refusal of `calls` together. `charge` does so itself; a job that ends with the refusal of a peek says
-        so here."""
+        """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
+        ends calls it, too."""
         if self._recorder is not None:
             self._recorder.refused(decision, job, region, self._project.keys.run, calls)
 
     def hand_over_refusals(self) -> None:
-        """Tell the ledger now what this process was refused: somebody is about to look at it. Raises nothing."""
+        """Report the refusals of this process to the ledger now: somebody is about to read them. Raises nothing."""
         if self._recorder is not None:
             self._recorder.close()
 
     def _price(
         self, calls: Sequence[Call], job: str | None, region: str | None, *, reserved: bool = False
     ) -> tuple[Checklist, tuple[Entry, ...]]:
-        """What these calls cost, and which limits count them. From memory, so it never waits.
+        """What these calls cost, and which limits count them. Reads memory only, so it never waits.
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
@@ -347,7 +345,7 @@ class Budget(OfOneProcess):
         return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges
 
     def _free(self, checklist: Checklist) -> list[Decision]:
-        """The decision about calls that cost nothing: the ledger need not be asked."""
+        """The decisions about calls that cost nothing. They need no ledger."""
         at_ms = self._project.wall()
         answer = Decision(True, None, None, self.credential, self.project, "", 0, "ok", None, 0, at_ms, None, ())
         return [answer._replace(method=call.method) for call in checklist.calls]
@@ -355,7 +353,7 @@ class Budget(OfOneProcess):
     def _go_without(
         self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, commit: bool
     ) -> Decision:
-        """What holds while the ledger does not answer: the local allowance decides, where there is one; else the calls
+        """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
         are refused."""
         detail, left_units, allowance = str(trouble), None, None
         if self._allowance is not None:
@@ -388,12 +386,12 @@ class Budget(OfOneProcess):
 
 
 def charge_id(ms: int, key: str, further: int) -> str:
-    """The id of a call's charge for people and programs: `MS-KEY`, with `+N` where it has N further charges."""
+    """The id of a call's charge: `MS-KEY`, with `+N` if the call has N further charges."""
     return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
 
 
 def parts_of_id(name: str) -> tuple[int, str, int]:
-    """The time, the key and the number of further charges in an id. Of a text that is none, the key is empty."""
+    """The time, the key and the number of further charges in an id. The key is empty if the text is no id."""
     ms, _, key = text(name, "charge").partition("-")
     key, plus, further = key.partition(FURTHER)
     if not (ms.isascii() and ms.isdigit() and len(ms) <= 15) or (plus and further not in [*"123456789"]):
@@ -402,12 +400,12 @@ def parts_of_id(name: str) -> tuple[int, str, int]:
 
 
 def project_of(budget: Budget) -> Project:
-    """The log that a budget stands on: for the modules of this package."""
+    """The project of a budget, for the modules of this package."""
     return budget._project
 
 
 def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
-    """Raises UsageError for a call that can never succeed, as `charge_many` does. Asks nobody."""
+    """Raise UsageError for a call that can never succeed, as `charge_many` does. Asks no ledger."""
     budget._price(calls_of([call]), job, None)
 
 
@@ -425,8 +423,8 @@ def _limits(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
 
 
 def calls_of(calls: Any) -> list[Call]:
-    """The argument of `charge_many`, checked. A lone call is one. A mapping would lose its values, and a set has no
-    order; bytes hold numbers."""
+    """The checked argument of `charge_many`. A lone call counts as a list of one call. A mapping would lose its values,
+    a set has no order, and bytes hold numbers."""
     lone = isinstance(calls, str) or (isinstance(calls, tuple) and len(calls) == 2 and type(calls[1]) is int)
     try:
         if isinstance(calls, (Mapping, set, frozenset, bytes, bytearray, memoryview)):

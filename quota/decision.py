@@ -1,6 +1,6 @@
 """The answer to "may this call leave now?": the same from every ledger and every door.
 
-Named tuples, like the values of `quota.ledger.log`, and for the same reason: each decision makes some.
+Named tuples, because each decision makes several, and a frozen dataclass takes three times as long.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Source = Literal["ledger", "allowance"]
 REPAIR = "quota ledger repair"
 
 SET_THE_CLOCK = "set the one that is wrong, then run again"
-"""What to do about a refusal with the reason "clock"; what both clocks read stands before it."""
+"""The remedy for a refusal with the reason "clock". The line before it shows both clocks."""
 
 COUNTING = "the ledger still counts what was charged before"
 """Why a call is refused with the reason "counting"."""
 
 
 UNKNOWN_WAIT_MS = 5 * 60_000
-"""How long until a refused call is worth another try where nobody can say when it fits."""
+"""How long to wait before another try if nobody knows when the call fits."""
 
 
 class When(NamedTuple):
-    """When a refused call is worth another try, for what starts work at a time: `Decision.when`.
+    """When a refused call is worth another try, for schedulers: `Decision.when`.
 
     `at` is an aware datetime in UTC, `seconds` the time from now until then, by this machine's clock: 0 if it is past.
     """
@@ -41,9 +41,8 @@ class When(NamedTuple):
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
-    A `shadow` limit refuses nobody, and `would_refuse` says that it has no room for this call. `noun`: what all its
-    numbers count, "unit" or "call". `leave_units` are what the caller's job leaves of the limit to others: so much
-    `limit_units` is lowered.
+    A `shadow` limit refuses nothing; `would_refuse` says that it has no room for this call. Its numbers count `noun`s:
+    "unit" or "call". The caller's job leaves `leave_units` to others; `limit_units` is lower by that.
     """
 
     name: str
@@ -58,9 +57,9 @@ class LimitState(NamedTuple):
 
 
 class AllowanceState(NamedTuple):
-    """What this machine may spend while the ledger does not answer: calls of at most `max_cost_units`, and how much of
-    it is drawn in its longest window. From `frees_ms` on it has room for what was asked about, or more than now; None:
-    nothing that is drawn leaves it room."""
+    """What this machine may spend while the ledger does not answer: calls of at most `max_cost_units`, and how much is
+    drawn in the longest window. From `frees_ms` on the allowance has room for the call, or more room than now; None:
+    it has that room already, or no draw frees it."""
 
     max_cost_units: int
     allowance_units: int
@@ -77,7 +76,7 @@ class AllowanceState(NamedTuple):
         return members(self, "max_cost_units allowance_units drawn_units remaining_units frees_at")
 
     def __str__(self) -> str:
-        """How much is drawn and left, and until when."""
+        """How much is drawn and left, and when that changes."""
         until = "" if self.frees_ms is None else f" until {moment(self.frees_ms)}"
         drawn = f"{self.drawn_units:,} of {many(self.allowance_units, 'unit')} drawn"
         dearest = f"calls of at most {many(self.max_cost_units, 'unit')}"
@@ -85,27 +84,27 @@ class AllowanceState(NamedTuple):
 
 
 SHADOW = "shadow"
-"""Under this reason the history counts calls that a shadow limit would have refused."""
+"""The history counts calls that a shadow limit would have refused under this reason."""
 
 
 def enforced(limits: Sequence[LimitState]) -> list[LimitState]:
-    """Those that refuse: all but the shadows."""
+    """The limits that refuse: all but shadow limits."""
     return [state for state in limits if not state.shadow]
 
 
 class Decision(NamedTuple):
     """The answer to "may this call leave now?". Times are milliseconds since 1970 where the name ends in `_ms`.
 
-    `id` is that of the charge. Of a call that is charged to several buckets it has the ids of all charges, with a `+`
-    between, and `cost_units` is what it costs in the first. A free call is admitted without a charge: it has no id, no
-    source and no limits.
+    `id` is the id of the charge. If the call is charged to several buckets, the id ends in `+N` for N further charges,
+    and `cost_units` is the cost in the first bucket. A free call is admitted without a charge: it has no id, no source
+    and no limits.
 
-    `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
-    `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"), when
-    only this run may spend no more ("run"), and when the ledger stopped answering before the log was read. `ahead_ms`
-    is the time of the ledger's newest charge, if a wrong clock has dated it more than 25 h ahead; else 0. `lasting`:
-    the ledger did answer, but no command can use it until somebody does what it says. `allowance` is what this machine
-    may spend meanwhile, if the ledger did not decide.
+    `remaining_units` is what remains of the limit that allows the fewest further identical charges after this decision.
+    `retry_at_ms` is exact for this cost and never early. It is None for an admitted call, if no reset helps ("closed"),
+    if only this run may spend no more ("run"), and if the ledger stopped answering before the log was read. `ahead_ms`
+    is the time of the ledger's newest charge, if a wrong clock dated it more than 25 h ahead; else 0. `lasting`: no
+    command can use the ledger until somebody does what the message says. `allowance` is what this machine may spend
+    while the ledger does not decide.
     """
 
     admitted: bool
@@ -137,11 +136,10 @@ class Decision(NamedTuple):
         return None if self.retry_at_ms is None else max(0, self.retry_at_ms - self.decided_at_ms)
 
     def when(self) -> When | None:
-        """When the call is worth another try: at `retry_at`, or in five minutes where nobody can say when it fits, as
-        while the ledger does not answer; now if it was admitted. None where waiting does not help: somebody must act,
-        and `sentence()` says how.
+        """When the call is worth another try: at `retry_at`; in five minutes if nobody knows when it fits, as while the
+        ledger does not answer; now if it was admitted. None if waiting does not help: `sentence()` says what to do.
 
-        Hand it to a scheduler and end; nothing here waits.
+        Hand it to a scheduler and end. This method does not wait.
         """
         if self.lasting or self.reason in ("closed", "clock"):
             return None
@@ -188,12 +186,12 @@ class Decision(NamedTuple):
         return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def left(self) -> str:
-        """`remaining_units`, as words: what they count is what the limit counts that has no more than these."""
+        """`remaining_units` in words, with the noun of the limit that they belong to."""
         nouns = [state.noun for state in enforced(self.limits) if state.remaining_units == self.remaining_units]
         return many(self.remaining_units, nouns[0] if nouns else "unit")
 
     def why(self) -> str:
-        """What refused it, without what was asked and when to come back."""
+        """Why the call was refused, without the call and the time."""
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
             used = f"{state.used_units:,} of {many(state.limit_units + state.leave_units, state.noun)} used"
@@ -207,7 +205,7 @@ class Decision(NamedTuple):
         return self.detail
 
     def remedy(self) -> str:
-        """What somebody must do where the ledger refuses until it is done; else nothing."""
+        """What somebody must do before the call fits; empty if waiting is enough."""
         if self.reason == "clock":
             return SET_THE_CLOCK
         if self.reason == "closed":
@@ -226,7 +224,7 @@ class Decision(NamedTuple):
         if self.reason == "run":
             return "the next run goes on"
         if self.lasting:
-            return ""  # the ledger has said what to do
+            return ""  # the detail says what to do
         if self.retry_at_ms is None:
             return "run again when the ledger answers"
         ahead = f"; a charge is dated {moment(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""

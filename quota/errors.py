@@ -2,7 +2,7 @@
 
     QuotaError                      one line: what is wrong, what to do
     ├── ConfigError                 78  the configuration cannot be used
-    ├── UsageError                   2  the call itself cannot be right
+    ├── UsageError                   2  the caller made a mistake
     │   ├── UnknownMethod               the cost book has no price for it
     │   ├── CostExceedsLimit            no waiting will ever make it fit
     │   └── SessionClosedError          the session was closed before
@@ -12,10 +12,10 @@
     ├── StorageAway                 69  the storage of inbound limits could not answer
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     ├── UnknownCharge                1  no such charge, or it is too old to correct
-    ├── MoveRefused                  1  a ledger cannot be moved there, and nothing was changed
-    └── RepairRefused                1  no clock can be trusted to repair a ledger by, and nothing was changed
+    ├── MoveRefused                  1  the ledger cannot be moved there, and nothing was changed
+    └── RepairRefused                1  the clocks disagree, so nothing was repaired
 
-`exit_status` is what the command line exits with. None derives from OSError: the Google client retries those, with
+The command line exits with `exit_status`. No error derives from OSError: the Google client retries OSErrors, with
 sleeps, and a refusal must end the work at once.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class QuotaError(Exception):
-    """The base of all of them. `str(error)` is one line fit for an operator."""
+    """The base of all errors. `str(error)` is one line for an operator."""
 
     exit_status: ClassVar[int] = 1
 
@@ -40,13 +40,13 @@ class ConfigError(QuotaError):
 
 
 class UsageError(QuotaError):
-    """The call cannot be right whatever the budget: fix the caller."""
+    """The caller made a mistake, whatever the budget: fix the caller."""
 
     exit_status = 2
 
 
 class UnknownMethod(UsageError):
-    """The cost book has no price for this method. Name a known one, or give the units."""
+    """The cost book has no price for this method. Name a method of the book, or give the units."""
 
 
 class CostExceedsLimit(UsageError):
@@ -54,7 +54,7 @@ class CostExceedsLimit(UsageError):
 
 
 class SessionClosedError(UsageError):
-    """A session that is closed was asked."""
+    """The session is closed."""
 
     def __init__(self) -> None:
         super().__init__("this session is closed; open another one with quota.open() or quota.open_async()")
@@ -67,7 +67,7 @@ class LedgerError(QuotaError):
 
 
 class UnusableLedger(LedgerError):
-    """The ledger answers, and no command of this configuration can use it, however often it is asked."""
+    """The ledger answers, but no command of this configuration can use it. Another try does not help."""
 
 
 class StorageAway(QuotaError):
@@ -82,7 +82,7 @@ class StorageAway(QuotaError):
 class BadAnswer(QuotaError):
     """Upstream's answer is too large, too slow, or not what the API promises. The attempt stays charged.
 
-    A client without limits raises it only for redirects that lead nowhere: see `quota.clients.google.service`.
+    A client without bounds raises it only for redirects that lead nowhere: see `quota.clients.google.service`.
     """
 
 
@@ -95,14 +95,14 @@ class MoveRefused(QuotaError):
 
 
 class RepairRefused(QuotaError):
-    """The ledger's clock and this machine's disagree, so neither can date what is repaired. Nothing was changed."""
+    """The ledger's clock and this machine's disagree, so neither can date the charges. Nothing was changed."""
 
 
 class Refused(QuotaError):
     """The call was not admitted, and nothing left the machine. Nothing was charged, unless `decision.reason` is
     "ledger-unavailable": a ledger whose answer was lost may count the call as spent.
 
-    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when). A scheduler is told
+    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody knows when). Give a scheduler
     `decision.when()`.
     """
 

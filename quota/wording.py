@@ -1,7 +1,7 @@
-"""What people are told, in words and tables, wherever they read it: a terminal, or the page.
+"""The words and tables that people read, in a terminal or on the dashboard.
 
-A text is made of lines and tables. The command line draws them in a terminal, the page as HTML. They say what is not as
-usual in a status; why a call was refused; and what a charge did. The cause comes first, the rest is the evidence.
+A text is made of lines and tables. The command line draws them in a terminal, the dashboard as HTML. They show the
+notes of a status, the reason of a refusal, and the effect of a charge. The cause comes first, then the evidence.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from quota.rules.facts import Exhaustion
 
 ROWS = 10
-"""The most rows in the table of what fills a limit; the JSON has all."""
+"""The most rows in the table of the charges that fill a limit; the JSON has all."""
 
 NAMED = 3
 SHARE = 20
-"""The most names in the line that says who filled it. Each has at least one part in SHARE."""
+"""The most names in the line `Filled by`. Each has at least one part in SHARE."""
 
 
-# -- what a text is made of --------------------------------------------------------------------------------------------
+# -- lines and tables --------------------------------------------------------------------------------------------------
 
 Tone = Literal["", "strong", "note", "bad", "verdict"]
-"""How a line is meant: plain, its point, something unusual, something wrong, or a refusal's cause."""
+"""The kind of a line: plain, the main point, something unusual, something wrong, or the cause of a refusal."""
 
 
 class Line(NamedTuple):
@@ -64,7 +64,7 @@ Part = Line | Table
 
 
 def early_of(credential: CredentialRow) -> Iterator[Line]:
-    """Which buckets upstream closed before we had spent them. It belongs right below the verdict."""
+    """The buckets that upstream closed before we had spent them. The lines belong right below the verdict."""
     for early in credential.early:
         used, why = many(early.used_units, "unit"), spent_elsewhere(early.comparable)
         text = f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: {why}"
@@ -72,15 +72,15 @@ def early_of(credential: CredentialRow) -> Iterator[Line]:
 
 
 def notes_of(credential: CredentialRow) -> Iterator[Line]:
-    """What else does not show in a credential's verdict and limits."""
+    """The notes on a credential that its verdict and limits do not show."""
     for row in credential.limits:
         name = row.limit.name
         if row.reserved_units:
             reserved = many(row.reserved_units, "unit")
-            yield Line(f"{name}: includes {reserved} reserved; what these calls cost is not known yet", "note")
+            yield Line(f"{name}: includes {reserved} reserved; the cost of these calls is not known yet", "note")
         if row.limit.shadow:
             now = ", and would refuse calls now" if row.state.would_refuse else ""
-            yield Line(f"{name}: a shadow: it counts and refuses nobody{now}", "note")
+            yield Line(f"{name}: a shadow: it counts and refuses no call{now}", "note")
         if row.upstream_units:
             used, until = many(row.upstream_units, row.state.noun), moment(row.upstream_until_ms)
             yield Line(f"{name}: {used} used by others, as upstream said, until {until}", "note")
@@ -111,7 +111,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
 
 
 def jobs_of(credential: CredentialRow) -> Iterator[Part]:
-    """The jobs of a credential: who runs each, its next tick, and whether a run could go on now."""
+    """The jobs of a credential: who runs each job, its next tick, and whether a run could go on now."""
     if credential.jobs:
         rows = [
             (
@@ -128,9 +128,9 @@ def jobs_of(credential: CredentialRow) -> Iterator[Part]:
 
 
 def stopped_jobs_of(credential: CredentialRow) -> Iterator[Line]:
-    """Which jobs could not go on now, and why."""
+    """The jobs that could not go on now, and the reasons."""
     for job in credential.jobs:
-        if job.why and credential.stopped != job:  # the verdict says why of that one
+        if job.why and credential.stopped != job:  # the verdict has the reason of that job
             yield Line(f"job {job.job} could not go on now: {job.why}", "note")
 
 
@@ -146,7 +146,8 @@ def lost(loss: Loss) -> str:
 
 
 def spent_elsewhere(comparable: bool) -> str:
-    """Why upstream closed a bucket that we had not spent, and who knows more. `comparable`: we can read its count."""
+    """Why upstream closed a bucket that we had not spent, and where to find out more. `comparable`: we can read its
+    count."""
     tells = "`quota reconcile` tells which" if comparable else "the provider's own console may tell which"
     return f"somebody else spends this project, or its quota is smaller; {tells}"
 
@@ -155,8 +156,8 @@ def spent_elsewhere(comparable: bool) -> str:
 
 
 def refusal_parts(x: RefusalExplained) -> Iterator[Part]:
-    """Why a call was refused: the cause, who filled it, who asked, what is different now, and the evidence. An empty
-    line begins a new paragraph."""
+    """Why a call was refused: the cause, who filled the limit, who asked, what changed since, and the evidence. An
+    empty line begins a new paragraph."""
     yield Line(f"REFUSED: {_cause(x)}", "verdict")
     for text in _who_filled(x):
         yield Line(text, "strong")
@@ -180,7 +181,7 @@ def _cause(x: RefusalExplained) -> str:
     kept = x.kept
     then = x.then_limits.get(kept.refused_by or "")
     if x.closed_by_upstream:
-        return kept.why.partition(" (")[0]  # its words come below
+        return kept.why.partition(" (")[0]  # upstream's words come below
     if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
     left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
@@ -196,7 +197,7 @@ def _cause(x: RefusalExplained) -> str:
 
 
 def _who_filled(x: RefusalExplained) -> Iterator[str]:
-    """Who spent the most of what the limit counts; or what is ours of a bucket that upstream closed."""
+    """Who spent most of the limit; for a bucket that upstream closed, how much of it we charged."""
     if x.closed_by_upstream:
         yield from _whose(x)
         return
@@ -214,7 +215,7 @@ def _who_filled(x: RefusalExplained) -> Iterator[str]:
 
 
 def _whose(x: RefusalExplained) -> Iterator[str]:
-    """How much of what upstream grants was charged here."""
+    """How much of upstream's grant was charged here."""
     if x.granted_units:
         fill = x.fill
         ours = fill.then_units if fill.is_whole else fill.now_units
@@ -233,7 +234,7 @@ def _asker(x: RefusalExplained) -> str:
     who += [f"region {kept.region}"] if kept.region else []
     who += [f"run {kept.run}"] if kept.run else []
     who += [f"on {kept.machine}"] if kept.machine else []
-    then = "" if kept.retry_at_ms is None else f"; told to come back {moment(kept.retry_at_ms)}"
+    then = "" if kept.retry_at_ms is None else f"; retry at {moment(kept.retry_at_ms)}"
     return f"{moment(kept.at_ms)}, credential {kept.credential}, {', '.join(who)}".rstrip(", ") + then
 
 
@@ -254,7 +255,7 @@ def _now(x: RefusalExplained) -> str:
 
 
 def _limits(x: RefusalExplained) -> Table:
-    """Then and now, limit by limit."""
+    """Each limit, then and now."""
     headings = ["limit", "window", "then used", "of", "now used", "of", *(["room again"] if x.rooms_ms else [])]
     rows = []
     for name in x.names:
@@ -272,7 +273,7 @@ def _limits(x: RefusalExplained) -> Table:
 
 
 def _upstream(x: RefusalExplained) -> Iterator[str]:
-    """What upstream said of the bucket that it closed."""
+    """Upstream's words about the bucket that it closed."""
     kept, record = x.kept, x.exhaustion
     if not x.closed_by_upstream:
         return
@@ -281,14 +282,14 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f"upstream's answer to bucket {kept.refused_by} is no longer recorded"
         return
     until = "it grants quota" if record.until_ms == NEVER else moment(record.until_ms)
-    yield f"upstream said so on {moment(record.since_ms)}, told by {record.reported_by}; it holds until {until}"
+    yield f"upstream closed it on {moment(record.since_ms)}, reported by {record.reported_by}, until {until}"
     yield f'its words: "{record.evidence}"'
     if record.reopened_ms:
         yield f"reopened on {moment(record.reopened_ms)}: {record.reopened_because}"
 
 
 def _filled(x: RefusalExplained) -> Iterator[Part]:
-    """Who filled the limit that decided; or what we know of that a closed bucket counts."""
+    """Who filled the limit that refused; for a closed bucket, who charged to it here."""
     fill = x.fill
     what = (
         f"What this ledger charged to bucket {fill.name}"
@@ -296,7 +297,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
         else f"What counts in limit {fill.name!r}"
     )
     if not fill.rows:
-        yield Line(f"{what}: nothing that the log still has")
+        yield Line(f"{what}: the log has none of it any more")
     else:
         yield Line(f"{what}, in {x.noun(fill.name)}s:")
         rows = [(row.job or "-", row.method, row.region or "-", *_numbers(fill, (row,))) for row in fill.rows[:ROWS]]
@@ -311,13 +312,13 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
 
 
 def _numbers(fill: Fill, rows: Sequence[Filled]) -> tuple[str, str]:
-    """What these rows counted then, and what they count now."""
+    """The sums of these rows, then and now."""
     then = f"{sum(row.then_units or 0 for row in rows):,}" if fill.is_whole else "?"
     return then, f"{sum(row.now_units for row in rows):,}"
 
 
 def _differences(x: RefusalExplained) -> Iterator[str]:
-    """What counts beside the charges in the log."""
+    """The units that count and are not charges in the log."""
     fill, noun = x.fill, x.noun(x.fill.name)
     if fill.upstream_units:
         until = moment(fill.upstream_until_ms)
@@ -348,14 +349,14 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
 
 _WHAT = {
     "upstream": "used by others, as upstream said",
-    "reset": "all of them: reset",
-    "pace": "its pace goes on",
-    "grant": "what upstream granted is believed no more",
+    "reset": "the reset: all of them",
+    "pace": "the pace releases more",
+    "grant": "upstream's smaller grant ends",
 }
 
 
 def _admits(x: RefusalExplained) -> Iterator[str]:
-    """What would have admitted the call."""
+    """The changes that would have admitted the call."""
     kept = x.kept
     if x.admitted_today:
         yield "It would have been admitted with the configuration as it is today."
@@ -381,11 +382,11 @@ def _why_nothing(x: RefusalExplained) -> str:
     kept = x.kept
     if kept.limits_left_out:
         left_out = f"{many(kept.limits_left_out, 'limit')}"
-        return f"What would have admitted it is not known: the refusal was kept without {left_out}."
+        return f"The ledger kept the refusal without {left_out}, so no change can be named that would have admitted it."
     if kept.reason == "ledger-unavailable" and kept.calls > 1:
-        return "What allowance would have admitted them is not known: the refusal does not say what each call cost."
+        return "No allowance can be named that would have admitted them: the refusal lacks the cost of each call."
     if kept.reason == "ledger-unavailable":
-        return f"What an allowance would have admitted is known on its machine only: {kept.machine or 'unknown'}."
+        return f"Only its machine knows which allowance would have admitted it: {kept.machine or 'unknown'}."
     return "Nothing in the configuration would have admitted it."
 
 
@@ -408,7 +409,7 @@ def _setting(setting: Setting, job: str) -> str:
 
 
 def charge_parts(x: ChargeExplained) -> Iterator[Part]:
-    """What a charge was, and each limit before and after it."""
+    """A charge, and each limit before and after it."""
     charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
     drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
     yield Line(f"CHARGED {charged} for {x.charge.method} on {moment(x.at_ms)}{drawn}", "strong")
@@ -419,7 +420,7 @@ def charge_parts(x: ChargeExplained) -> Iterator[Part]:
         yield Line("")
         yield _around(x)
     if not all(map(x.is_whole, x.limits)):
-        yield Line("at least: the log no longer has all that counted before it", "note")
+        yield Line(">=: the log no longer has every charge that counted before it", "note")
     if x.not_counted_by:
         yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
     for further in x.also:
@@ -437,7 +438,7 @@ def _corrected(x: ChargeExplained) -> str:
     if x.draw is not None:
         repaid = f"Repaid on {moment(charge.id[0])} as charge {charge_id(charge.id[0], charge.key, 0)}. "
     if charge.reserved_units:
-        return f"{repaid}It is reserved: nobody has said yet what the call cost"
+        return f"{repaid}It is reserved: the cost of the call is not known yet"
     if charge.charged_units == charge.units:
         return f"{repaid}It was never corrected"
     how = "refunded: it counts nothing" if not charge.units else f"settled: it counts {counts}"

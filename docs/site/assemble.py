@@ -32,7 +32,7 @@ COPIED = (
     "*.md",
     "LICENSE",
     "docs/*.md",
-    "docs/examples/*.py",
+    "docs/examples/*.*",
     "docs/pictures/*",
     "lua/*.md",
     "config/*.json",

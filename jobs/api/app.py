@@ -1,7 +1,7 @@
-"""The application: what is asked, the threads that read the store, and answers that others may keep.
+"""The application: its routes, the threads that read the store, and answers that caches may keep.
 
-`openapi.json` beside this file is its OpenAPI 3.1 document, and tests hold every answer to it. The one page that lists
-it comes from here alone, without a script.
+`openapi.json` beside this file is its OpenAPI 3.1 document; tests check every answer against it. The page at / lists
+the document. It has no script and loads only its style sheet.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from quota.web.documents import App, Problem
 T = TypeVar("T")
 
 THREADS = 2
-"""SQLite searches without Python's lock, but its rows are made with it."""
+"""SQLite searches without Python's lock, but needs it to return rows."""
 
 MAX_WAITING = 200
-"""Requests that wait for a thread. More would wait longer than their clients do."""
+"""The most requests that wait for a thread. More would wait longer than their clients."""
 
 MIN_FRESH_S, MAX_FRESH_S = 10, 300
 STATIC_FRESH_S = 3600
@@ -68,7 +68,7 @@ logger = logging.getLogger("quota.api")
 
 
 def make_app(session: Session) -> App:
-    """The application over the store of this configuration. The session is read for /healthz alone."""
+    """The application over the store of this configuration. Only /healthz uses the session after this."""
     api = _Api(session)
     routes = [
         ("/api/v1/videos/trending", api.trending),
@@ -92,7 +92,7 @@ def make_app(session: Session) -> App:
 
 
 class _Readers:
-    """Threads that read the store, each with a connection of its own. The first failure of an outage is logged, and its
+    """Threads that read the store, each with its own connection. They log the first failure of an outage, and its
     end."""
 
     def __init__(self, url: str) -> None:
@@ -103,7 +103,7 @@ class _Readers:
         self._away = False
 
     async def read(self, question: Callable[[Reader], T]) -> T:
-        """The answer of a reader. Raises ProblemError if the store cannot be read, or too many wait."""
+        """The result of `question` in a thread. Raises ProblemError if the store is unreadable or too many wait."""
         if self._waiting >= MAX_WAITING:
             raise ProblemError(BUSY)
         self._waiting += 1
@@ -207,7 +207,7 @@ class _Api:
         return _kept(request, STYLE, "text/css; charset=utf-8")
 
 
-# -- what can be asked -------------------------------------------------------------------------------------------------
+# -- the OpenAPI document ----------------------------------------------------------------------------------------------
 
 
 def document() -> dict[str, Any]:
@@ -217,7 +217,7 @@ def document() -> dict[str, Any]:
 
 
 def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """A part of the document; where it refers to another one, that one."""
+    """A part of the document, or the part that its `$ref` names."""
     if "$ref" not in part:
         return part
     _, _, kind, name = part["$ref"].split("/")
@@ -226,13 +226,13 @@ def resolved(document: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 
 
 def listing(document: dict[str, Any]) -> bytes:
-    """The page that lists an OpenAPI document."""
+    """The page that lists the paths of an OpenAPI document."""
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = jinja.from_string(read_text("quota.jobs.api", "page.html"))
     return template.render(document=document, resolved=resolved).encode()
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def _parameters(request: Request, *names: str) -> Mapping[str, str]:
@@ -240,7 +240,7 @@ def _parameters(request: Request, *names: str) -> Mapping[str, str]:
 
 
 def _path_parameter(request: Request, name: str) -> str:
-    """A part of the path. The server replaces bytes that are not UTF-8, and what they stood for is lost."""
+    """A part of the path. The server replaced bytes that are not UTF-8, so such a path names nothing."""
     value: str = request.path_params[name]
     if "\ufffd" in value:
         raise ParameterError(name, "the path is not UTF-8")
@@ -248,13 +248,13 @@ def _path_parameter(request: Request, name: str) -> str:
 
 
 def _begin(question: str, parameters: Mapping[str, str]) -> tuple[bytes | None, int]:
-    """Where to go on, and the version that it is of; None for a list's first page."""
+    """The version of the list and the position to continue at. The version is None for the first page."""
     if "cursor" not in parameters:
         return None, 0
     try:
         return decode(question, parameters["cursor"])
     except ForeignCursorError:
-        raise ParameterError("cursor", "this is no nextPageToken of this query; ask without a cursor") from None
+        raise ParameterError("cursor", "this is not a nextPageToken of this query; ask without a cursor") from None
 
 
 def _check_version(asked: bytes | None, version: str) -> None:
@@ -266,15 +266,15 @@ def _check_version(asked: bytes | None, version: str) -> None:
 
 
 def _json(request: Request, document: resources.Json, changed_ms: int) -> Response:
-    """A document, and when what it tells changed last. What has been the same for long will be for a while: it may be
-    kept for a tenth of its age, as caches do with answers that say nothing about that (RFC 9111, 4.2.2)."""
+    """A document that last changed at `changed_ms`. Caches may keep it for a tenth of its age, the heuristic of RFC
+    9111 (4.2.2): data that has not changed for long will probably not change soon."""
     body = json.dumps(document, ensure_ascii=False).encode(errors="replace")
     age_s = (host_clock() - changed_ms) // 1_000
     return _kept(request, body, "application/json", min(MAX_FRESH_S, max(MIN_FRESH_S, age_s // 10)))
 
 
 def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_FRESH_S) -> Response:
-    """A body that may be kept for so long. A client that names it by its tag is not sent it again."""
+    """An answer that caches may keep for `fresh_s`. A client that sends its tag gets 304 without the body."""
     tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
     headers = {"etag": tag, "cache-control": f"public, max-age={fresh_s}"}
     if _matches(request.headers.getlist("if-none-match"), tag):
@@ -283,7 +283,7 @@ def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_
 
 
 def _matches(conditions: list[str], tag: str) -> bool:
-    """Whether the client has this body. A proxy that compressed it made its tag weak; the body is still the same."""
+    """Whether the client has this body. A proxy that compresses a body makes its tag weak; the body is the same."""
     listed = [condition.strip().removeprefix("W/") for condition in ",".join(conditions).split(",")]
     return "*" in listed or tag in listed
 
@@ -293,11 +293,9 @@ def _problem_response(problem: Problem) -> Response:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, or another method."""
+    """Starlette's own errors: no such path, or another method."""
     assert isinstance(error, HTTPException)  # noqa: S101  # the handler's own type
     if error.status_code == 405:
-        detail = f"{show(request.method)}: everything here is only read"
+        detail = f"{show(request.method)}: this API is read-only"
         return _problem_response(Problem(405, detail, more=(("allow", "GET, HEAD"),)))
-    return _problem_response(
-        Problem(error.status_code, f"There is nothing at {show(request.url.path)}; / lists what is.")
-    )
+    return _problem_response(Problem(error.status_code, f"Nothing is at {show(request.url.path)}; / lists the paths."))

@@ -1,4 +1,4 @@
-"""/healthz of the API: whether the store can be read, the ledger answers, and what is served is fresh."""
+"""/healthz of the API: whether the store is readable, the ledger answers, and the data is fresh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quota.session import Session, ledger_answers
 from quota.web.documents import Check, health
 
 Passes = tuple[list[Pass], dict[str, int]]
-"""The regions of all jobs, and when each job first ran."""
+"""The last passes of all jobs by region, and the first run of each job."""
 
 
 class Read(Protocol):
@@ -22,11 +22,11 @@ class Read(Protocol):
 
 
 KEPT_S = 2.0
-"""Anybody may ask, and each question asks the ledger: it is asked this often at most."""
+"""How long an answer is kept. Anybody may call /healthz, and each examination asks the ledger."""
 
 
 class Health:
-    """How the store and the ledger are, at most KEPT_S old."""
+    """The health of store and ledger, at most KEPT_S old."""
 
     def __init__(self, session: Session, read: Read) -> None:
         self._session = session
@@ -50,7 +50,7 @@ class Health:
         return [Check("store"), self._freshness(passes, first_runs)]
 
     def _freshness(self, passes: list[Pass], first_runs: dict[str, int]) -> Check:
-        """How old what is served is, of the jobs in the configuration. It warns where that says what is stale."""
+        """The age of the data of the configured jobs. Warns if a region is older than the configured `stale`."""
         now_ms = host_clock()
         jobs = self._session.settings.jobs
         ended = {(of_region.job, of_region.region): of_region.completed_ms for of_region in passes}
@@ -73,12 +73,10 @@ class Health:
         return Check("freshness", members=members)
 
     def _ledger(self) -> Check:
-        """Only whether it answers. What is stored is served without it."""
+        """Whether the ledger answers. The API serves the store without it."""
         answers = ledger_answers(self._session)
         if answers is None:
             return Check("ledger", "warn", "nothing was charged yet")
         return (
-            Check("ledger")
-            if answers
-            else Check("ledger", "warn", "the ledger does not answer; what is stored is served")
+            Check("ledger") if answers else Check("ledger", "warn", "the ledger does not answer; the store is served")
         )

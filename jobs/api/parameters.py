@@ -1,9 +1,9 @@
-"""What a request asks for: its parameters, read strictly, because one that is misspelt would be ignored otherwise; and
-where a list goes on.
+"""The parameters of a request and the cursors of lists. Unknown parameters are errors, so that nobody misspells one
+without noticing.
 
-    read_parameters    the parameters of a query string; `limit_of` and `words_of` are two of them
-    encode, decode     a cursor: opaque text that only the same question accepts, and only while its answer is the same
-    ProblemError       ends a request, `ParameterError` because of a parameter
+    read_parameters    the parameters of a query string; `limit_of` and `words_of` read two of them
+    encode, decode     a cursor: opaque text that is valid for one question, while its answer stays the same
+    ProblemError       ends a request with a problem; `ParameterError` names the wrong parameter
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MAX_LIMIT = 100
 MAX_CHARACTERS = 100
 MAX_BEGINNINGS = 3
 MIN_BEGINNING = 2
-"""A search by strangers takes 100 ms at most. The command admits more: a* to z* in one search took 3 s over 100,000
-videos, a phrase of 500 characters 1 s."""
+"""Bounds that keep a search by strangers within 100 ms. `quota search` has wider bounds: over 100,000 videos, a* to z*
+in one search took 3 s, a phrase of 500 characters 1 s."""
 
 
 class ProblemError(Exception):
-    """Ends a request: it is answered with this problem."""
+    """Ends a request with this problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -38,14 +38,14 @@ class ProblemError(Exception):
 
 
 class ParameterError(ProblemError):
-    """What is wrong with which parameter, for the client."""
+    """A wrong parameter, with its name and the mistake."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(Problem(400, detail, members={"parameter": name} if name else {}))
 
 
 def read_parameters(query: bytes, names: Collection[str]) -> dict[str, str]:
-    """The parameters of a query string, of which there are `names`. Raises ParameterError."""
+    """The parameters of a query string; `names` are allowed. Raises ParameterError."""
     parameters: dict[str, str] = {}
     for pair in query.split(b"&") if query else []:
         try:
@@ -69,7 +69,7 @@ def required(parameters: Mapping[str, str], name: str) -> str:
 
 
 def limit_of(parameters: Mapping[str, str]) -> int:
-    """How many items a page has at most."""
+    """The most items on a page."""
     written = parameters.get("limit", str(DEFAULT_LIMIT))
     if not (written.isascii() and written.isdigit() and len(written) < 10 and 1 <= int(written) <= MAX_LIMIT):
         raise ParameterError("limit", f"limit={show(written)}: write a number from 1 to {MAX_LIMIT}")
@@ -77,7 +77,7 @@ def limit_of(parameters: Mapping[str, str]) -> int:
 
 
 def words_of(parameters: Mapping[str, str]) -> str:
-    """What is searched for."""
+    """The words of a search."""
     words = required(parameters, "q")
     if len(words) > MAX_CHARACTERS:
         raise ParameterError("q", f"search for at most {MAX_CHARACTERS} characters, not {len(words)}")
@@ -96,11 +96,11 @@ MAX_POSITION = 2**32 - 1
 
 
 class ForeignCursorError(ValueError):
-    """This cursor does not belong to the question."""
+    """The cursor is of another question."""
 
 
 def encode(question: str, version: str, position: int) -> str:
-    """18 bytes as 24 characters: 6 of the question's digest, 8 of the version's, 4 of the position."""
+    """A cursor: 24 characters for 18 bytes, which are 6 of the question's digest, 8 of the version's, 4 of position."""
     return base64.urlsafe_b64encode(
         _digest(question, 6) + _digest(version, 8) + pack(">I", min(position, MAX_POSITION))
     ).decode()
@@ -118,7 +118,7 @@ def decode(question: str, written: str) -> tuple[bytes, int]:
 
 
 def is_of(version_digest: bytes, version: str) -> bool:
-    """Whether a cursor with this digest is one of this version."""
+    """Whether a cursor with this digest is of this version."""
     return version_digest == _digest(version, 8)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the store as upstream's own resources: its names, its types, and nothing that the store does not have."""
+"""Rows of the store as upstream's resources: upstream's names and types, without fields that the store lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THUMBNAILS = {"maxresdefault": "maxres", "sddefault": "standard", "hqdefault": 
 
 
 def chart_response(chart: Chart, token: str | None) -> Json:
-    """As upstream's videos.list; `ranking` says which ranking it is, and each video has its `rank`."""
+    """As upstream's videos.list, with `ranking` for the ranking, and `rank` for each video."""
     return {
         "kind": "youtube#videoListResponse",
         "ranking": {
@@ -48,7 +48,7 @@ def search_response(hits: Hits, token: str | None) -> Json:
 
 
 def video(row: VideoRow) -> Json:
-    """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more of it."""
+    """As an item of upstream's videos.list. Only `kind` and `id` if the store has no more fields."""
     details = {
         "duration": _text(row.duration),
         "definition": _text(row.definition),
@@ -97,7 +97,7 @@ def _search_snippet(row: VideoRow) -> Json:
 
 
 def _thumbnails(url: object) -> Json | None:
-    """The one thumbnail that the store has, under the size that its file is called by."""
+    """The single thumbnail of the store, under the size that its file name tells."""
     text = _text(url)
     if text is None:
         return None

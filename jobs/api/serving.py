@@ -1,4 +1,4 @@
-"""`quota serve`: where it may listen, and what stands before the application."""
+"""`quota serve`: where it may listen, and the rules and host check before the application."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from quota.web.lifecycle import address_of, listen, serve
 from quota.web.protection import names_of, protected
 
 ASKED = ("/api/v1/videos/trending", "/api/v1/videos/ID", "/api/v1/search", "/api/v1/channels/ID")
-"""What a rule must be about before others may ask."""
+"""The paths that rules must limit before the server listens for other machines."""
 
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 NOT_LIMITED = ("/healthz",)
-"""No rule counts it: a supervisor asks often."""
+"""The paths that no rule counts: supervisors call /healthz often."""
 
 POLICY = "default-src 'none'; frame-ancestors 'none'"
-"""Documents for programs: a browser that is made to show one loads nothing for it."""
+"""The answers are for programs. A browser that shows one loads nothing for it."""
 
 
 def run_api(
@@ -42,13 +42,13 @@ def run_api(
 ) -> None:
     """Serve until a signal ends it. `say` prints the line with the address. Raises QuotaError."""
     host, port = listen_at
-    with quota.open(config) as session:  # what is wrong with it is said before anything is served
+    with quota.open(config) as session:  # a mistake in the configuration ends the command before it listens
         settings = session.settings
     rules = rules_of(settings, exempt=NOT_LIMITED)
     if not is_loopback(host) and not unlimited and (path := _not_limited(rules)) is not None:
         raise UsageError(
-            f"--listen {listen_at}: others can reach it, and no rule limits {path}: write one as [inbound.NAME] in "
-            f"{settings.source}, or say --unlimited"
+            f"--listen {listen_at}: other machines can reach it, and no rule limits {path}: write [inbound.NAME] in "
+            f"{settings.source}, or set --unlimited"
         )
     hosts = {*map(_host_name, names), *(names_of(host) if is_loopback(host) else ())}
 
@@ -62,7 +62,7 @@ def run_api(
 
 
 def _host_name(text: str) -> str:
-    """A name as a Host field has it, without the port. Raises UsageError for what no request can name."""
+    """A name as the Host field has it, without the port. Raises UsageError for other text."""
     name = text.lower().removesuffix(".")
     if _HOST_NAME.fullmatch(name):
         return name
@@ -70,12 +70,12 @@ def _host_name(text: str) -> str:
         return str(ip_address(name.strip("[]")))
     except ValueError:
         raise UsageError(
-            f"--hostname {show(text)}: write a name alone, as clients send it in Host, for example api.example.org"
+            f"--hostname {show(text)}: write only the name that clients send in Host, for example api.example.org"
         ) from None
 
 
 def _not_limited(rules: Rules | None) -> str | None:
-    """The first path that no rule limits; None if each has one. A rule that is only tried refuses nobody."""
+    """The first path that no rule limits; None if all have a rule. A shadow rule limits nothing."""
     for path in ASKED:
         if all(rule.shadow for rule in (() if rules is None else rules.find("GET", path))):
             return path
@@ -83,6 +83,6 @@ def _not_limited(rules: Rules | None) -> str | None:
 
 
 def _limited(app: App, settings: Settings) -> App:
-    """The application behind the rules of the configuration, where it has any."""
+    """The application behind the rules of the configuration, if there are any."""
     rules = rules_of(settings, exempt=NOT_LIMITED)
     return app if rules is None else asgi(app, rules)

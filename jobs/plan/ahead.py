@@ -116,8 +116,8 @@ def _places(session: Session, job: JobSettings, regions: Sequence[str]) -> list[
 
 
 def _cost(budget: Budget, method: str) -> int:
-    """The units of one call: of one that the book does not know, its default for reading."""
-    return budget.book.price(method).units if method in budget.book.methods else budget.book.default_get.units
+    """The units of one call: if the fetch function names none, the book's default for reading. Raises UnknownMethod."""
+    return budget.book.default_get.units if method == UNNAMED else budget.book.price(method).units
 
 
 def _charge(

@@ -1,4 +1,4 @@
--- Ids are "ms-seq", compared by both numbers. Digits become a number by `+ 0`: `tonumber` would read them twice.
+-- Ids are "ms-seq", compared by both numbers. `+ 0` makes a number of digits; `tonumber` would read them twice.
 local function split(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   if ms then return ms + 0, seq + 0 end

@@ -1,4 +1,4 @@
--- The limits, for the windows that the server's clock is in. Where the caller means other windows, this is the end.
+-- Reads the limits from ARGV. Returns at once if the server's clock is in other windows than the caller's.
 local FIRST, FIELDS, MAX_LIMITS, MAX_SCALE = 4, 6, 8, 4503599627370496 -- 2^52
 local now_ms, cost, count_rejected = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 if not (now_ms and now_ms >= 0 and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
@@ -19,7 +19,7 @@ for n = 1, #KEYS / 2 do
   end
   local at_ms = now_ms - window * window_ms
   if at_ms < 0 or at_ms >= window_ms then return { -1, now_ms } end
-  -- With 12 to 16 fields a table does not grow any more, which would take longer than a command.
+  -- A table of 12 to 16 fields need not grow later, which would take longer than a command.
   limits[n] = { number = number, window_ms = window_ms, burst = burst, at_ms = at_ms,
     current_key = KEYS[2 * n - 1], previous_key = KEYS[2 * n], name = ARGV[first + 4], previous_name = ARGV[first + 5],
     met = 0, wait_ms = 0, current = 0, previous = 0 }

@@ -1,4 +1,4 @@
--- Adds an entry to the past. False where it would have to stand before the newest one, and is not there yet.
+-- Adds an entry to the past. Returns false if the entry is missing and belongs before the newest one.
 local newest_past = redis.call('XREVRANGE', past, '+', '-', 'COUNT', 1)[1]
 newest_past = newest_past and newest_past[1] or '0-0'
 local function add_to_past(id, line)
@@ -9,8 +9,8 @@ local function add_to_past(id, line)
   end
   return #redis.call('XRANGE', past, id, id) > 0
 end
--- The past is kept for 35 days, with the last entry before them, which tells that there was more; and not more of it
--- than this.
+-- The past is kept for 35 days, plus the last entry before them as a sign that older entries existed, and has at most MAX_PAST
+-- entries.
 local MAX_PAST = '500000'
 local function keep_past(clock_ms)
   local until_id = '(' .. int(math.max(1, clock_ms - PAST_MS)) .. '-0'

@@ -1,4 +1,4 @@
--- Redis takes nothing back when a script fails. So what this user may not run fails here, where it changes nothing.
+-- Redis does not undo the writes of a script that fails. So a command that this user may not run fails here, before any write.
 local function try_rights()
   local none = state .. ':none'
   redis.call('XADD', none, 'NOMKSTREAM', '*', 'e', '')

@@ -1,6 +1,5 @@
--- The epoch of a log as it stands: that of its state, but '~:0', a fence that is over, where the server has evicted one of its
--- keys. Then nobody appends, and whoever asks puts the log together anew. `holds` says how many of the keys log and corrected
--- there must be.
+-- The epoch of a log: the epoch in its state, or '~:0', an expired fence, if the server evicted one of its keys. Then the first
+-- process that reads it rebuilds the log before anybody appends. `holds` is how many of the keys log and corrected must exist.
 local function standing(epoch, holds)
   if string.find(epoch, '^[~!]') then return epoch, true end
   local is_whole = redis.call('EXISTS', log, corrected) == holds and (epoch ~= '' or holds == 0)

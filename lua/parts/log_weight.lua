@@ -1,6 +1,6 @@
--- What an unread entry takes of an author's room, as `weight` in quota/ledger/log.py says it.
+-- How much an unread entry takes of an author's room, as `weight` in quota/ledger/log.py.
 --
--- The entry of a line; nil where nobody can say what it takes: it is a marker, or no entry.
+-- The entry of a line; nil if its weight is unknown: for a marker, and for a line of another format.
 local function entry_in(line)
   local kind, units, key, bucket, method, job, rest = match(line or '',
     '^([co]?)(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t[^\t]*(.*)$')

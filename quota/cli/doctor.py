@@ -296,9 +296,10 @@ def _lost(session: Session, name: str) -> Iterator[Finding]:
                 f"project {project.name}",
                 lost(loss),
                 "the budget needs nothing; find out whether the server was emptied (FLUSHALL), restarted without its "
-                "data, or given an old copy"
+                "data or given an old copy, or ledger.url was changed"
                 if session.ledger.shared
-                else "the budget needs nothing; find out who deleted the file, or put an old copy in its place",
+                else "the budget needs nothing; find out whether the file was deleted or replaced by an old copy, or "
+                "ledger.url was changed",
             )
 
 

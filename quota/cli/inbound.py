@@ -1,4 +1,4 @@
-"""`quota inbound`: what an operator sees of the limits on an application's own visitors."""
+"""`quota inbound`: shows an operator the rate limits of an application."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @click.group("inbound", cls=Group)
 def inbound() -> None:
-    """Show the limits on who may ask your own application.
+    """Show the rate limits of your own application.
 
-    The rules stand in [inbound.NAME] of quota.toml, and `quota check` examines them. docs/inbound.md shows how an
-    application uses them.
+    [inbound.NAME] in quota.toml has the rules, and `quota check` checks them. docs/inbound.md shows how an application
+    uses them.
 
     \b
     Example:
@@ -36,15 +36,15 @@ def inbound() -> None:
     """
 
 
-@inbound.command(short_help="Show each rule, and what became of its requests.")
+@inbound.command(short_help="Show each rule and how its requests ended.")
 @textfile_option
 @format_option
 @config_option
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
-    """Show each rule, what became of its requests, and how many identities it counts.
+    """Show each rule, how its requests ended, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and the file of
-    metrics has quota_inbound_storage_up 0 alone.
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and the metrics
+    file has only quota_inbound_storage_up 0.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show who uses most of a rule's limits, by hashed identities.
 
-    The hash of an identity changes every day, or with `quota inbound rotate`. Nobody can tell the identity from it.
+    The hash of an identity changes every day, or with `quota inbound rotate`. It does not show the identity.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
         ]
         print_rich(FirstThatFits(tables(columns, rows)))
     else:
-        say(f"rule {chosen.name} counts nobody now")
+        say(f"rule {chosen.name} has counted no request in this window")
 
 
 @inbound.command(short_help="Change the salt of `gcra` and `log`, a minute from now.")
@@ -114,7 +114,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 def rotate(as_json: bool, config: str | None) -> None:
     """Change the salt with which `gcra` and `log` hash identities, a minute from now.
 
-    The salt of `counter` changes every day by itself. Neither frees anybody: a refused visitor stays refused.
+    The salt of `counter` changes every day by itself. A new salt resets no limit: a refused visitor stays refused.
 
     \b
     Example:
@@ -124,7 +124,7 @@ def rotate(as_json: bool, config: str | None) -> None:
 
     rules, storage = _open(config)
     if not is_there(rules):
-        raise QuotaError(f"{storage.label} is not there yet: no request was counted, so there is no salt to change")
+        raise QuotaError(f"{storage.label} does not exist yet: no request was counted, so there is no salt to change")
     from_ms = storage.rotate()
     if as_json:
         print_json({"storage": storage.label, "from": rfc3339(from_ms)})
@@ -140,7 +140,7 @@ def _open(config: str | None) -> tuple[Rules, Storage]:
 
 
 def _write(folder: str | None, storage: Storage, text: str) -> None:
-    """Write metrics as a file that is named after the storage: two applications may have the same collector."""
+    """Write the metrics into a file named after the storage, so that two applications can share a collector."""
     if folder is None:
         return
     from quota.reports.metrics import file_name, write_file
@@ -148,7 +148,7 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
     try:
         write_file(folder, file_name("inbound", storage.label), text)
     except OSError as error:
-        raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name a folder that exists") from None
+        raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name an existing folder") from None
 
 
 def _as_json(rule: Rule, report: Report) -> dict[str, object]:
@@ -169,7 +169,7 @@ def _as_json(rule: Rule, report: Report) -> dict[str, object]:
 
 def _render(rules: Sequence[Rule], report: Report) -> FirstThatFits:
     columns = [Column(heading) for heading in ("rule", "requests", "limits", "algorithm")]
-    columns += [Column(heading, number=True) for heading in ("identities", "admitted", "refused", "not asked")]
+    columns += [Column(heading, number=True) for heading in ("identities", "admitted", "refused", "no answer")]
     rows = []
     for rule in rules:
         refused = report.ended(rule.name, "refused") + report.ended(rule.name, "shadowed")

@@ -11,7 +11,7 @@ import click
 
 import quota
 from quota.cli.options import Group, config_option, dry_run_option, format_option, yes_option
-from quota.cli.output import confirmed, now_and_then, print_json, say
+from quota.cli.output import can_ask, confirmed, now_and_then, print_json, say
 from quota.common.clock import host_clock, moment, rfc3339
 from quota.common.text import listed, many, members
 from quota.errors import ConfigError, LedgerError, UsageError
@@ -246,8 +246,8 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
         needs_repair = any(ahead.needs_repair for ahead in ahead_of.values())
         if not as_json and not yes:
             _show_ahead(log, there_ms, ahead_of, yes=False)
-        may_ask = needs_repair and not dry_run
-        does = yes or (may_ask and confirmed("Is that time right, and repair it?", yes=False, unattended=False))
+        asks = needs_repair and not dry_run and not yes and can_ask()
+        does = yes or (asks and confirmed("If that time is right: repair the ledger?", yes=False))
         for project in projects if does else ():
             repairs.repair(log, project, host_clock())
     if as_json:
@@ -256,8 +256,9 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
     elif does:
         _show_ahead(log, there_ms, ahead_of, yes=True)
     else:
-        say("Nothing was changed." + (" If that time is right: quota ledger repair --yes" if needs_repair else ""))
-    return 0
+        hint = " If that time is right: quota ledger repair --yes" if needs_repair and not asks else ""
+        say(f"Nothing was changed.{hint}")
+    return int(asks and not does)
 
 
 def _show_ahead(log: Log, there_ms: int, ahead_of: Mapping[str, Ahead], *, yes: bool) -> None:
@@ -267,7 +268,7 @@ def _show_ahead(log: Log, there_ms: int, ahead_of: Mapping[str, Ahead], *, yes: 
 
 
 def _lines(ahead: Ahead, *, yes: bool) -> list[str]:
-    dated = "dated ahead, now dated now" if yes else "dated ahead"
+    dated = "dated ahead, now corrected" if yes else "dated ahead"
     lines = []
     if ahead.charges:
         newest = f"the newest {moment(ahead.newest_ms)}"

@@ -58,13 +58,14 @@ def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None
         write_row(row)
 
 
-def confirmed(question: str, *, yes: bool, unattended: bool = True) -> bool:
-    """Whether to go on. A person at a terminal is asked, unless --yes says so; `unattended` is the answer elsewhere."""
-    if yes:
-        return True
-    if not (os.isatty(0) and os.isatty(2)):
-        return unattended
-    return click.confirm(question, err=True)
+def can_ask() -> bool:
+    """Whether a person at a terminal can answer."""
+    return os.isatty(0) and os.isatty(2)
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Whether to go on. It asks a person at a terminal, unless --yes is set; without a terminal it goes on."""
+    return yes or not can_ask() or click.confirm(question, err=True)
 
 
 def takes_unicode() -> bool:

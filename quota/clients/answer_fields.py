@@ -218,18 +218,20 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `6m0s`, `40591s`, `1.5s`, `20ms`, perhaps with the full stop of a sentence."""
-    text = text.rstrip(".")[:64]
-    parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])", text, re.ASCII)
-    if not parts or "".join(map("".join, parts)) != text:
+    """`2h9m`, `1h 30m`, `40591s`, `1.5s`, `20ms`, `60 seconds`, perhaps with the full stop of a sentence."""
+    text = "".join(text[:64].lower().rstrip(".").split())
+    if re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
         return None
-    return math.ceil(sum(float(number) * UNITS_MS[unit] for number, unit in parts))
+    return math.ceil(sum(float(number) * UNITS_MS[unit] for number, unit in re.findall(_SPAN, text, re.ASCII)))
+
+
+_SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|[smhd])(?:(?:ec|econd|in|inute|r|our|ay)s?)?"
 
 
 def _date_ms(read: Callable[[str], datetime], text: str) -> int | None:
     """A date in any notation. A date without a zone is in UTC."""
     try:
-        moment = read(text[:64])
+        moment = read(text[:64].removesuffix(" UTC"))
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -19,12 +19,12 @@ elapsed_s: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOC
 
 
 def utc(at_ms: int) -> datetime:
-    """An aware datetime in UTC, exact to the millisecond. What lies outside of 0 to LATEST_MS is shown as that."""
+    """An aware datetime in UTC, exact to the millisecond. A time outside 0 to LATEST_MS becomes the nearer end."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=min(max(0, at_ms), LATEST_MS))
 
 
 def local(at_ms: int) -> datetime:
-    """The same in the local zone; in UTC where TZ names none, or one that no datetime can hold."""
+    """The same in the local zone; in UTC if TZ names no zone, or one that no datetime can hold."""
     try:
         return utc(at_ms).astimezone()
     except ValueError:
@@ -44,8 +44,8 @@ LATEST_MS = 10**14
 
 
 def moment(at_ms: int, zone: str | None = None) -> str:
-    """`2026-11-22T09:00:04+01:00`: a time in the local zone, as all that people read has it. Beside it is upstream's in
-    its `zone`, where the clock is another.
+    """`2026-11-22T09:00:04+01:00`: a time in the local zone, for people. If upstream's `zone` has another time, it
+    follows in brackets.
 
     It is rounded up to the second, so that a reader who comes back then is not early.
     """

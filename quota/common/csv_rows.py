@@ -1,4 +1,4 @@
-"""CSV, as every command writes it: a header, and a line for each row."""
+"""The CSV of every command: a header, and a line for each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import IO, Any
 
 
 class _Lines:
-    """A file in which rows end with a line feed. Told to use one itself, csv would leave a carriage return unquoted."""
+    """A file in which rows end with a line feed. With that as its own ending, csv would leave a carriage return
+    unquoted."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

@@ -1,18 +1,18 @@
-"""Files and folders: those that this package makes, those that somebody names, and those that are shipped with it.
+"""Files and folders that this package makes, that a user names, and that ship with the package.
 
     make_folder           a folder, with its missing parents
-    open_alone            a file of our own: made safely, or refused where others could have made or changed it
-    is_ours               whether a descriptor is still the one that `mark_ours` has marked
-    first_within          whether nobody of this machine did something for a while
-    doubt                 why others could change one file or folder
-    doubt_at              the same for what is at a path, or nothing
+    open_alone            a file of our own: made safely, or refused if other users could have made or changed it
+    is_ours               whether a descriptor is still the file that `mark_ours` marked
+    first_within          whether no process of this machine did something for a while
+    doubt                 why other users could change one file or folder
+    doubt_at              the same for a path, which may lead to nothing
     doubt_of_database     the same for an SQLite file, with its folder and the files beside it
-    doubt_of_path         the same for everything that a path leads through, and for the folder of what it leads to
-    doubt_of_way          the same for everything that a path leads through alone
-    read_named            a file that somebody named in a configuration or an option: it may be anything, a pipe too
-    read_text             a file that is shipped inside the packages: a Lua script, a cost book, a schema
+    doubt_of_path         the same for every folder and link on a path, and for the folder of its target
+    doubt_of_way          the same for every folder and link on a path only
+    read_named            a file from a configuration or an option: it may be anything, also a pipe
+    read_text             a file that ships in the packages: a Lua script, a cost book, a schema
 
-Where others may write, somebody may have put a link, a pipe or a file of theirs at a path that we are about to use.
+If other users may write to a folder, one of them may have put a link, a pipe or a file at a path that we use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quota.common.clock import host_clock
 from quota.common.text import one_line
 
 _AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK
-"""Wait for nobody at the other end of a pipe."""
+"""Do not wait for the other end of a pipe."""
 
 # -- files of our own --------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,8 @@ _OURS = 0x51_4C_4F_31
 
 
 class NotAloneError(OSError):
-    """Others could have made or changed the file. Its `strerror` says why, in words that follow the file's name."""
+    """Other users could have made or changed the file. `strerror` is the reason, in words that follow the file's
+    name."""
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -64,10 +65,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-    """As `os.open`, for a file of our own. What the umask takes off `mode` is off.
+    """As `os.open`, for a file of our own. The umask applies to `mode`.
 
-    A new file is made with O_EXCL. Raises NotAloneError for a link, a pipe, a file of another user, or one that others
-    may write; OSError for anything else.
+    It makes a new file with O_EXCL. Raises NotAloneError for a link, a pipe, another user's file, or a file that other
+    users may write; OSError for anything else.
     """
     makes = flags & os.O_CREAT
     flags = flags & ~os.O_CREAT | os.O_NOFOLLOW | _AT_ONCE
@@ -103,36 +104,36 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
 
 
 def mark_ours(fd: int) -> None:
-    """Mark an open file, which is never read or written where it stands. A program that closes all descriptors, as
-    daemons do, gets the numbers of ours for files of its own."""
+    """Mark an open file by its offset, which nothing else uses. If a program closes all descriptors, as daemons do, its
+    own files get our numbers."""
     os.lseek(fd, _OURS, os.SEEK_SET)
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is still that of a file that we marked. It takes a third of the time of `fstat`."""
+    """Whether a descriptor is still a file that we marked. It takes a third of the time of `fstat`."""
     try:
         return os.lseek(fd, 0, os.SEEK_CUR) == _OURS
     except OSError as error:
-        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+        if error.errno is None:  # not from the system: a signal handler raised TimeoutError
             raise
         return False
 
 
 def first_within(path: str | os.PathLike[str], ms: int) -> bool:
-    """Whether nobody called this for `ms`, with a file at `path` to note it: for what one machine says now and then.
+    """Whether no process called this with `path` for `ms`. The file at `path` has the time of the last call.
 
-    A file of the future, by a clock that was wrong, notes nothing. Raises OSError.
+    A file from the future, by a wrong clock, does not count. Raises OSError.
     """
     fd = None
     try:
         with contextlib.suppress(FileNotFoundError):
             fd = open_alone(path, os.O_WRONLY)
         if fd is None:
-            with contextlib.suppress(FileExistsError):  # another process says it
+            with contextlib.suppress(FileExistsError):  # another process was first
                 fd = open_alone(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 return True
             return False
-        with contextlib.suppress(OSError):  # a file system without locks: two may say it
+        with contextlib.suppress(OSError):  # a file system without locks: two processes may be first
             fcntl.flock(fd, fcntl.LOCK_EX)
         if 0 <= host_clock() - os.fstat(fd).st_mtime_ns // 1_000_000 < ms:
             return False
@@ -144,32 +145,32 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
 
 
 def readable(path: str, flags: int) -> int:
-    """Opens a file that others may read, as the umask allows: an `opener` for `open`."""
+    """Opens a file that other users may read, as the umask allows: an `opener` for `open`."""
     return open_alone(path, flags, 0o644)
 
 
-# -- who could change them ---------------------------------------------------------------------------------------------
+# -- who could change a file -------------------------------------------------------------------------------------------
 
-# This user and root alone, or somebody else: another owner, every user (`o+w`), or a group with somebody else in it.
-# Groups of this process's own do not count: its primary group, as with umask 002, and the group of a Kubernetes volume
-# (`fsGroup`), which is one of its supplementary groups and has nobody else. Nobody writes to what is mounted read-only,
-# such as a ConfigMap, whose folder has the mode 777.
+# Other users are another owner, every user (`o+w`), or a group with another member. A group of this process alone does
+# not count: its primary group, as with umask 002, or a supplementary group without other members, such as that of a
+# Kubernetes volume (`fsGroup`). No user writes to a read-only mount, such as a ConfigMap, whose folder has mode 777.
 
 NO_FILE = "is neither a file nor a folder"
 
 MAX_LINKS = 40
-"""As many symbolic links as Linux follows in one path."""
+"""The number of symbolic links that Linux follows in one path."""
 
 _ACL = "system.posix_acl_access"
 
 _BESIDE = ("", "-journal", "-wal", "-shm")
-"""An SQLite file, and those that SQLite makes and believes beside it."""
+"""The endings of an SQLite file and of the files that SQLite makes and trusts beside it."""
 
 
 def doubt(status: os.stat_result, path: int | str | os.PathLike[str], *, roots: bool = False) -> str:
-    """Why others could change what has this `status`, in words that follow its name; "" if they could not.
+    """Why other users could change the file or folder with this `status`, in words that follow its name; "" if they
+    could not.
 
-    A folder may belong to root; a file only with `roots`. Nothing else than a file or a folder is sound.
+    A folder may belong to root, and with `roots` a file too. Anything else than a file or folder is in doubt.
     """
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return NO_FILE
@@ -178,8 +179,8 @@ def doubt(status: os.stat_result, path: int | str | os.PathLike[str], *, roots: 
 
 
 def doubt_at(path: str | os.PathLike[str]) -> str:
-    """Why others could change the file or folder at `path`, in words that follow its name; "" if they could not, or if
-    there is nothing to be seen."""
+    """Why other users could change the file or folder at `path`, in words that follow its name; "" if they could not,
+    or if there is nothing."""
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -191,9 +192,9 @@ def doubt_at(path: str | os.PathLike[str]) -> str:
 
 
 def doubt_of_database(path: str) -> str:
-    """Why others could change the SQLite file at `path`, in words; "" if they could not.
+    """Why other users could change the SQLite file at `path`, in words; "" if they could not.
 
-    Who may write to its folder could put a journal there, which SQLite would play into the file.
+    A user who may write to its folder could put a journal there, which SQLite would play into the file.
     """
     for link in (path, os.path.realpath(path)) if os.path.islink(path) else (path,):
         folder = os.path.dirname(link) or "."
@@ -208,17 +209,18 @@ def doubt_of_database(path: str) -> str:
 
 
 def doubt_of_path(path: str | os.PathLike[str]) -> str:
-    """Why others could make the file at `path` another one, or put something beside it; "" if they could not.
+    """Why other users could replace the file at `path`, or put something beside it; "" if they could not.
 
-    Every folder and link on the way counts: a user who may rename one may replace all below. In a folder such as /tmp
-    (mode 1777) nobody renames what is somebody else's, so one may be on the way, but not hold the file. Raises OSError.
+    Every folder and link on the way counts: a user who may rename it may replace everything below. In a folder such as
+    /tmp (mode 1777) no user renames another user's files, so it may be on the way, but not hold the file. Raises
+    OSError.
     """
     absolute = os.path.abspath(path)
     return _walk(os.path.dirname(absolute)) or _walk(absolute)
 
 
 def doubt_of_way(path: str | os.PathLike[str]) -> str:
-    """Why others could put something else in the place of `path`, in words; "" if they could not. Raises OSError."""
+    """Why other users could replace `path`, in words; "" if they could not. Raises OSError."""
     return _walk(os.path.abspath(path))
 
 
@@ -273,13 +275,13 @@ def _writable_by_others(status: os.stat_result, path: int | str | os.PathLike[st
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether this process is in the group, and nobody else is known to be."""
+    """Whether this process is in the group, and no other user is known to be."""
     me, primary = os.geteuid(), os.getegid()
     if gid != primary and gid not in os.getgroups():
         return False
     try:
         members = set(grp.getgrgid(gid).gr_mem)
-    except KeyError:  # it has no name, as in most containers
+    except KeyError:  # the group has no name, as in most containers
         members = set()
     if members - {_user_name(me), _user_name(0)}:
         return False
@@ -290,12 +292,12 @@ def _has_acl(path: int | str | os.PathLike[str]) -> bool:
     """Whether the group's bits are the mask of a list with further users and groups."""
     try:
         return bool(os.getxattr(path, _ACL))
-    except (AttributeError, OSError):  # not on Linux, or there is none
+    except (AttributeError, OSError):  # not on Linux, or there is no list
         return False
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this is how a user namespace shows owners that it does not know: root's outside, for one."""
+    """Whether a user namespace shows unknown owners by this id, such as the root outside of it."""
     if uid in (0, os.geteuid()):
         return False
     try:
@@ -323,17 +325,17 @@ def _group_name(gid: int) -> str:
         return str(gid)
 
 
-# -- files that somebody names -----------------------------------------------------------------------------------------
+# -- files that a user names -------------------------------------------------------------------------------------------
 
 WRITER_WITHIN_MS = 5_000
-"""How long a pipe is given until somebody writes to it."""
+"""How long to wait until a process writes to a pipe."""
 
 
 def read_named(path: str | os.PathLike[str], at_most: int) -> bytes:
     """The first `at_most` bytes of a file, or of what a shell's `<(...)` hands over.
 
-    Raises OSError, also for a pipe that nobody writes to: a run would hang until somebody does. Raises ValueError for
-    a name with a NUL.
+    Raises OSError, also for a pipe that no process writes to: a run would hang. Raises ValueError for a name with a
+    NUL.
     """
     fd = at_once(path, os.O_RDONLY)
     try:
@@ -359,29 +361,29 @@ def _await_writer(fd: int) -> None:
     if waiting.poll(WRITER_WITHIN_MS):
         return
     try:
-        os.read(fd, 1)  # there is nothing to be lost
+        os.read(fd, 1)  # there is no byte to lose
     except BlockingIOError:
-        return  # somebody has opened it, and takes a while
+        return  # a process has opened it, and takes a while
     raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
 
 
-# -- files that are shipped --------------------------------------------------------------------------------------------
+# -- files that ship ---------------------------------------------------------------------------------------------------
 
 # They lie in folders. `importlib.resources` reads them from zip files too, and takes 3% of a cold `quota charge`.
 
 
 def read_text(package: str, name: str) -> str:
-    """The text of a shipped file, for example `read_text("quota.lua", "charge.lua")`."""
+    """The text of a file of the package, for example `read_text("quota.lua", "charge.lua")`."""
     return _folder(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def list_names(package: str, folder: str) -> list[str]:
-    """The names of the files in a shipped folder."""
+    """The names of the files in a folder of the package."""
     return [path.name for path in _folder(package).joinpath(folder).iterdir()]
 
 
 def path_of(package: str, name: str) -> Path:
-    """Where a shipped file lies, for programs that read it themselves."""
+    """The path of a file of the package, for programs that read it themselves."""
     return _folder(package).joinpath(name)
 
 

@@ -1,6 +1,6 @@
-"""What `quota check` and `quota doctor` say: a verdict on one thing, and what to do about it.
+"""The findings of `quota check` and `quota doctor`: each is a verdict on one thing, with the remedy.
 
-The findings about a folder are here, too: on which file system it lies, whose it is, and how much room there is.
+This module also examines folders: their file system, their owner, and their free space.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from quota.common.text import one_line
 Level = Literal["error", "warning", "ok"]
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "ok")
-"""From what needs attention first."""
+"""The most urgent level first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict: what it is about, what was seen, and, unless it is `ok`, the remedy.
+    """One verdict: its place, its message and, unless it is `ok`, the remedy.
 
     An `error` makes work fail or spends too much; a `warning` may be intended.
     """
@@ -42,25 +42,25 @@ class Finding:
 
 
 def warning(location: str, message: str, remedy: str = "") -> Finding:
-    """A finding of something that may be intended."""
+    """A finding that may be intended."""
     return Finding("warning", location, message, remedy)
 
 
 def finding_of(level: Level, location: str, error: object, remedy: str = "") -> Finding:
-    """The finding for an error that says "what is wrong; what to do". `remedy` is for one that names none."""
+    """The finding for an error that says "what is wrong; what to do". `remedy` is for an error without one."""
     message, _, own_remedy = redact(str(error)).partition("; ")
     return Finding(level, location, message, own_remedy or remedy)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors first, then warnings, then what is fine; otherwise in the order given."""
+    """Errors first, then warnings, then the rest; otherwise in the order given."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 MOUNTS = "/proc/self/mountinfo"
-"""Linux says here what is mounted where. Elsewhere the file systems are not known."""
+"""Linux lists its mounts here. On other systems, the file systems are not known."""
 
 IN_MEMORY = frozenset(("tmpfs", "ramfs", "rootfs"))
 """A restart empties these."""
@@ -97,9 +97,9 @@ LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
 def examine_folder(
     location: str, folder: str | os.PathLike[str], holds: str, mounts: str = MOUNTS, *, alone: bool = True
 ) -> Iterator[Finding]:
-    """The findings about a folder that `holds` something, or about the one where it would be made: at least one.
+    """The findings about a folder that `holds` something, or would be made: at least one finding.
 
-    `alone`: others may not write there.
+    `alone`: other users must not be able to write there.
     """
     on_the_way = _existing(os.path.abspath(folder))
     if not os.path.exists(on_the_way):  # as where what it names is not mounted
@@ -122,7 +122,7 @@ def examine_folder(
 
 
 def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Why this user could not write the file at `path`, or make it and the folders on its way, and what to do."""
+    """Why this user could not write the file at `path`, or make it with its parent folders; and the remedy."""
     there = _existing(os.path.abspath(path))
     is_file, name = there == os.path.abspath(path), one_line(there)
     if not os.path.exists(there):  # as where what it names is not mounted
@@ -157,7 +157,7 @@ def _file_system(location: str, there: str, name: str, holds: str, mounts: str) 
 
 
 def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
-    """The type of the file system that holds `path`, or would hold it; "" where that is not known."""
+    """The type of the file system that holds `path`, or would hold it; "" if it is not known."""
     path = os.path.realpath(path)
     try:
         with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
@@ -178,7 +178,7 @@ def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
 
 
 def _existing(path: str) -> str:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or the nearest folder above it that exists."""
     while not os.path.lexists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return path

@@ -68,7 +68,8 @@ def start_over_in_child(copied: StartsOver) -> None:
 
 
 class _Forking(threading.local):
-    """How far each thread is with a fork: others may fork meanwhile, and wait until what it holds is free."""
+    """The progress of each thread with its fork. Other threads may fork meanwhile: they wait for the objects that it
+    holds."""
 
     def __init__(self) -> None:
         self.holding: list[Generator[None, None, None]] = []
@@ -85,7 +86,7 @@ def _before() -> None:
 
 
 def _hold(objects: list[Held]) -> None:
-    """Hold all objects, the last one first. Raises the exception of one only after it has held them all."""
+    """Hold all objects, the last one first. Raises an object's exception only after it has held them all."""
     holding = _forking.holding
     try:
         while objects:
@@ -126,6 +127,6 @@ def _start_over(objects: list[StartsOver]) -> None:
             _start_over(objects)
 
 
-# A signal handler that runs as a hook begins may raise, and then this hook has done nothing: the next one does it.
+# If a signal handler raises as a hook begins, that hook has done nothing. The second registration does the work.
 for _ in range(2):
     os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_after_in_child)

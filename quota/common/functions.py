@@ -1,4 +1,4 @@
-"""How functions are called: what a call makes, and the same call for many things at once."""
+"""Helpers for calls: the kind of result that a call makes, and the same call for many things at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE = 4
-"""How many threads look at once. More gain nothing: one interpreter reads all answers."""
+"""How many threads call at once. More gain nothing: one interpreter reads all answers."""
 
 
 def made_by(func: Any) -> str:
-    """ "coroutine", "generator", "async generator", or "" for its result: a caller who expects a result awaits no
-    coroutine, and runs no generator. `func` may be any object that is callable."""
+    """The kind of object that a call of `func` returns: "coroutine", "generator", "async generator", or "" for its
+    result. A caller who expects a result would not await or run it. `func` may be any callable object."""
     while isinstance(func, partial):
         func = func.func
     if not inspect.isroutine(func):
@@ -30,8 +30,8 @@ def made_by(func: Any) -> str:
 
 
 def several(look: Callable[[T], R], each: Iterable[T]) -> Iterator[R]:
-    """What `look` returns for each, in their order. A few threads look at several at once, because most of the time
-    goes by in waiting. The first error ends it. A lone look needs no thread."""
+    """The results of `look` for each thing, in their order. A few threads work at once, because most of the time is
+    waiting. The first error ends it. A single thing needs no thread."""
     things = list(each)
     if len(things) < 2:
         yield from map(look, things)

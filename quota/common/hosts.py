@@ -1,4 +1,4 @@
-"""Which hosts are this machine, or Google's, how ports and paths are read, and whether a connection still stands."""
+"""Hosts, ports, paths and connections: which hosts are local or Google's, and whether a connection is still open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 MAX_KNOWN = 1_000
-"""How many hosts are remembered: each request asks about its own. A crawler meets more."""
+"""How many hosts the cache holds. Each request looks up its own host; a crawler meets more."""
 
 
 @lru_cache(MAX_KNOWN)
@@ -27,15 +27,15 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ambiguous(url: str) -> bool:
-    """Whether a part of a url would be dropped, or taken for another part: a fragment, what stands beside the brackets
-    of a host, a control character, or a password with unescaped separators."""
+    """Whether a parser could drop a part of a url, or take it for another part: a fragment, text beside the brackets of
+    a host, a control character, or a password with unescaped separators."""
     userinfo, _, place = url.partition("://")[2].partition("?")[0].rpartition("@")
     beside_brackets = re.search(r"[^,]\[|\][^:,]", place.partition("/")[0]) is not None
     return beside_brackets or "/" in userinfo or "#" in url or not url.isprintable()
 
 
 def is_http_address(url: str) -> bool:
-    """Whether it is an address of HTTP: of a host, on a port that one may have, and with nobody's name in it."""
+    """Whether it is an HTTP address with a host, a valid port, and no user name."""
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
@@ -45,12 +45,12 @@ def is_http_address(url: str) -> bool:
 
 
 def default_port(scheme: str) -> int:
-    """The port of an address that names none."""
+    """The port of an address without one."""
     return 443 if scheme in ("https", "wss") else 80
 
 
 def is_readable_on_the_way(url: str) -> bool:
-    """Whether what is sent to this address leaves the machine in plain text."""
+    """Whether a request to this address leaves the machine in plain text."""
     parts = urlsplit(url)
     return parts.scheme.lower() != "https" and not is_loopback(parts.hostname or "")
 
@@ -61,17 +61,19 @@ def plain_path(path: str) -> str:
 
 
 def readings_of(path: str) -> tuple[str, ...]:
-    """All paths that servers may read in one, as `plain_path` writes them, and that one first: with encoded slashes
-    decoded, also those that were encoded twice; with a backslash for a slash; without what follows a semicolon, or an
-    encoded end of the path; and with `..` followed."""
+    """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
+    slashes decoded (once or twice), backslashes as slashes, no text after a semicolon or an encoded end of the path,
+    no dots or spaces at its end, and `..` resolved."""
     plain = plain_path(path)
-    if not re.search(r"[%;\\]|/\.", path):
+    if not re.search(r"[%;\\]|/\.|[.\s]/*$", path):
         return (plain,)
     once = unquote(path)
     readings = dict.fromkeys([plain])
     for text in (plain, once, unquote(once), unquote(unquote(once))):
         for slashed in (text, text.replace("\\", "/")):
-            for shorter in (slashed, re.sub(";[^/]*", "", slashed), re.split("[?#\0]", slashed, maxsplit=1)[0]):
+            unended = re.sub(r"(?<![/.\s])[.\s]+(?=/*$)", "", slashed)
+            unmarked = re.sub(";[^/]*", "", slashed)
+            for shorter in (slashed, unended, unmarked, re.split("[?#\0]", slashed, maxsplit=1)[0]):
                 parts = [part for part in shorter.split("/") if part]
                 readings[f"/{'/'.join(parts)}"] = None
                 readings[f"/{'/'.join(_followed(parts))}"] = None

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from quota.common.text import quoted
 
 begin: Callable[[], None] | None = None
-"""What a command begins its log with, if there comes to be anything to warn of. In a program of the user's, nothing."""
+"""Sets up the log of a command before its first warning. None in a program of the user."""
 
 
 def warn(event: str, detail: object = "", /, **fields: object) -> None:
     """Log a warning with the logger `quota`: a `line`, and after a colon the `detail`."""
-    import logging  # late: most processes have nothing to warn of
+    import logging  # late: most processes never warn
 
     if begin is not None:
         begin()

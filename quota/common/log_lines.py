@@ -1,4 +1,4 @@
-"""How a line of the log is written: without secrets and control characters, as text or as JSON.
+"""Writes lines of the log, without secrets and control characters, as text or as JSON.
 
 `install` puts a `RedactingFilter` on handlers, `LineFormatter` keeps each record on one line, and `JsonFormatter`
 writes an object a line, for programs that collect logs:

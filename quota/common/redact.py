@@ -1,7 +1,7 @@
 """Keeps secrets out of messages: `redact(text)`. `quota.common.log_lines` does it for logs.
 
-It finds secrets in two ways, because neither is enough alone. It replaces the literal values of the secrets that this
-process was given, wherever they appear. For other secrets, it recognizes the usual forms of keys and tokens.
+It finds secrets in two ways, because neither is enough alone. It replaces the literal values of this process's own
+secrets, wherever they appear. For other secrets, it recognizes the usual forms of keys and tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MIN_SECRET_LENGTH = 8
 """Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
 MIN_PIECE_LENGTH = 4
-"""Where a text was cut, this many characters of a secret are enough to recognize it."""
+"""If a text was cut, this many characters of a secret are enough to recognize it."""
 
 _CUT = "..."
-"""What `quota.common.text` writes in place of what it cuts."""
+"""`quota.common.text` writes this in place of the text that it cuts."""
 
 _HIDDEN = r"[^\s\"'\\&,;<>\[\]{}()]+"
 
@@ -28,8 +28,8 @@ _SHAPES = (
     rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|(?:access|oauth|refresh|id)_token|client_secret)=){_HIDDEN}",
     # Outside a URL, `key=` may mean anything, so the value must look like a key.
     r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}",
-    # A header, as text, as a dict's repr, or as JSON. A scheme that has matched is not taken for the token: a look
-    # ahead that is repeated gives nothing back. (`?+` would say so, and skips a letter before Python 3.11.3.)
+    # A header, as text, as a dict's repr, or as JSON. A matched scheme is not taken for the token: a
+    # repeated lookahead does not backtrack. (`?+` would do the same, but skips a letter before Python 3.11.3.)
     rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}",
     rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?=(?P<scheme>(?:[a-z]+ +)?))(?P=scheme)){_HIDDEN}",
     r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}",
@@ -70,7 +70,7 @@ def redact(text: str) -> str:
 
 
 def _without_pieces(text: str) -> str:
-    """A cut text may have cut a secret: its beginning is before the dots, or its end behind them."""
+    """Redact pieces of a secret beside a cut: its start before the dots, or its end after them."""
     parts = text.split(_CUT)
     for at, part in enumerate(parts):
         for secret in _secrets:

@@ -31,7 +31,7 @@ the longest names still fits into a quarter of a page, so no charge needs an ove
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _OUT_OF_STEP = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""What SQLite also says where the files beside the database are not those that belong to it."""
+"""Codes that SQLite also returns if the files beside the database do not belong to it."""
 
 
 class DamagedError(Exception):
@@ -80,12 +80,12 @@ class SqliteFile:
     application_id   marks the file as ours
     version          the version of its format
     error, wording   each failure raises an `error` with the message from `wording`
-    unusable         raised instead of `error` where asking again is no use: another format, another program's, damaged
+    unusable         raised instead of `error` if a retry is no use: another format, another program's file, damage
     durable          every commit waits for the disk; otherwise a crash of the machine, but not of a process, may lose
                      the last commits
-    private          only this user may read the file, and its folder if that has to be made; else others may read it
+    private          only this user may read the file, and a new folder; otherwise other users may read it
     lenient          replaces bytes that are not UTF-8 when it reads text
-    read_only        nothing is written, and no file is made: one that is missing or empty is an error
+    read_only        write nothing and make no file: a missing or empty file is an error
     deadline_s       how long a transaction may wait for transactions of other processes
 
     The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
@@ -107,8 +107,8 @@ class SqliteFile:
     page_bytes: int = PAGE_BYTES
 
     _open: ClassVar[set[sqlite3.Connection]] = set()
-    """All connections of this process. Where a file was forgotten in a circle, Python would end its connection before
-    `__del__` closes it."""
+    """All connections of this process. In a reference cycle, Python would otherwise end a connection before `__del__`
+    closes it."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -127,7 +127,7 @@ class SqliteFile:
     ) -> T:
         """Run `work` in one transaction. Waits for transactions of other processes, until the deadline, or `within_s`.
 
-        With `write` None, `work` itself begins and commits what must be one transaction. Without a BEGIN, every
+        With `write` None, `work` itself begins and commits its transactions. Without a BEGIN, every
         statement is a transaction of its own.
 
         SQLite's own busy handler backs off to 100 ms, and a process can starve under contention. So this method does
@@ -166,7 +166,7 @@ class SqliteFile:
                     raise self._explained(error) from error
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
-                    # MemoryError: a damaged length asks for more memory than there is.
+                    # MemoryError: a damaged length asks for too much memory.
                     raise self._useless(self.wording.damaged) from error
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
@@ -179,7 +179,7 @@ class SqliteFile:
             self._let_go()
 
     def __del__(self) -> None:
-        """Close a file that its user forgot to close, without a ResourceWarning, as every Python before 3.13 does."""
+        """Close a file that its user left open, without a ResourceWarning, as every Python before 3.13 does."""
         db = vars(self).get("_db")  # not there if `__init__` failed
         if db is not None:
             self._open.discard(db)
@@ -214,9 +214,9 @@ class SqliteFile:
                     return db
                 if not self.path:
                     return self._moved(db)
-            # The file, or one beside it, was deleted or replaced, as by whoever puts a copy back: we would not see what
-            # others write, nor they what we write. Or a transaction is open: a signal handler interrupted it, and has
-            # called us.
+            # The file, or a file beside it, was deleted or replaced, for example by a restored copy: we would not see
+            # what other processes write, nor they what we write. Or a transaction is open, and a signal handler
+            # interrupted it and called us.
             self._let_go()
         if self.path:
             self._check()
@@ -279,7 +279,7 @@ class SqliteFile:
         version = self._format(db)
         db.execute("COMMIT")
         if self.read_only:
-            if not version:  # empty: somebody is about to fill it
+            if not version:  # empty: another process is about to fill it
                 raise self.error(self.wording.no_file.replace("{reason}", "it is empty"))
             return
         if version < self.version:
@@ -307,14 +307,14 @@ class SqliteFile:
         return version
 
     def _useless(self, message: str) -> Exception:
-        """Asking again is no use."""
+        """The error for a file with which a retry is no use."""
         return (self.unusable or self.error)(message)
 
     def _explained(self, error: sqlite3.Error) -> Exception:
         wording, code, reason = self.wording, _code(error), str(error)
         if code == sqlite3.SQLITE_NOTADB:
             return self._useless(wording.not_a_database)
-        # Or a text is none, or somebody removed a table or column that the format has.
+        # Also: a text is not UTF-8, or a table or column of the format is missing.
         if code == sqlite3.SQLITE_CORRUPT or reason.startswith(("Could not decode", "no such table", "no such column")):
             return self._useless(wording.damaged)
         messages = {
@@ -355,7 +355,7 @@ def _inode(path: str) -> int:
 def _make(path: str, *, private: bool) -> None:
     """Create the file. SQLite gives its side files the same mode.
 
-    Only this user may read a private file or folder. Others may read what is not private, as the umask allows.
+    Only this user may read a private file or folder. Other users may read any other file, as the umask allows.
     """
     folder = os.path.dirname(path)
     if private and folder and not os.path.isdir(folder):

@@ -1,9 +1,9 @@
-"""The page for operators: `quota dashboard`. Reads the ledger, and serves what it read as HTML.
+"""The dashboard: reads the ledger, and serves its state as an HTML page for operators.
 
-app.py         the ASGI application: what is read of a session, and the routes
-reading.py     what is read of the ledger, and kept while it is read again
-pages.py       the pages: what was read, for the templates
+app.py         the ASGI application: the parts of a session, and the routes
+reading.py     reads the ledger, and keeps each part while it is read again
+pages.py       the pages: turns the parts into values for the templates
 charts.py      the use of a limit over time, as numbers and as shapes
 words.py       times and verdicts in words
-contract.py    what other packages add to the page
+contract.py    the parts that other packages add to the page
 """

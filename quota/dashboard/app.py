@@ -1,10 +1,10 @@
 """The ASGI application of the page.
 
-    Dashboard    what is read of a session, and kept
+    Dashboard    reads the parts of a session, and keeps them
     make_app     the application over it: pages, `/metrics`, `/healthz`
 
-It answers GET and HEAD and changes nothing. What a page needs is read in threads (`quota.dashboard.reading`), and pages
-are made in threads too, so nothing waits in the event loop.
+It answers GET and HEAD and changes nothing. Threads read the parts (`quota.dashboard.reading`) and make the pages, so
+the event loop never waits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from quota.web.protection import protected
 T = TypeVar("T")
 
 PATIENCE_S = 0.04
-"""How long a page waits for something newer than what it has."""
+"""How long a page waits for newer values than it has."""
 
 SCRAPE_PATIENCE_S = 5.0
 WARM_S = 60.0
@@ -55,12 +55,12 @@ LEAST_REFRESH_S, MOST_REFRESH_S = 5, 3600
 
 
 class Dashboard:
-    """Everything that is read of a session, each part kept by itself."""
+    """The parts of a session. Each part is read and kept by itself."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         for name in session.settings.credentials:
-            session.budget(name)  # before several threads ask for it
+            session.budget(name)  # before several threads open it
         self.site = Site(session.settings, session.ledger.label, shared=session.ledger.shared)
         points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
         self.added: dict[str, Kept[Contribution]] = {
@@ -75,7 +75,7 @@ class Dashboard:
         return next((part.forecast for part in added if part is not None and part.forecast is not None), None)
 
     def state(self) -> State:
-        """What there is, read anew where that is quick."""
+        """The present state. Parts that are quick to read are read anew."""
         for kept in self._all():
             if not kept.slow(PATIENCE_S):
                 kept.begin()
@@ -92,17 +92,17 @@ class Dashboard:
         return [self.now, *self.added.values(), self.curves, self.spent]
 
     def read_on(self) -> None:
-        """Begin to read what is due: what is slow is read after a page was made, not beside it."""
+        """Begin to read the parts that are due. Slow parts are read after a page was made, not while it is made."""
         for kept in self._all():
             kept.begin()
 
     def keep_warm(self) -> None:
-        """Read what is due, one after the other, so that the next request finds nothing old."""
+        """Read the parts that are due, one after the other, so that the next request finds new values."""
         for kept in self._all():
             kept.get(SCRAPE_PATIENCE_S)
 
     def samples(self) -> list[Sample]:
-        """What `/metrics` exports."""
+        """The samples for `/metrics`."""
         session = self.session
         now = self.now.get(SCRAPE_PATIENCE_S)
         samples: list[Sample] = []
@@ -118,7 +118,7 @@ class Dashboard:
         return samples
 
     def checks(self) -> list[Check]:
-        """What `/healthz` says. The page works without the ledger, so that is a warning."""
+        """The checks of `/healthz`. The page works without the ledger, so a silent ledger is a warning."""
         now = self.now.get(SCRAPE_PATIENCE_S)
         checks = [
             Check("ledger")
@@ -183,7 +183,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
 
     async def not_found(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        text = "There is no such page." if status == 404 else "This page is only read."
+        text = "There is no such page." if status == 404 else "This page answers GET and HEAD only."
         html = await run_in_threadpool(site.error, "Not found" if status == 404 else "Not allowed", text, host_clock())
         more = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
         return HTMLResponse(html, status, {"cache-control": "no-store", **more})
@@ -220,7 +220,7 @@ async def _every(span_s: float, work: Callable[[], None]) -> None:
 
 
 def _refresh(asked: str) -> int | None:
-    """The seconds of `?refresh=30`; None where the page is not to load itself again."""
+    """The seconds of `?refresh=30`; None if the page does not reload itself."""
     if not (asked.isascii() and asked.isdigit() and len(asked) < 6):
         return None
     return min(max(int(asked), LEAST_REFRESH_S), MOST_REFRESH_S)

@@ -1,11 +1,11 @@
-"""How much of a limit was used at each moment, by job, and how much the schedule will use; and that as shapes.
+"""The use of a limit over time, by job, with the forecast; and its shapes for an SVG.
 
     Event     one charge as a limit counts it
     Curve     the use of a limit over a span of time, from the charges that it counts
     Chart     a curve as the paths and labels that the template puts into an SVG
 
-Pure: no ledger, no clock. Shapes are in a field of WIDTH x HEIGHT that is stretched to the room there is; whatever has
-text is placed in percent beside it, so that letters are never stretched.
+Pure: no ledger, no clock. Shapes are in a field of WIDTH x HEIGHT that the browser stretches. Text has places in
+percent beside that field, so letters are never stretched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quota.dashboard.words import date, hour
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Window, cutoff
 
 SAMPLES = 145
-"""The number of past moments that are shown: one in 10 minutes of a day."""
+"""The number of past moments in a chart: for a day, one in 10 minutes."""
 
 AHEAD_SAMPLES = 96
 LEAST_AHEAD_MS = 3 * HOUR_MS
@@ -36,8 +36,8 @@ class Event(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Use at `times_ms`, the last of which is now, by job: each job has a number for each time. `ahead` is the use that
-    is expected at later times, of all jobs together, as far as that is known."""
+    """Use at `times_ms`, the last of which is now, by job: each job has a number for each time. `ahead` is the
+    forecast of later times, of all jobs together."""
 
     start_ms: int
     now_ms: int
@@ -48,8 +48,8 @@ class Curve(NamedTuple):
 
 
 def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
-    """The span of time that is shown: the period of a calendar limit; of any other the last day, and what comes until
-    `until_ms`, or for a day."""
+    """The span of a chart: the period of a calendar limit; for any other limit the last day, and the time until
+    `until_ms`, or one more day."""
     if isinstance(window, Calendar) and window.longest_ms > HOUR_MS:
         return window.edges(now_ms)[:2]
     latest_ms = now_ms + DAY_MS
@@ -57,7 +57,7 @@ def span(window: Window, now_ms: int, until_ms: int | None) -> tuple[int, int]:
 
 
 def since(window: Window, now_ms: int) -> int:
-    """The first moment whose charges a curve needs."""
+    """The time of the first charge that a curve needs."""
     return cutoff(window, span(window, now_ms, None)[0]) + 1
 
 
@@ -70,10 +70,10 @@ def curve(
     others: Sequence[tuple[int, int]] = (),
     known_ms: int | None = None,
 ) -> Curve:
-    """The curve of a limit from what it counts, oldest first, and from what is expected until `known_ms` (None: all).
+    """The curve of a limit from the events that it counts, oldest first, and the events that are expected until
+    `known_ms` (None: all).
 
-    `others` are units that only upstream has counted, each with the time until which they count. They are in what is
-    ahead.
+    `others` are units that only upstream counted, each with the time until which they count. They are part of `ahead`.
     """
     start_ms, end_ms = span(window, now_ms, until_ms)
     past_ms = now_ms - start_ms
@@ -115,7 +115,7 @@ def _ahead(
         counted = sums[bisect_right(times, at_ms)] - sums[bisect_right(times, cutoff(window, at_ms))]
         return counted + sum(units for units, until_ms in others if at_ms < until_ms)
 
-    last_ms = end_ms - 1  # at the reset itself a calendar limit has begun anew
+    last_ms = end_ms - 1  # at the reset a calendar limit starts from 0
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
     moments = [*range(now_ms, last_ms, step_ms), last_ms]
     return tuple((at_ms, used(at_ms)) for at_ms in moments)
@@ -125,14 +125,14 @@ def _ahead(
 
 WIDTH, HEIGHT = 1000, 200
 COLOURS = 6
-"""The most jobs that have a colour of their own; the others are one band together."""
+"""The most jobs with a colour of their own; the others share one band."""
 
 OTHERS = "others"
 TALL = 0.11
-"""A band of that share of the height has room for its name."""
+"""A band needs this share of the height to show its name."""
 
 EDGE = 3.0
-"""A label nearer to either end would stand out of the chart."""
+"""A label nearer to either end would leave the chart, in percent."""
 
 CHARACTER = 2.6
 """The width of a letter of a name, in percent of a narrow chart."""
@@ -142,8 +142,8 @@ _MOST_TICKS = 9
 
 
 class Band(NamedTuple):
-    """The area of one job. `colour` is its number, 0 for all the others; `label_y` the middle of its end in percent,
-    where there is room for its name."""
+    """The area of one job. `colour` is its number (0: the others together). `label_y` is the middle of its end in
+    percent (None: no room for its name)."""
 
     job: str
     colour: int
@@ -153,7 +153,7 @@ class Band(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A place on an axis in percent, with its label. `minor` ones are left out where there is little room."""
+    """A place on an axis in percent, with its label. A narrow chart leaves out the `minor` ticks."""
 
     at: float
     label: str
@@ -161,8 +161,8 @@ class Tick(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A curve's shapes. Places are in percent: `now` and the `next` capacity across (None: beyond what is shown),
-    the limit and the begin of what is ahead from the top."""
+    """A curve's shapes. Places are in percent: `now` and the `next` capacity across (None: outside the chart),
+    the limit and the start of the forecast from the top."""
 
     bands: tuple[Band, ...]
     ahead: str
@@ -230,12 +230,12 @@ def _grouped(curve: Curve, colours: Mapping[str, int]) -> list[tuple[str, int, S
 
 
 def colours_of(jobs: Iterable[str]) -> dict[str, int]:
-    """A number for each job that gets a colour of its own: the first COLOURS of them."""
+    """A number for each of the first COLOURS jobs, which get a colour of their own."""
     return {job: n for n, job in enumerate(list(dict.fromkeys(jobs))[:COLOURS], 1)}
 
 
 def _label_y(job: str, below: Sequence[int], above: Sequence[int], top: float, now: float) -> float | None:
-    """The middle of where a band has room for its name, which ends at its end; None if it has none."""
+    """The height of a band's name, which ends where the band ends; None if there is no room for it."""
     wide = (len(job or "no job") + 2) * CHARACTER * (len(below) - 1) / max(now, 1.0)
     first = len(below) - 1 - int(wide)
     if first < 0:
@@ -245,7 +245,7 @@ def _label_y(job: str, below: Sequence[int], above: Sequence[int], top: float, n
 
 
 def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Where there are units, with a place on each side: first and end."""
+    """The stretches with units, one place wider on each side: first and end."""
     first: int | None = None
     for n, own in enumerate([*units, 0]):
         if own and first is None:
@@ -256,7 +256,7 @@ def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 def _line(xs: Sequence[str], ys: Sequence[float], begin: str = "M") -> str:
-    """A path through points, without those on a level stretch."""
+    """A path through points. It leaves out points on a level stretch."""
     heights = [_n(y * HEIGHT / 100) for y in ys]
     kept = [n for n in range(len(xs)) if n in (0, len(xs) - 1) or not heights[n - 1] == heights[n] == heights[n + 1]]
     return "".join(f"{begin if place == 0 else 'L'}{xs[n]} {heights[n]}" for place, n in enumerate(kept))
@@ -267,7 +267,7 @@ def _n(number: float) -> str:
 
 
 def _unit_ticks(limit_units: int, y: Callable[[float], float], ahead_end: float | None) -> Iterable[Tick]:
-    """Round numbers at the right edge, without a label where what is ahead ends."""
+    """Round numbers at the right edge, without a label at the end of the forecast."""
     for units in _units(limit_units):
         at = y(units)
         hidden = (ahead_end is not None and -3 < ahead_end - at < 9) or at > 95
@@ -291,8 +291,8 @@ def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
 
 
 def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:
-    """Round times of the local clock, numbered, also where its offset changes in between: one that is left out in
-    spring has no moment, and of two in autumn the first that is shown counts."""
+    """Round times of the local clock, numbered, also if its offset changes in between. A time that spring skips is
+    missing; of two equal times in autumn, the first in the chart counts."""
     offsets_ms = sorted({_offset_ms(at_ms) for at_ms in (*range(start_ms, end_ms, DAY_MS), end_ms)}, reverse=True)
     for n in range((start_ms + offsets_ms[-1]) // step_ms, (end_ms + offsets_ms[0]) // step_ms + 1):
         for offset_ms in offsets_ms:

@@ -1,8 +1,8 @@
-"""What other packages add to the page, through the entry-point group `quota.dashboard`.
+"""The parts that other packages add to the page, through the entry-point group `quota.dashboard`.
 
-Each entry point is a function that takes the open session and returns a `Contribution`. It is called in a thread of its
-own, again and again, and may take its time: the page shows the last answer meanwhile. It raises QuotaError for what it
-cannot read.
+Each entry point is a function that takes the open session and returns a `Contribution`. The dashboard calls it in a
+thread of its own, again and again. It may be slow: meanwhile the page shows the last answer. If it cannot read its
+data, it raises QuotaError.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quota.reports.runs import Run
 GROUP = "quota.dashboard"
 
 Stand = Literal["waits", "pending", "going", "failed"]
-"""Where a job stands in a region: this round has it, it is still to come, it was interrupted, or it failed last."""
+"""Where a job stands in a region: `waits` (this round is done), `pending`, `going` (interrupted), or `failed` last."""
 
 
 class Region(NamedTuple):
-    """Where a job stands in one region, empty for a job without. `detail` says it in words. `stale`: its last complete
-    pass, or without one the job's first run, is longer ago than the owner wants."""
+    """Where a job stands in one region (empty: a job without regions), in words in `detail`. `stale`: its last complete
+    pass, or else the job's first run, is older than the configuration wants."""
 
     project: str
     job: str
@@ -34,7 +34,7 @@ class Region(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the schedule will charge at about `at_ms`."""
+    """A charge that the schedule will make at about `at_ms`."""
 
     project: str
     bucket: str
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
 
 class LimitAhead(NamedTuple):
     """One limit in the forecast: units (or calls) charged and expected on the present day of `zone`; the ticks that the
-    limit will refuse in all of the forecast, and when it first does."""
+    limit will refuse during the forecast, and the time of the first."""
 
     day_units: int
     zone: str
@@ -56,7 +56,7 @@ class LimitAhead(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What the schedule will charge from now to `until_ms`; `limits` by project and name."""
+    """The charges that the schedule will make from now to `until_ms`; `limits` by project and name."""
 
     until_ms: int
     expected: tuple[Expected, ...]
@@ -65,7 +65,7 @@ class Forecast(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What one entry point adds. `samples` are for `/metrics`, `notes` are lines for people."""
+    """The parts of one entry point. `samples` are for `/metrics`, `notes` are lines for people."""
 
     regions: tuple[Region, ...] = ()
     runs: tuple[Run, ...] = ()

@@ -1,7 +1,7 @@
-"""The pages: what was read, put into the words and shapes that the templates lay out.
+"""The pages: turns the state into words and shapes for the templates.
 
 Site     the templates and the style sheet; its methods make the pages
-State    everything that the page of now shows, as it was last read
+State    everything that the overview shows, as it was last read
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.wording import Part, Table, early_of, notes_of, refusal_parts, stopped_jobs_of
 
 ROWS = 12
-"""The most rows of a table that are seen at once; the rest unfolds."""
+"""The most rows of a table that show at once; the rest unfolds."""
 
 REFUSALS = RUNS = 10
 
@@ -40,11 +40,11 @@ NEAR_MS = 10 * MINUTE_MS
 """The least time between two rows of a limit's table."""
 
 TYPICAL = ("videos.list", "search.list", "videos.insert")
-"""What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""
+"""Their prices explain what a unit is. For another API, the first methods of its cost book take their place."""
 
 
 class State(NamedTuple):
-    """What was read last. `now_ms` is when it is shown."""
+    """The parts as they were last read. `now_ms` is the time of the page."""
 
     now_ms: int
     now: Reading[Now]
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
     @property
     def parts(self) -> list[Contribution]:
-        """What other packages added, as far as it was read."""
+        """The parts of other packages that were read."""
         return [reading.value for _, reading in self.added if reading.value is not None]
 
     @property
@@ -71,7 +71,7 @@ class State(NamedTuple):
 
 
 class Site:
-    """The templates, and what every page has in common."""
+    """The templates, and the values that every page needs."""
 
     def __init__(self, settings: Settings, ledger: str, *, shared: bool) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class Site:
         when, zone = partial(words.when, now_ms=now_ms), local(now_ms).tzname()
         return self._jinja.get_template(template).render(context, when=when, zone=zone)
 
-    # -- the page of now -----------------------------------------------------------------------------------------------
+    # -- the overview -------------------------------------------------------------------------------------------------
 
     def overview(self, state: State, refresh_s: int | None = None) -> str:
         """The verdict, the limits, who spent it, freshness, refusals and runs."""
@@ -160,7 +160,7 @@ class Site:
         return list(projects.values())
 
     def _by_size(self, curves: Iterable[Curve]) -> list[str]:
-        """The jobs of a project: those that use most first; of equal ones, as the configuration lists them."""
+        """The jobs of a project, the largest use first; equal jobs in the order of the configuration."""
         largest: dict[str, int] = {}
         for curve in curves:
             for job, units in curve.jobs.items():
@@ -169,7 +169,7 @@ class Site:
         return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
 
     def _prices(self, now: Now | None) -> Iterator[tuple[str, int]]:
-        """What a few calls cost, for a reader who has never heard of units."""
+        """The prices of a few calls, for a reader who does not know units."""
         if now is None:
             return
         first = next(iter(self._settings.credentials.values()))
@@ -178,16 +178,16 @@ class Site:
         for method in typical or list(book.methods)[: len(TYPICAL)]:
             yield method, book.price(method).units
 
-    # -- others --------------------------------------------------------------------------------------------------------
+    # -- other pages ---------------------------------------------------------------------------------------------------
 
     def refusal(self, explained: RefusalExplained, now_ms: int) -> str:
-        """Why one call was refused, as `quota explain` says it."""
+        """Why one call was refused, as in `quota explain`."""
         kept = explained.kept
         parts = _parts(refusal_parts(explained))
         return self._render("explanation.html", now_ms, title="Why it was refused", kept=kept, parts=parts)
 
     def run(self, run: Run, refusals: Sequence[KeptRefusal], now_ms: int) -> str:
-        """What one run did, and what stopped it."""
+        """One run, and the refusal that stopped it."""
         stopped = next((kept for kept in refusals if kept.run == run.run and kept.job == run.job), None)
         return self._render(
             "run.html",
@@ -199,18 +199,18 @@ class Site:
         )
 
     def error(self, title: str, text: str, now_ms: int) -> str:
-        """A page that says what is wrong."""
+        """A page with an error."""
         return self._render("error.html", now_ms, title=title, text=text)
 
 
 def _coded(text: str) -> Markup:
-    """A line of ours, with what stands in backquotes as code."""
+    """A line of ours, with the text in backquotes as code."""
     pieces = re.split(r"`([^`]+)`", spaced(text))
     return Markup().join(Markup("<code>{}</code>").format(piece) if n % 2 else piece for n, piece in enumerate(pieces))
 
 
 def _title(verdicts: Sequence[words.Verdict]) -> str:
-    """For the tab of the browser: the worst verdict, and on how many of the credentials it is."""
+    """The title for the browser's tab: the worst verdict, and how many credentials have it."""
     order = ("unknown", "closed", "full", "near", "open")
     worst = min(verdicts, key=lambda verdict: order.index(verdict.state), default=None)
     if worst is None:
@@ -222,10 +222,10 @@ def _title(verdicts: Sequence[words.Verdict]) -> str:
 
 
 def _notices(state: State) -> list[dict[str, Any]]:
-    """What cannot be read now, each error once."""
+    """The parts that cannot be read now, each error once."""
     readings: list[tuple[str, Reading[Any]]] = [("The ledger does not answer", state.now)]
     if state.now.error is None:
-        readings.append(("Who spent it cannot be read", state.spent))
+        readings.append(("The spending cannot be read", state.spent))
     readings += [(f"{what.capitalize()} cannot be read", reading) for what, reading in state.added]
     notices: dict[str, dict[str, Any]] = {}
     for what, (_, read_ms, error, failing_ms) in readings:
@@ -275,26 +275,26 @@ def _limit(
 
 
 def _longer(row: LimitRow, ahead: LimitAhead | None, forecast: Forecast | None, project: str) -> list[str]:
-    """The limits that will keep runs longer than this one, which is nearly used up too: the forecast counts a run that
-    several of them stop for the one that stops it longest."""
+    """The limits that will stop runs for longer than this nearly used limit. If several limits stop a run, the forecast
+    counts it for the limit that stops it longest."""
     if forecast is None or ahead is None or ahead.refused_ticks or row.level == "open":
         return []
     return [name for (of, name), limit in forecast.limits.items() if of == project and limit.refused_ticks]
 
 
 def _window(row: LimitRow) -> str:
-    """The window of a limit, as people say it, and whether it is on trial."""
+    """The window of a limit in words, and whether the limit is on trial."""
     window, selector = row.limit.view.window, row.limit.view.selector
     if isinstance(window, Sliding):
         text = f"in any {words.spelled_out(window.window_ms)}"
     else:
         text = f"in each {window.spelled_out()}"
     only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
-    return ", ".join([text, *only]) + ("; a shadow, which refuses nobody" if row.limit.shadow else "")
+    return ", ".join([text, *only]) + ("; a shadow, which refuses no call" if row.limit.shadow else "")
 
 
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
-    """The curve as a table, a row for about an hour, the newest first. A period that has just begun has few rows."""
+    """The curve as a table, a row for about an hour, the newest first. A new period has few rows."""
     rows: list[tuple[int, list[int], int]] = []
     jobs = [band.job for band in bands]
     for n in range(len(curve.times_ms) - 1, -1, -6):
@@ -341,13 +341,13 @@ def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
-    """Rows, of which the first are seen at once. One more row is no reason to fold."""
+    """Rows, of which the first show at once. A single further row is not folded away."""
     shown = shown if len(rows) > shown + 1 else len(rows)
     return {"first": rows[:shown], "rest": rows[shown:], "count": len(rows)}
 
 
 def _parts(parts: Iterator[Part]) -> list[dict[str, Any]]:
-    """An explanation in groups: an empty line begins a new one."""
+    """An explanation in groups: an empty line begins a new group."""
     groups: list[dict[str, Any]] = [{"parts": []}]
     for part in parts:
         if isinstance(part, Table):

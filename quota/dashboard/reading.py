@@ -1,11 +1,11 @@
-"""What the page reads from the ledger, each part in one go, beside its requests: a slow ledger makes nobody wait, and
-one that is away does not take the last state with it.
+"""Reads the parts of the page from the ledger, in threads beside the requests. No request waits for a slow ledger, and
+the page keeps its last state while the ledger does not answer.
 
     Now        the status and the last refusals: quick, and read for every request
     Curves     the use of each limit over the day
-    Spent      who spent it, over a day, a week and all that is kept
-    Kept       one thing that is read again and again
-    Reading    what it has: the value, when it was read, and since when reading it fails
+    Spent      who spent the budget, over a day, a week and 35 days
+    Kept       one part that is read again and again
+    Reading    its last value, the time of that, and since when reading fails
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quota.session import Session, projects_of
 from quota.terms.limits import DAY_MS
 
 SEARCH = "search.list"
-"""What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""
+"""The call that spends most of a budget: the page counts the remaining budget in it. For other APIs it counts units."""
 
 SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 
@@ -64,8 +64,8 @@ class SpentRow(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Who spent a project's units: rows, those who spent most lately first. In `since_ms` each span begins; `refused`
-    and `would_refuse` are of the longest."""
+    """Who spent a project's units: rows, the largest recent spending first. `since_ms` has the start of each span;
+    `refused` and `would_refuse` cover the longest span."""
 
     project: str
     at_ms: int
@@ -87,7 +87,7 @@ def read_now(session: Session) -> Now:
 
 
 def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
-    """How much of each limit was used, and will be by what `forecast` expects. Raises LedgerError."""
+    """The use of each limit, and its use by the `forecast`. Raises LedgerError."""
     status = read_status(session)
     known_ms = forecast.until_ms if forecast is not None and forecast.scheduled else None
     curves: Curves = {}
@@ -107,7 +107,7 @@ def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
 
 
 def _events(budget: Budget, at_ms: int) -> list[list[Event]]:
-    """What each limit counts, oldest first."""
+    """The charges that each limit counts, oldest first."""
     firsts_ms = [since(limit.view.window, at_ms) for limit in budget.limits]
     events: list[list[Event]] = [[] for _ in budget.limits]
     for charge in charges(project_of(budget), max(0, min(firsts_ms, default=at_ms))):
@@ -130,7 +130,7 @@ def _expected(budget: Budget, forecast: Forecast | None) -> list[list[Event]]:
 
 
 def _calls(session: Session, credential: str) -> Searches | None:
-    """How many searches a credential has left; None of an API that has none, or where they are free."""
+    """How many searches a credential has left; None if its API has no searches, or they are free."""
     budget = session.budget(credential)
     book = session.settings.credentials[credential].book.at(session.ledger.now_ms())
     if SEARCH not in book.methods:
@@ -144,14 +144,15 @@ def _calls(session: Session, credential: str) -> Searches | None:
         return Searches(0, str(error))
     if not decision.admitted:
         why = decision.why()
-        brief = why.partition(" (")[0] if decision.reason in ("exhausted", "closed") else why  # its words stand below
+        is_long = decision.reason in ("exhausted", "closed")  # upstream's words stand below
+        brief = why.partition(" (")[0] if is_long else why
         return Searches(0, brief, decision.retry_at_ms)
     left = [state.remaining_units // state.cost_units for state in enforced(decision.limits) if state.cost_units]
     return Searches(min(left)) if left else None
 
 
 def read_spent(session: Session) -> tuple[Spent, ...]:
-    """Who spent it, for each project. Raises LedgerError."""
+    """Who spent the budget, for each project. Raises LedgerError."""
     return tuple(_spent(session.project(credential.name)) for credential in projects_of(session).values())
 
 
@@ -175,7 +176,7 @@ def _spent(project: Project) -> Spent:
 
 
 def read_samples(session: Session, status: Status) -> list[Sample]:
-    """What `/metrics` exports of the ledger. Raises LedgerError."""
+    """The samples of the ledger for `/metrics`. Raises LedgerError."""
     samples: list[Sample] = []
     for project, credential in projects_of(session).items():
         samples += [*of_status(status, project), *of_sums(project, *read_sums(session.project(credential.name)))]
@@ -183,7 +184,7 @@ def read_samples(session: Session, status: Status) -> list[Sample]:
 
 
 def samples_of_silence(session: Session) -> list[Sample]:
-    """What `/metrics` exports while the ledger does not answer."""
+    """The samples for `/metrics` while the ledger does not answer."""
     samples: list[Sample] = []
     for project, credential in projects_of(session).items():
         samples += of_silence(project, session.budget(credential.name).owed_units())
@@ -191,7 +192,7 @@ def samples_of_silence(session: Session) -> list[Sample]:
 
 
 def key_of(kept: KeptRefusal) -> str:
-    """What names a refusal in an address: the same for as long as it is kept."""
+    """The name of a refusal in an address. It never changes."""
     text = json.dumps([kept.project, kept.data], sort_keys=True, default=str)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
 
@@ -200,27 +201,27 @@ def find_refusal(refusals: Iterable[KeptRefusal], key: str) -> KeptRefusal | Non
     return next((kept for kept in refusals if key_of(kept) == key), None)
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- the parts are kept ------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
 FRESH_S = 1.0
 TIMES = 20
-"""A value is kept this many times as long as it took to read: so an open page costs at most 5% of a core."""
+"""A value is kept for this many times the duration of its reading, so an open page takes at most 5% of a core."""
 
 LONGEST_S = 60.0
 AGAIN_S = 2.0
-"""How long after a failure it is read again."""
+"""The pause after a failure."""
 
 FIRST_S = 3.0
-"""How long a request waits where there is nothing to show yet, or nothing newer than OLD_S."""
+"""How long a request waits if the page has no value yet, or only one older than OLD_S."""
 
 OLD_S = 120.0
 
 
 class Reading(NamedTuple, Generic[T]):
-    """`value` is None until it was read once, at `read_ms`. While it cannot be read again, `error` says why and
-    `failing_ms` since when."""
+    """`value` is None until the first reading, at `read_ms`. While reading fails, `error` is the reason and
+    `failing_ms` the time of the first failure."""
 
     value: T | None = None
     read_ms: int | None = None
@@ -242,11 +243,11 @@ class Kept(Generic[T]):
         self._took_s = 0.0
 
     def slow(self, patience_s: float) -> bool:
-        """Whether reading it takes longer than that, so that what is there is shown."""
+        """Whether reading takes longer than that. Then the page shows the last value."""
         return self.last.value is not None and self._took_s > patience_s
 
     def begin(self) -> None:
-        """Begin to read it, if it is due."""
+        """Begin to read the value, if it is due."""
         with self._changed:
             if not self._under_way and time.monotonic() >= self._due_s:
                 self._under_way = True
@@ -256,7 +257,7 @@ class Kept(Generic[T]):
                     self._keep(None, str(error), 0)
 
     def get(self, patience_s: float) -> Reading[T]:
-        """What is there, or if it is due, what is read within `patience_s`."""
+        """The last value, or if it is due, the value that is read within `patience_s`."""
         self.begin()
         with self._changed:
             if self._under_way:

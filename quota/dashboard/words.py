@@ -1,4 +1,4 @@
-"""Times and verdicts as the page says them."""
+"""Times and verdicts in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME_CHARACTERS = 64
 
 
 class When(NamedTuple):
-    """A time: the local clock's, how far away it is, and exactly, for programs and for a tooltip."""
+    """A time: by the local clock, as a distance from now, and exact, for programs and a tooltip."""
 
     clock: str
     away: str
@@ -66,7 +66,7 @@ def date(at_ms: int) -> str:
 
 
 def name(text: str) -> str:
-    """A name from outside, which may be anything: without control and direction characters, and not endless."""
+    """A name from outside, without control and direction characters, and shortened."""
     plain = spaced(text)
     return plain if len(plain) <= NAME_CHARACTERS else f"{plain[: NAME_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
@@ -75,7 +75,7 @@ def name(text: str) -> str:
 
 
 class Searches(NamedTuple):
-    """How many searches would be admitted now, one after another. Where none is: why, and until when."""
+    """How many searches would be admitted now, one after another. If none: why, and until when."""
 
     left: int
     why: str = ""
@@ -83,8 +83,8 @@ class Searches(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` the large words, with
-    the time `until` which it holds; `lead` what that means, and `words` upstream's own."""
+    """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` is the
+    large text, with its end `until`; `lead` explains it, and `words` are upstream's."""
 
     state: str
     headline: str
@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdict:
-    """The verdict of a credential, as `quota status` has it; `searches` are left, if its API has any."""
+    """The verdict of a credential, as in `quota status`. `searches`: how many are left, if its API has searches."""
     outlook = row.outlook
     if outlook.closed is not None:
         x = outlook.closed
@@ -124,7 +124,7 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
     near = any(limit.level != "open" for limit in row.limits if row.counts_all(limit))
     lead = "Calls are admitted."
     if searches is not None and searches.left:
-        lead += f" What is left is {many(units, 'unit')}."
+        lead += f" They have {many(units, 'unit')} left."
     elif searches is not None:
         back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms)}"
         lead = f"Calls are admitted, but no search{back}: {searches.why}."
@@ -132,14 +132,14 @@ def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdi
 
 
 def last_known(was: Verdict) -> Verdict:
-    """The same where the ledger does not answer now."""
+    """The verdict while the ledger does not answer."""
     lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one."
     headline = f"Last known: {was.headline[0].lower()}{was.headline[1:]}"
     return Verdict("unknown", headline, was.until, lead, was.words)
 
 
 def percent(part: int, whole: int) -> int:
-    """A share in whole percent: 100 only where all of it is used, and 0 only where nothing is."""
+    """A share in whole percent: 100 only if all is used, and 0 only if nothing is."""
     if not whole or part >= whole:
         return 100
     return min(99, max(1, round(part * 100 / whole))) if part > 0 else 0

@@ -1,6 +1,6 @@
-"""Why a call was refused, and what a charge did to the limits, as data; `quota.wording` says it.
+"""Why a call was refused, and what a charge did to the limits, as data. `quota.wording` turns it into text.
 
-refusal   what a call met at its refusal, what it would meet now, and who filled the limit
-admits    which changes of the configuration would have admitted it
-charge    what a charge was, and what each limit counted before and after it
+refusal   the limits at a refusal and now, and who filled them
+admits    the changes of the configuration that would have admitted the call
+charge    a charge, and each limit before and after it
 """

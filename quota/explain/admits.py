@@ -1,4 +1,4 @@
-"""Which changes of the configuration would have admitted a call that was refused."""
+"""The changes of the configuration that would have admitted a refused call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from quota.terms.limits import MAX_UNITS, Limit
 
 
 class Setting(NamedTuple):
-    """One setting that is another in a change: the number of a `limit`, what the job leaves of it (`leave`), its `pace`
-    (0: none), the `price` of the method, a bucket reopened (`reopen`), or the allowance's `max_cost` and `allowance`.
+    """One setting of a change: the number of a `limit`, what the job leaves of it (`leave`), its `pace` (0: none), the
+    `price` of the method, a reopened bucket (`reopen`), or the allowance's `max_cost` and `allowance`.
 
-    `upstream_units` is what upstream grants of it in such a window or a longer one; 0: nothing that is known.
+    `upstream_units` is upstream's grant in such a window or a longer one; 0: not known.
     """
 
     kind: Literal["limit", "leave", "pace", "price", "reopen", "max_cost", "allowance"]
@@ -35,14 +35,14 @@ Change = tuple[Setting, ...]
 
 
 def closed_by_upstream(kept: KeptRefusal) -> bool:
-    """Whether a bucket was closed. A limit too is "closed" to a call for which upstream grants too little."""
+    """Whether upstream closed a bucket. The reason is "closed" also for a limit, if upstream grants less than the call
+    needs."""
     too_little = any(state.name == kept.refused_by and state.cost_units > state.limit_units for state in kept.limits)
     return kept.reason == "exhausted" or (kept.reason == "closed" and not too_little)
 
 
 class _Met(NamedTuple):
-    """A limit as a refused call met it at `at_ms`: what the call cost there, what was used, and what its job left to
-    others."""
+    """A limit at the refusal: the call's cost, the use at `at_ms`, and what the job left to others."""
 
     limit: Limit
     cost_units: int
@@ -62,15 +62,15 @@ class _Met(NamedTuple):
         return self._replace(cost_units=self.limit.view.selector.cost(units))
 
     def changed(self, **terms: object) -> _Met:
-        """The same by a limit with other terms."""
-        return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # those of a Limit
+        """The same with other terms of the limit."""
+        return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # the fields of a Limit
 
 
 def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change, ...], bool]:
-    """The changes of which each alone would have admitted the call; and whether today's configuration would have.
+    """The changes that would each have admitted the call alone; and whether today's configuration would have.
 
-    Each is the smallest of its kind, found by trying: the comparison is that of a decision, with the numbers that the
-    refusal met, and what upstream grants today.
+    Each change is the smallest of its kind. A search tries values with the comparison of a decision, the numbers of the
+    refusal, and upstream's grants of today.
     """
     if kept.reason == "ledger-unavailable":
         return _allowances(session, budget, kept), False
@@ -108,7 +108,7 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
 
 
 def _each(settings: Iterable[Setting | None]) -> Change:
-    """All of them together; none where one of them cannot be."""
+    """All settings together; none if one of them is impossible."""
     each = list(settings)
     change = tuple([setting for setting in each if setting is not None])
     return change if len(change) == len(each) else ()
@@ -123,7 +123,7 @@ def _number(book: CostBook, met: _Met) -> Setting | None:
 
 
 def _granted(book: CostBook, limit: Limit) -> int:
-    """What upstream grants of what a limit counts, where both count units, and upstream no shorter window."""
+    """Upstream's grant for the buckets of a limit; 0 unless both count units and upstream's window is as long."""
     names = limit.view.selector.buckets or tuple(book.buckets)
     buckets = [book.buckets[name] for name in names if name in book.buckets]
     longest_ms = limit.view.window.longest_ms
@@ -152,7 +152,7 @@ def _cheaper(each: Sequence[_Met], method: str, cost: int) -> Setting | None:
 
 
 def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The least number above `low`, which is not enough, and up to `high` that is; None if `high` is not."""
+    """The least number above `low`, and at most `high`, that is enough; None if `high` is not. `low` is not enough."""
     if high <= low or not enough(high):
         return None
     while high - low > 1:
@@ -162,8 +162,8 @@ def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Change, ...]:
-    """The allowance that would have let the call through without the ledger. Only its own machine knows what it had
-    drawn."""
+    """The allowance that would have admitted the call without the ledger. Only the machine that was refused knows what
+    it had drawn."""
     project = project_of(budget)
     if kept.machine != one_line(machine_name())[:64] or project.journal is None:
         return ()
@@ -174,7 +174,7 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
     settings = []
     if most < kept.cost_units:
         if kept.calls > 1:
-            return ()  # what the dearest of them cost is not known
+            return ()  # the cost of the dearest call is not known
         settings.append(Setting("max_cost", "", kept.cost_units, most))
     if allowance < needed:
         settings.append(Setting("allowance", "", needed, allowance))

@@ -1,4 +1,4 @@
-"""What a charge did to the limits."""
+"""A charge, and what it did to the limits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class ChargeExplained(NamedTuple):
-    """What a charge was, asked at `asked_ms` by the ledger's clock, and the limits that count it, each with what it
-    counted just before. `not_counted_by` names the others. The history is whole since `whole_since_ms`.
+    """A charge, read at `asked_ms` by the ledger's clock. `limits` has each limit that counts it, with the units just
+    before it; `not_counted_by` names the other limits. The history is whole since `whole_since_ms`.
 
     `draw` is set if the charge was drawn on this machine's allowance. Unless it is `in_log`, only the journal has it.
-    Of a call of several buckets it is the first charge, and `also` has the others.
+    If the call charged several buckets, this is the first charge, and `also` has the others.
     """
 
     charge_id: str
@@ -48,7 +48,7 @@ class ChargeExplained(NamedTuple):
 
     @property
     def charged_units(self) -> int | None:
-        """What it was charged; None where only the journal has it, which keeps what it counts now."""
+        """The units as charged; None if only the journal has the charge: the journal keeps the present units."""
         return self.charge.charged_units if self.in_log else None
 
     @property
@@ -56,15 +56,15 @@ class ChargeExplained(NamedTuple):
         return self.charge.id[0] if self.draw is None else self.draw.entry.id[0]
 
     def after_units(self, limit: Limit) -> int:
-        """What the limit counted with the charge."""
+        """The units of the limit with the charge."""
         return self.limits[limit] + limit.view.selector.cost(self.charge.charged_units)
 
     def leaves_ms(self, limit: Limit) -> int:
-        """When the limit no longer counts it."""
+        """When the limit stops counting the charge."""
         return leaves_at(limit.view.window, self.charge.id[0])
 
     def is_whole(self, limit: Limit) -> bool:
-        """Whether the history has all of the limit's window; else the limit counted more than is shown."""
+        """Whether the history covers the limit's window. If not, the limit counted more than is shown."""
         return self.whole_since_ms <= cutoff(limit.view.window, self.charge.id[0])
 
     def as_json(self) -> dict[str, object]:
@@ -97,9 +97,9 @@ class ChargeExplained(NamedTuple):
 
 
 def explain_charge(session: Session, name: str, credential: str | None = None) -> ChargeExplained:
-    """The charge of this id, with the further charges of its call, of whichever project has it.
+    """The charge with this id in any project, with the further charges of its call.
 
-    Raises UnknownCharge for an id that no charge has, or whose charge is no longer kept; LedgerError.
+    Raises UnknownCharge if no charge has the id, or the ledger no longer keeps it; LedgerError.
     """
     ms, key, further = parts_of_id(name)
     keys = [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
@@ -115,7 +115,7 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
 
 
 def _draws(project: Project, keys: Collection[str]) -> dict[str, Draw]:
-    """Those of these charges that this machine drew without the ledger, as far as its journal has them."""
+    """The draws of these charges in this machine's journal."""
     if project.journal is None:
         return {}
     drawn = project.journal.draws.drawn(project.wall(), NEVER)
@@ -123,8 +123,7 @@ def _draws(project: Project, keys: Collection[str]) -> dict[str, Draw]:
 
 
 def _logged(project: Project, ms: int, keys: Collection[str]) -> dict[str, Spent]:
-    """Those of these charges that the history has: since their time, or, where a repair has dated them anew, anywhere
-    in the log."""
+    """These charges in the history: since their time, or anywhere in the log if a repair dated them anew."""
     logged = {charge.key: charge for charge in charges(project, ms) if charge.key in keys}
     if not logged:
         trimmed_ms = project.log.begin(project.name).trimmed[0]
@@ -135,7 +134,7 @@ def _logged(project: Project, ms: int, keys: Collection[str]) -> dict[str, Spent
 def _explained(budget: Budget, name: str, logged: Spent | None, draw: Draw | None) -> ChargeExplained:
     project, charge = project_of(budget), logged
     if charge is None:
-        assert draw is not None  # noqa: S101  # one of both is there
+        assert draw is not None  # noqa: S101  # one of the two is there
         (charge,) = spent([draw.entry])
     limits = [*dict.fromkeys([*budget.limits, *budget.limits_of(charge.job)])] if logged is not None else []
     counting = [limit for limit in limits if limit.view.selector.counts(charge.bucket, charge.method, charge.job)]
@@ -154,7 +153,7 @@ def _explained(budget: Budget, name: str, logged: Spent | None, draw: Draw | Non
 
 
 def _before(project: Project, charge: Spent, limits: Sequence[Limit]) -> dict[Limit, int]:
-    """What each limit counted just before a charge."""
+    """The units of each limit just before a charge."""
     if not limits:
         return {}
     at_ms, trimmed = charge.id[0], project.log.begin(project.name).trimmed
@@ -169,5 +168,5 @@ def _why_unknown(budgets: Sequence[Budget], name: str, ms: int, key: str) -> str
     unknown = f"no charge {one_line(name)[:80]!r} in project {projects}"
     since_ms = max([whole_since_ms(project_of(budget)) for budget in budgets], default=0)
     if key and ms < since_ms:
-        return f"{unknown} any more: single charges are kept since {moment(since_ms)}"
-    return f"{unknown}; `quota log` lists those that there are"
+        return f"{unknown} any more: the ledger has single charges since {moment(since_ms)}"
+    return f"{unknown}; `quota log` lists the charges"

@@ -1,8 +1,8 @@
-"""Why a call was refused, as data, from three sources that are kept apart:
+"""Why a call was refused, as data, from three separate sources:
 
-then    the refusal as the ledger keeps it: the numbers that decided
-now     the same call asked again, without charging: what has changed since
-log     who filled the limit: the single charges of both windows, as far as the log and the past have them
+then    the refusal as the ledger keeps it, with its numbers
+now     a peek at the same call
+log     the single charges of both windows, as far as the log and the past have them: who filled the limit
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ EXPIRIES = 10
 
 
 class Filled(NamedTuple):
-    """What one job charged for a method in a region and the limit counts: at the refusal, and now. `then_units` is None
-    where the history no longer has all of it."""
+    """The units that a limit counts of one job, method and region: at the refusal, and now. `then_units` is None if the
+    history no longer has all of them."""
 
     job: str
     method: str
@@ -47,9 +47,9 @@ class Filled(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """What fills the limit `name`, at the refusal and now: of charges, and of what only upstream counted, the last of
-    which leaves at `upstream_until_ms`. Unless `is_whole`, the history no longer has all that counted at the refusal,
-    and nothing is said of that."""
+    """The units that fill the limit `name`, at the refusal and now: charges, and units that only upstream counted, the
+    last of which leave at `upstream_until_ms`. Unless `is_whole`, the history no longer has all charges of the refusal,
+    and the numbers of then are missing."""
 
     name: str | None = None
     rows: tuple[Filled, ...] = ()
@@ -60,7 +60,7 @@ class Fill(NamedTuple):
 
     @property
     def then_units(self) -> int:
-        """What was charged of what counted at the refusal."""
+        """The charged units that counted at the refusal."""
         return sum(row.then_units or 0 for row in self.rows)
 
     @property
@@ -77,9 +77,9 @@ class Fill(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """Units that stop counting at `at_ms`: of a charge, of what only `upstream` counted, or all at a `reset`; or the
-    `pace` of the limit has released enough, or the `grant` that lowered the limit is believed no more. With it the call
-    fits if it `makes_room`."""
+    """Units that stop counting at `at_ms`. The `kind` is a `charge`, units that only `upstream` counted, or a `reset`
+    of all; or the limit rises, because its `pace` releases more or a smaller `grant` of upstream ends. If it
+    `makes_room`, the call then fits."""
 
     at_ms: int
     units: int
@@ -93,15 +93,14 @@ class Expiry(NamedTuple):
 class RefusalExplained(NamedTuple):
     """Why a call was refused, asked at `asked_ms` by the ledger's clock.
 
-    `now` is what it would be told now; `never` says why it could not be admitted any more, by today's configuration.
-    `limits` are the configured ones by name, and `now_limits` those that count the call now, as `now` met them.
-    `rooms_ms` says when those that refuse have room again.
+    `now` is the decision on the same call now. `never` is the reason if today's configuration can never admit it.
+    `limits` are the configured limits by name, `now_limits` the limits that count the call now. `rooms_ms` has the time
+    when each refusing limit has room again.
 
-    `fill` is of the limit that decided, or of the bucket that upstream closed, where either is known. `expiries`
-    are of the limit `expiring`: the one that refuses now, or else the one that decided. `exhaustion` is the record that
-    refused; `granted_units` is what the cost book says that upstream grants of that bucket, 0 where it does not say;
-    `comparable` if upstream's count can be read. `admits` is empty where nothing is known that would have admitted it;
-    `admitted_today` if today's configuration would have.
+    `fill` belongs to the limit that refused, or to the bucket that upstream closed. `expiries` belong to the limit
+    `expiring`, which refuses now, or else refused then. `exhaustion` is the record of the closed bucket, and
+    `granted_units` its grant by the cost book (0: not known). `comparable`: upstream's count can be read. `admits` is
+    empty if no change is known that would have admitted the call. `admitted_today`: today's configuration would have.
     """
 
     kept: KeptRefusal
@@ -138,7 +137,7 @@ class RefusalExplained(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The limits that counted the call at its refusal, and those that count it now."""
+        """The limits that counted the call at its refusal, and the limits that count it now."""
         return [*dict.fromkeys([*self.then_limits, *self.now_limits])]
 
     def noun(self, name: str | None) -> str:
@@ -207,16 +206,16 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
     now_ms = session.ledger.now_ms()
 
     def when(kept: KeptRefusal) -> int:
-        """A refusal that a wrong clock dated ahead is not the last for ever."""
+        """A refusal that a wrong clock dated into the future does not stay the last."""
         return kept.at_ms if kept.at_ms <= now_ms + SLACK_MS else 0
 
-    last = max(reversed(refusals), key=when)  # processes tell of theirs in any order, each in its own
+    last = max(reversed(refusals), key=when)  # processes report refusals in any order, each process in its own
     return explain_kept(session, last)
 
 
 def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
-    """One refusal that the ledger keeps of a configured project, by the credential that was refused where it is still
-    configured. Raises LedgerError."""
+    """One refusal that the ledger keeps of a configured project. If its credential is no longer configured, another one
+    of the project takes its place. Raises LedgerError."""
     credentials = session.settings.credentials.values()
     of_project = [settings.name for settings in credentials if settings.project == kept.project]
     budget = session.budget(kept.credential if kept.credential in of_project else of_project[0])
@@ -264,7 +263,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
 
 
 def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
-    """What must be checked for the same call or calls. Raises UsageError where they can never be admitted."""
+    """The checklist of the same call or calls. Raises UsageError if they can never be admitted."""
     units = charge_units(kept.cost_units)
     if kept.calls == 1 or not _tells_costs(kept):
         return budget.checklists.make((kept.method, units, None, kept.job))
@@ -274,7 +273,7 @@ def _checklist(budget: Budget, kept: KeptRefusal) -> Checklist:
 
 
 def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str, Full]]:
-    """The decision about a call now, and each limit as it met it. There are none where the clocks disagree, or the
+    """The decision about a call now, and each limit that it was compared with: none if the clocks disagree, or the
     ledger still counts."""
     answers = budget.answers
     outcome = project_of(budget).decide(answers.question(checklist), commit=False)
@@ -284,12 +283,12 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
 
 
 def _tells_costs(kept: KeptRefusal) -> bool:
-    """Whether a refusal has each limit that counted it, and so what it cost there."""
+    """Whether a refusal has every limit that counted it, with its cost there."""
     return bool(kept.limits) and not kept.limits_left_out
 
 
 def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
-    """The record of the exhaustion that refused, as long as no newer one has taken its place."""
+    """The record of the exhaustion that refused, until a newer exhaustion replaces it."""
     if not closed_by_upstream(kept):
         return None
     record = project.state.facts().exhaustion(kept.refused_by or "")
@@ -300,8 +299,7 @@ def _exhaustion(project: Project, kept: KeptRefusal) -> Exhaustion | None:
 
 
 def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
-    """The limit that decided; where upstream closed a bucket, what upstream itself counts there. None where neither
-    is known."""
+    """The limit that refused. For a closed bucket, a limit that counts as upstream does. None if neither is known."""
     book, name = budget.book, kept.refused_by or ""
     if not closed_by_upstream(kept):
         return next((limit for limit in budget.limits_of(kept.job) if limit.name == name), None)
@@ -316,8 +314,7 @@ def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
 
 
 def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
-    """By job, method and region, the largest at the refusal first; where the history no longer has that, the largest
-    now."""
+    """By job, method and region, the largest first: at the refusal, or now if the history no longer has that."""
     view = subject.view
     is_whole = whole_since_ms(project) <= cutoff(view.window, then_ms)
     then = _window(project, view, then_ms, then_ms) if is_whole else []
@@ -337,13 +334,13 @@ def _fill(project: Project, subject: Limit, then_ms: int, now_ms: int) -> Fill:
 
 
 def _window(project: Project, view: View, at_ms: int, until_ms: int = END[0]) -> list[Entry]:
-    """The entries of the window that a view has at a time, as the history has them."""
+    """The entries of a view's window at a time, as far as the history has them."""
     behind = entries(project, just_before(max(0, cutoff(view.window, at_ms) + 1)))
     return list(takewhile(lambda entry: entry.id[0] <= until_ms, behind))
 
 
 def _counted(view: View, behind: list[Entry]) -> Iterator[tuple[str, Spent, int]]:
-    """The charges among entries that a view counts: the id of the call, the charge, and what the view counts of it."""
+    """The charges that a view counts: the id of the call, the charge, and the units that the view counts."""
     selector, charges = view.selector, spent(behind)
     for name, charge in zip(ids_of_calls(charges), charges, strict=True):
         if charge.units and selector.counts(charge.bucket, charge.method, charge.job):
@@ -351,14 +348,14 @@ def _counted(view: View, behind: list[Entry]) -> Iterator[tuple[str, Spent, int]
 
 
 def _units_by_who(view: View, behind: list[Entry]) -> Counter[tuple[str, str, str]]:
-    """What a view counts, by job, method and region."""
+    """The units that a view counts, by job, method and region."""
     sums = Counter[tuple[str, str, str]]()
     for _, charge, units in _counted(view, behind):
         sums[charge.job, charge.method, charge.region] += units
     return sums
 
 
-# -- what leaves -------------------------------------------------------------------------------------------------------
+# -- expiries ---------------------------------------------------------------------------------------------------------
 
 
 def _expiries(project: Project, full: Full, room_ms: int | None, now_ms: int) -> tuple[Expiry, ...]:

@@ -1,22 +1,22 @@
-"""Limits for an application's own visitors, on any ASGI or WSGI application.
+"""Rate limits for the visitors of any ASGI or WSGI application.
 
-    app = asgi(app, load_rules())      # FastAPI, Starlette ...; the rules stand in quota.toml
+    app = asgi(app, load_rules())      # FastAPI, Starlette ...; quota.toml has the rules
     app = wsgi(app, load_rules())      # Flask, Django ...
 
     Rule, Limit, Rules                 rules in code: asgi(app, [Rule("search", Limit(100, 60_000), path="/search")])
-    metrics_app                        an ASGI application that answers with the numbers for Prometheus
+    metrics_app                        an ASGI application that serves the metrics for Prometheus
 
 Read in this order:
 
-    rules.py, match.py, identity.py    which rule a request falls under: its path, and who asks
-    contract.py                        what a storage is asked and answers
-    algorithms.py                      counter, gcra and log: pure
-    sqlite_storage.py, redis_storage.py    where their states lie
-    names.py, counting.py              under which names; what a process counts beside them
-    deciding.py                        one decision in time, whatever the storage does
-    middleware.py, answers.py          in front of an application, and what a client is told
-    configured.py, check.py            the rules in quota.toml, and what `quota check` says of them
-    storage.py, metrics.py             opens the storage; the numbers for operators
+    rules.py, match.py, identity.py    which rule counts a request: its path, and who sends it
+    contract.py                        the protocol of a storage
+    algorithms.py                      counter, gcra and log, without I/O
+    sqlite_storage.py, redis_storage.py    where the states are stored
+    names.py, counting.py              the names of the states; the totals of a process
+    deciding.py                        a decision within 0.25 s, whatever the storage does
+    middleware.py, answers.py          the middleware, and the responses to clients
+    configured.py, check.py            reads the rules in quota.toml; checks them for `quota check`
+    storage.py, metrics.py             opens the storage; the metrics for operators
 
 The gate never imports this package.
 """

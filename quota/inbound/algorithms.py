@@ -1,16 +1,16 @@
-"""The three algorithms, in whole numbers and without a storage (I1, I2). SQLite uses them as they stand here; the
-scripts `lua/inbound_*.lua` are the same in Lua, and the tests compare the two.
+"""The three algorithms, in whole numbers and without a storage (I1, I2). SQLite uses them directly; the scripts
+`lua/inbound_*.lua` do the same in Lua, and tests compare the two.
 
-Time is cut into fixed windows, numbered from 1970. A limit keeps one state for each identity in the *current* window
-and reads the one of the *previous* window; older ones are never needed, so all states of a window expire as one. In a
-window, `at_ms` is how much of it has passed: 0 to window_ms - 1.
+Time is divided into fixed windows, numbered from 1970. A limit keeps one state for each identity in the *current*
+window and reads the state of the *previous* window. No decision reads an older state, so all states of a window expire
+together. `at_ms` is the time since the current window began: 0 to window_ms - 1.
 
-    counter     a state is the units counted in the window
-    gcra        a state is the time at which all is free again, in 1/number ms since the window began
-    log         a state is an entry for each request: when, in ms since the window began, and its units
+    counter     the state is the units counted in the window
+    gcra        the state is the time at which all units are free again, in 1/number ms since the window began
+    log         the state is an entry for each request: its time, in ms since the window began, and its units
 
-An algorithm answers three questions about one limit: how long to wait for a request, what the current window holds
-after it, and what is left then.
+An algorithm answers three questions about one limit: how long a request must wait, what the current window holds after
+the request, and how much is left then.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from typing import Any, NamedTuple, Protocol
 from quota.inbound.contract import MAX_SCALE, Decision, Limit, LimitState, Policy
 
 Entries = tuple[tuple[int, int], ...]
-"""The state of a log: (ms since the window began, units), the oldest first."""
+"""The state of a log: (ms since the window began, units), oldest first."""
 
 
 class States(NamedTuple):
-    """What a limit knows of one identity. None: nothing was counted in that window."""
+    """The states of one identity in a limit. None: the window counted nothing."""
 
     previous: Any
     current: Any
 
 
 class Algorithm(Protocol):
-    """One limit of one identity, `at_ms` into the current window."""
+    """The questions about one limit and one identity, `at_ms` into the current window."""
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
-        """From now until the first ms at which `cost` fits, if nothing else comes; 0 if it fits now."""
+        """The ms until `cost` fits, if no other request comes; 0 if it fits now."""
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> Any:
-        """The current state after `cost` was counted, whether or not it fits."""
+        """The current state after counting `cost`, whether or not it fits."""
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
-        """The units that fit now, and from now until all of them do."""
+        """The units that fit now, and the ms until the whole limit is free."""
 
 
 class Counter:
-    """Of the previous window counts the part that still lies within the last `window_ms`, as if its requests had come
-    evenly: previous * (window_ms - at_ms) / window_ms. Everything is compared times window_ms, so nothing is rounded.
+    """Weights the units of the previous window by the part of it within the last `window_ms`, as if its requests had
+    come evenly: previous * (window_ms - at_ms) / window_ms. Comparisons multiply by window_ms, so nothing is rounded.
     """
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
@@ -57,11 +57,11 @@ class Counter:
             if previous * (window_ms - at_ms) <= free * window_ms:
                 return 0
             return window_ms - at_ms - free * window_ms // previous
-        # The current window alone is too full. In the next one it is the previous.
+        # The current window alone is too full. It fits at the earliest in the next window, when this is the previous.
         return window_ms - at_ms + window_ms - (number - cost) * window_ms // current
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
-        # Rejected requests count up to what Lua can still compute exactly.
+        # Rejected requests count only as far as Lua computes exactly.
         return min((states.current or 0) + cost, MAX_SCALE // limit.window_ms)
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
@@ -73,8 +73,8 @@ class Counter:
 
 
 class Gcra:
-    """The generic cell rate algorithm. A unit takes window_ms / number to come back, so in 1/number ms it takes
-    window_ms: whole, whatever the limit.
+    """The generic cell rate algorithm. A unit comes back after window_ms / number ms. Measured in 1/number ms this is
+    window_ms, a whole number for every limit.
     """
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
@@ -83,7 +83,7 @@ class Gcra:
 
     def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         free_at = self._free_at(limit, states, at_ms) + cost * limit.window_ms
-        # A rejected request takes what is left, and no more.
+        # A rejected request takes at most what is left.
         return min(free_at, at_ms * limit.number + limit.burst * limit.window_ms)
 
     def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
@@ -91,8 +91,8 @@ class Gcra:
         return (limit.burst * limit.window_ms - used) // limit.window_ms, -(-used // limit.number)
 
     def _free_at(self, limit: Limit, states: States, at_ms: int) -> int:
-        """When all is free again, not before now. No state reaches further than one burst ahead: where the clock went
-        back, that would be longer than the limit can ever ask for."""
+        """The time at which all units are free again, at least now and at most one burst ahead. After the clock went
+        back, a stored time may be further ahead; nobody may wait that long."""
         number, window_ms, burst = limit
         now = at_ms * number
         free_at: int = 0
@@ -104,7 +104,7 @@ class Gcra:
 
 
 class Log:
-    """Every request of the last `window_ms` counts in full; it stops counting exactly `window_ms` after it came."""
+    """Counts every request in full, for exactly `window_ms`."""
 
     def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
         live = self._live(limit, states, at_ms)
@@ -119,7 +119,7 @@ class Log:
         current: Entries = states.current or ()
         came_ms = max(at_ms, current[-1][0]) if current else at_ms  # the clock may have gone back
         current = (*current, (came_ms, cost))
-        # What is older than the newest `number` units can never decide anything.
+        # Entries before the newest `number` units cannot change a decision.
         total = sum(units for _, units in current)
         while total - current[0][1] >= limit.number:
             total -= current[0][1]
@@ -132,7 +132,7 @@ class Log:
         return max(limit.number - used, 0), live[-1][0] - at_ms if live else 0
 
     def _live(self, limit: Limit, states: States, at_ms: int) -> list[tuple[int, int]]:
-        """(when it stops counting, in ms since the current window began; its units) of what still counts."""
+        """The requests that still count: (end in ms since the current window began, units)."""
         live = [entry for entry in states.previous or () if entry[0] > at_ms]
         return live + [(came_ms + limit.window_ms, units) for came_ms, units in states.current or ()]
 
@@ -141,13 +141,13 @@ ALGORITHMS: Mapping[str, Algorithm] = {"counter": Counter(), "gcra": Gcra(), "lo
 
 
 def gcra_used(limit: Limit, free_at: int, at_ms: int) -> int:
-    """The units that a state of `gcra` still holds, rounded up."""
+    """The units in a state of `gcra` that have not come back, rounded up."""
     return -(-max(free_at - at_ms * limit.number, 0) // limit.window_ms)
 
 
 def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tuple[Decision, Sequence[States]]:
     """One decision over all limits of a policy: all of them count the request, or none. `held` has the states of each
-    limit, for the windows that `now_ms` lies in; what is returned with the decision is to be stored instead.
+    limit, for the windows at `now_ms`. Returns the decision and the states to store in their place.
     """
     algorithm = ALGORITHMS[policy.algorithm]
     rows = [(limit, states, now_ms % limit.window_ms) for limit, states in zip(policy.limits, held, strict=True)]

@@ -1,16 +1,16 @@
-"""What a client is told: the fields of every answer, and the answers to requests that do not pass.
+"""The responses to clients: header fields for every answer, and problem documents for refused requests.
 
 `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-11 of 23 May 2026, which is not an RFC
-yet. Both are lists of structured fields (RFC 9651); one item is one limit:
+yet. Both are lists of structured fields (RFC 9651), with one item per limit:
 
-    RateLimit-Policy: "api-60s";q=100;w=60, "api-1d";q=5000;w=86400      what is granted: q in w seconds
-    RateLimit: "api-60s";r=42;t=18, "api-1d";r=4100;t=75600              what is left: at most r within t seconds
+    RateLimit-Policy: "api-60s";q=100;w=60, "api-1d";q=5000;w=86400      the grant: q requests in w seconds
+    RateLimit: "api-60s";r=42;t=18, "api-1d";r=4100;t=75600              the rest: at most r within t seconds
 
-In that revision `t` is the "effective window": the seconds within which no more than `r` can be used. It promises
-nothing about what comes after. `Retry-After` should not lie before its end, so in a refusal no `t` is longer.
+The draft calls `t` the "effective window": a client can use at most `r` within these seconds. It says nothing about the
+time after them. The draft wants `Retry-After` not to be earlier than `t`, so a refusal shortens `t` to the wait.
 
 The `X-RateLimit-*` fields have no specification. Here they describe the limit with the fewest requests left, and
-`X-RateLimit-Reset` is in seconds from now, as `Retry-After` is.
+`X-RateLimit-Reset` has seconds from now, as `Retry-After` has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quota.inbound.rules import Rule
 from quota.web.documents import Problem, seconds
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
-"""The draft asks IANA to register it; that has not happened yet."""
+"""The draft asks IANA to register it. IANA has not done so yet."""
 
 POLICY, CURRENT = "ratelimit-policy", "ratelimit"
 
@@ -32,11 +32,11 @@ Fields = list[tuple[str, str]]
 
 MAX_JITTER_S = 60
 AWAY_S = 1
-"""When to come back while the storage is away: a breaker tries it again after a second."""
+"""When a client should come back during an outage: the breaker tries the storage after a second."""
 
 
 def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
-    """The fields to add to the application's own answer. Of a storage that is away only the policy is known."""
+    """The fields to add to the application's own answer. Without the storage's answer, only the policy."""
     fields: Fields = []
     limits: list[Limit] = []
     states: list[LimitState] = []
@@ -51,7 +51,7 @@ def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
 
 
 def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields:
-    """Both lists for one rule. `retry_after_s` is what a refusal says."""
+    """Both fields for one rule. `retry_after_s` is the wait of a refusal."""
     items = []
     for name, limit, state in zip(rule.policies, rule.limits, decision.limits, strict=True):
         effective_s = seconds(min(state.reset_ms or limit.window_ms, limit.window_ms))
@@ -72,7 +72,7 @@ def _x_fields(limits: Sequence[Limit], states: Sequence[LimitState]) -> Fields:
 
 
 def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
-    """The answer to a request that does not pass."""
+    """The answer to a refused request."""
     rule, _, decision = verdict
     if decision is None:
         return Problem(
@@ -98,5 +98,5 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
 
 
 def _jitter_s(wait_s: int) -> int:
-    """Up to a tenth more, so that those who were refused together do not come back together. It only adds."""
-    return random.randint(0, max(1, min(MAX_JITTER_S, wait_s // 10)))  # noqa: S311  # nothing secret hangs on it
+    """Up to a tenth more, so that clients who were refused together do not come back together."""
+    return random.randint(0, max(1, min(MAX_JITTER_S, wait_s // 10)))  # noqa: S311  # no secret depends on it

@@ -1,4 +1,4 @@
-"""What `quota check` asks about `[inbound]`: an entry point of the group `quota.checks`."""
+"""Checks `[inbound]` for `quota check`: an entry point of the group `quota.checks`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
 
 _WEBDAV = ("COPY", "LOCK", "MKCALENDAR", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
-"""Those that some client sends."""
+"""The methods that clients send."""
 
 
 def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
-    """Each rule that cannot be used or that no request reaches: its place, what is wrong, and what to do."""
+    """Yield the mistakes in the rules: the key, what is wrong, and what to do."""
     wrong = []
     try:
         table = table_of(settings)
@@ -41,7 +41,7 @@ def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
             yield from _together(rules)
             for key, needed in _NEEDS.items():
                 if key in table and needed not in table:
-                    yield f"inbound.{key}", f"has no effect without {needed}; add that, or remove this key"
+                    yield f"inbound.{key}", f"has no effect without {needed}; add {needed}, or remove this key"
     except ConfigError as error:
         wrong.append(error)
     for mistake in wrong:
@@ -53,17 +53,17 @@ def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     for number, rule in enumerate(rules.rules):
         location = f"inbound.{rule.name}"
         for method in sorted(rule.methods.difference(METHODS)):
-            yield warning(f"{location}.methods", f"{method} is no usual method", nearest(method, METHODS))
+            yield warning(f"{location}.methods", f"{method} is not a usual method", nearest(method, METHODS))
         before = next((earlier for earlier in rules.rules[:number] if earlier.hides(rule)), None)
         if before is not None:
             yield location, f"no request reaches it: {_takes(before)}; put {rule.name} before it"
         elif any(pattern.covers(rule.pattern) for pattern in rules.exempt):
-            yield location, "no request reaches it: exempt has all of its paths; remove the one or the other"
+            yield location, "no request reaches it: exempt covers all of its paths; remove this rule or change exempt"
     if rules.any_key:
         yield (
             "inbound.key_field",
-            f"{show(rules.key_field)} has no effect: nobody knows which keys are valid, and a client could invent one "
-            'for each request; add keys = "file:/path", one key on each line',
+            f"{show(rules.key_field)} has no effect without valid keys: a client could invent a key for each request; "
+            'add keys = "file:/path", a file with one key per line',
         )
     yield from _storage(rules)
 
@@ -75,7 +75,7 @@ def _takes(rule: Rule) -> str:
 
 
 def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
-    """A storage that cannot be used limits nobody, or refuses everybody. No server is asked, and no file is made."""
+    """Check the storage: a bad storage limits nobody, or refuses everybody. Asks no server, and creates no file."""
     if rules.url is None:
         return
     path = file_of(rules.url)

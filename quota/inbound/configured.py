@@ -1,9 +1,9 @@
 """The rules in `[inbound]` of quota.toml.
 
-[inbound]                         what applies to all: the storage, and who is who
+[inbound]                         for all rules: the storage, and how to tell visitors apart
 url = "redis://127.0.0.1:6379/0"
 
-[inbound.search]                  a rule called `search`; the first that matches counts a request
+[inbound.search]                  the rule `search`; the first rule that matches counts a request
 path = "/search"
 limit = 100
 window = "60s"
@@ -41,13 +41,13 @@ def load_rules(
     keys: Callable[[str], bool] | None = None,
     user: Callable[[Any], str | None] | None = None,
 ) -> Rules:
-    """The rules in a configuration: `config`, else as the command finds it.
+    """The rules of a configuration: `config`, or the file that the command line finds.
 
-    `keys` and `user` are functions of your own, see `Rules`. Raises ConfigError, which names file and key.
+    `keys` and `user` are functions of yours, see `Rules`. Raises ConfigError, which names file and key.
     """
     settings = load_settings(config)
     if settings.path is None and settings.inbound is None:
-        raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or give rules in code")
+        raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or pass rules in code")
     rules = rules_of(settings, keys=keys, user=user)
     if rules is None:
         raise ConfigError(f"{settings.source}: inbound: missing; {_A_RULE}")
@@ -61,9 +61,9 @@ def rules_of(
     user: Callable[[Any], str | None] | None = None,
     exempt: Sequence[str] = (),
 ) -> Rules | None:
-    """The rules in settings that were read; None if there is no `[inbound]`. Raises ConfigError.
+    """The rules of these settings; None if they have no `[inbound]`. Raises ConfigError.
 
-    `exempt` are further path patterns that no rule counts.
+    `exempt` adds path patterns that no rule counts.
     """
     table = table_of(settings)
     if table is None:
@@ -108,13 +108,13 @@ def rule_of(table: TomlTable, name: str) -> Rule:
 
 def _limit(row: TomlTable) -> Limit:
     window_ms = row.read("window")
-    if window_ms % 1000:  # clients are told whole seconds
+    if window_ms % 1000:  # responses have whole seconds
         raise row.error(f'{show(row.value("window"))} is not in whole seconds; write for example "60s"', "window")
     return Limit(row.read("limit"), window_ms, row.read("burst"))
 
 
 def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
-    """The error with its place in the file. It begins with the key that is wrong, where it is about one."""
+    """The error with its place in the file. An error about one key begins with the key."""
     message = str(error).removeprefix(prefix)
     key, colon, rest = message.partition(": ")
     return table.error(rest, key) if colon and key in table else table.error(message)
@@ -136,11 +136,11 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
 
 
 def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
-    """Whether a text is one of the keys in a file, one on each line. Only hashes stay in memory."""
+    """A function that tells whether a text is a key in the file, which has one per line. Only hashes stay in memory."""
     ref = table.read("keys")
     kind, _, name = ref.partition(":")
     if kind != "file" or not name:
-        raise table.error('write "file:/path" of a file with one key on each line', "keys")
+        raise table.error('write "file:/path" of a file with one key per line', "keys")
     folder = Path() if settings.path is None else settings.path.absolute().parent
     path = path_at(table, folder, "keys", name)
     try:
@@ -148,12 +148,12 @@ def _keys_in_file(table: TomlTable, settings: Settings) -> Callable[[str], bool]
     except OSError as error:
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
     if len(data) > MAX_KEYS_BYTES:
-        raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so this is not a list of keys", "keys")
+        raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so it is not a list of keys", "keys")
     lines = [line.strip(" \t\r") for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
     for number, key in enumerate(lines, 1):
         if _CONTROL.search(key):  # of UTF-16, for example
             raise table.error(f"line {number} of the file has a character that no header field has", "keys")
     hashes = frozenset(digest(as_text(key)) for key in lines if key)
     if not hashes:
-        raise table.error("the file holds no key; write one on each line", "keys")
+        raise table.error("the file has no key; write one key per line", "keys")
     return lambda key: digest(key) in hashes

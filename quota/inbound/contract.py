@@ -1,19 +1,18 @@
-"""What a storage of inbound limits is asked and what it answers. One protocol, two storages.
+"""The contract of the storages of inbound limits: one protocol, two storages.
 
     Policy      an algorithm and the limits of one rule
     Limit       a number of units within a window
-    Decision    admitted or not, and for each limit what remains, and when more will fit
-    Storage     what Redis and SQLite do alike
+    Decision    admitted or not, and for each limit what remains and when more fits
+    Storage     the protocol of the Redis and the SQLite storage
 
-A request has an *identity*: any text that tells one client from another. A storage keeps a *name* instead, 8 bytes
-made from the identity and a salt, and never the identity itself. The rules (I1, I2, ...) are in
-docs/inbound-algorithms.md.
+A request has an *identity*: a text that tells one client from another. A storage keeps a *name* instead: 8 bytes, made
+from the identity and a salt. docs/inbound-algorithms.md has the rules (I1, I2, ...).
 
     storage = open_storage("sqlite:///inbound.db")
     search = Policy("search", (Limit(100, 60_000),))
     decision = storage.decide(search, "203.0.113.7")
 
-Any error except `StorageAway` is a mistake of the caller.
+Every error except `StorageAway` is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ from quota.errors import ConfigError, UsageError
 from quota.terms.arguments import MAX_NUMBER, text, whole
 
 Algorithm = Literal["counter", "gcra", "log"]
-"""How a limit is held:
+"""How a limit counts:
 
-    counter     two fixed windows, the older one weighted by how much of it still lies within the last window
-    gcra        requests are spaced evenly; up to `burst` of them may come at once
-    log         every request of the last window is kept: exact
+    counter     two fixed windows; weights the older window by its part within the last window_ms
+    gcra        spaces requests evenly; up to `burst` of them may come at once
+    log         keeps every request of the last window, so it is exact
 """
 
 WALL_S = 0.25
-"""A decision takes no longer, waiting included. Then the storage counts as away."""
+"""The most that a decision takes, with all waiting. After that the storage counts as away."""
 
 MET_LAG_MS = 10_000
-"""How late a worker may say which identities it met."""
+"""How late a worker may report the identities that it met."""
 
 MET_KEPT_MS = 60_000
-"""How much longer than two windows the identities that were met are kept."""
+"""How long the counts of met identities are kept beyond two windows."""
 
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 31 * 86_400_000
 
 MAX_SCALE = 2**52
-"""Number times window may not exceed this: Lua and JSON have 53 exact bits (I2)."""
+"""The maximum of number times window_ms: Lua and JSON have 53 exact bits (I2)."""
 
 MAX_LOG = 1_000
-"""The algorithm `log` keeps an entry for each request, and no command may touch more than a thousand (I6)."""
+"""The highest number of a `log` limit: it keeps an entry per request, and no command may touch more entries (I6)."""
 
 MAX_LIMITS = 8
-"""The most limits of one rule."""
+"""The most limits in one rule."""
 
 MAX_TOTALS = 1_000
-"""The most names in one report of totals."""
+"""The most totals in one call of `add_totals`."""
 
 _RULE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -65,8 +64,8 @@ _RULE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Limit(NamedTuple):
     """At most `number` units within `window_ms`.
 
-    `burst` is for `gcra` alone, which needs it: how many units may come at once, up to `number`. They come back evenly,
-    `number` in a window.
+    Only `gcra` has a `burst`, from 1 to `number`: the units that may come at once. They come back evenly, `number` in a
+    window.
     """
 
     number: int
@@ -76,9 +75,9 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the requests of one rule are limited. All limits admit a request, or none of them counts it.
+    """The limits of one rule and their algorithm. All limits admit a request, or none of them counts it.
 
-    With `count_rejected` a rejected request counts, too: a client that does not stop is not let in. Raises ConfigError.
+    With `count_rejected`, a rejected request counts too, so a client that keeps asking stays out. Raises ConfigError.
     """
 
     rule: str
@@ -86,12 +85,12 @@ class Policy:
     algorithm: Algorithm = "counter"
     count_rejected: bool = False
     most: int = field(init=False, repr=False, compare=False)
-    """The largest cost that every limit can ever admit."""
+    """The highest cost that all limits can admit."""
 
     def __post_init__(self) -> None:
         rule = self.rule
         if not all(isinstance(limit, Limit) for limit in self.limits):
-            raise ConfigError("limits: each is a Limit(number, window_ms)")
+            raise ConfigError("limits: write each as Limit(number, window_ms)")
         if self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"algorithm: {show(self.algorithm)}: {nearest(self.algorithm, get_args(Algorithm))}")
         if not isinstance(rule, str) or not _RULE.fullmatch(rule):
@@ -101,12 +100,12 @@ class Policy:
         for limit in self.limits:
             self._check(limit)
         if len({limit.window_ms for limit in self.limits}) < len(self.limits):
-            raise ConfigError(f"rule {rule}: two limits have the same window; the smaller one is enough")
+            raise ConfigError(f"rule {rule}: two limits have the same window; keep the smaller limit")
         object.__setattr__(self, "most", min(limit.burst or limit.number for limit in self.limits))
 
     @property
     def longest(self) -> Limit:
-        """The limit with the longest window: it tells which identities are alive."""
+        """The limit with the longest window. It decides which identities are alive."""
         return max(self.limits, key=lambda limit: limit.window_ms)
 
     def _check(self, limit: Limit) -> None:
@@ -119,10 +118,10 @@ class Policy:
         except UsageError as error:
             raise ConfigError(f"{rule}: {error}") from None
         if number * window_ms > MAX_SCALE:
-            raise ConfigError(f"{rule}: {number} in {window_ms} ms is too much to count; take a shorter window")
+            raise ConfigError(f"{rule}: {number} in {window_ms} ms is too much to count; write a shorter window")
         if self.algorithm == "log" and number > MAX_LOG:
             raise ConfigError(
-                f"{rule}: the algorithm log keeps every request, up to {MAX_LOG}; take counter for {number}"
+                f"{rule}: the algorithm log keeps every request, at most {MAX_LOG}; use counter for {number}"
             )
         if self.algorithm == "gcra" and not 1 <= burst <= number:
             raise ConfigError(f"{rule}: the algorithm gcra needs a burst, from 1 up to its limit of {number}")
@@ -133,10 +132,10 @@ class Policy:
 class LimitState(NamedTuple):
     """One limit after a decision.
 
-    remaining           units that would be admitted now
-    reset_ms            from now until all of it is free again, if nothing else comes
-    retry_after_ms      from now until the same request fits this limit, if nothing else comes; 0 where it fits.
-                        Never too early; exact for `gcra` and `log`, and for `counter` by its own estimate
+    remaining           units that the limit would admit now
+    reset_ms            ms until the whole limit is free again, if no other request comes
+    retry_after_ms      ms until the same request fits this limit, if no other request comes; 0 if it fits now. Never
+                        too early: exact for `gcra` and `log`, an estimate for `counter`
     """
 
     remaining: int
@@ -145,7 +144,7 @@ class LimitState(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer, dated by the storage's clock. `limits` has the policy's order."""
+    """The answer, with the time of the storage's clock. `limits` are in the policy's order."""
 
     admitted: bool
     now_ms: int
@@ -153,13 +152,13 @@ class Decision(NamedTuple):
 
     @property
     def retry_after_ms(self) -> int:
-        """When the request would be admitted, from now; 0 if it was."""
+        """The ms until the request would be admitted; 0 if it was."""
         return max(limit.retry_after_ms for limit in self.limits)
 
 
 class Consumer(NamedTuple):
-    """One identity of a rule, by its name in hexadecimal digits, and the units that were counted in the current window
-    of the rule's longest limit; with `gcra` the units of its burst that have not come back yet."""
+    """An identity of a rule, by its name in hexadecimal digits. `used` are its units in the current window of the
+    rule's longest limit; with `gcra`, the units of the burst that have not come back."""
 
     name: str
     used: int
@@ -167,48 +166,48 @@ class Consumer(NamedTuple):
 
 
 def checked_totals(totals: Mapping[str, int]) -> dict[str, int]:
-    """Raises UsageError for what cannot be added."""
+    """The totals, if a storage can add them. Raises UsageError."""
     if len(totals) > MAX_TOTALS:
-        raise UsageError(f"{len(totals)} is too many totals at once; give up to {MAX_TOTALS}")
+        raise UsageError(f"{len(totals)} totals are too many for one call; pass at most {MAX_TOTALS}")
     return {text(name, "total"): whole(number, f"of {name}: a total", 0, MAX_NUMBER) for name, number in totals.items()}
 
 
 class Storage(Protocol):
-    """Safe to use from several threads, and after a fork. Its own clock decides."""
+    """Safe in several threads and after a fork. The storage's own clock decides."""
 
     label: str
-    """Its url, without secrets."""
+    """The url without secrets."""
 
     shared: bool
     """Whether several machines may use it."""
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
-        """Admit one request of `cost` units and count it, or not. Takes up to WALL_S.
+        """Admit a request of `cost` units and count it, or refuse it, within WALL_S.
 
-        Raises StorageAway, and UsageError for a cost that is not 1 to `policy.most`.
+        Raises StorageAway, and UsageError for a cost outside 1 to `policy.most`.
         """
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
-        """Add whole numbers to totals that all workers share, by name (up to MAX_TOTALS). It also hands over how many
-        identities this worker met. Every 10 s is often enough. A failure loses nothing: give the same numbers again.
+        """Add whole numbers, by name (at most MAX_TOTALS), to the totals that all workers share. Also report how many
+        identities this worker met. Call it every 10 s. After a failure, pass the same numbers again.
 
         Raises StorageAway.
         """
 
     def totals(self) -> Mapping[str, int]:
-        """What all workers have added so far. Kept for 35 days after the last addition. Raises StorageAway."""
+        """The totals of all workers. The storage keeps them for 35 days after the last addition. Raises StorageAway."""
 
     def alive(self, policy: Policy) -> int:
-        """How many identities were counted in the current or the previous window of the policy's longest limit, as
-        the workers handed it over. Raises StorageAway."""
+        """The number of identities that the current or previous window of the policy's longest limit has counted, as
+        the workers reported it. Raises StorageAway."""
 
     def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
-        """The identities that have used most, the largest first. Reads all of the rule: for people, not for
-        every scrape. Raises StorageAway."""
+        """The identities that have used most, largest first. Reads all states of the rule, so do not call it for every
+        scrape. Raises StorageAway."""
 
     def rotate(self) -> int:
-        """Change the salt of `gcra` and `log`, from windows on that begin at or after the time it returns, in ms since
-        1970: a minute from now. Nobody is freed by it (I4). Raises StorageAway."""
+        """Change the salt of `gcra` and `log`. The new salt applies to windows that begin at or after the returned
+        time: a minute from now, in ms since 1970. No limit is reset (I4). Raises StorageAway."""
 
     def close(self) -> None:
-        """Let connections or the file go. The next call opens them again."""
+        """Close the connections or the file. The next call opens them again."""

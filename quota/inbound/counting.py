@@ -1,9 +1,9 @@
-"""What this process counts until it hands that over to the storage, where it is added up over all workers.
+"""The counts of this process. Every 10 s it adds them to the totals of all workers in the storage.
 
-    Counts      what became of the requests
-    Met         whom each window met: from that comes how many identities are alive
+    Counts      the outcomes of requests
+    Met         how many identities each window met, which gives the number of identities that are alive
 
-A scrape meets any worker, so the numbers are read from the storage. A worker hands its own over every 10 s.
+A scrape reaches any worker, so the metrics come from the storage.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS, Storage
 
 Outcome = Literal["admitted", "refused", "shadowed", "failed_open", "failed_closed"]
-"""What became of a request; `shadowed`: refused by a rule that only watches."""
+"""What became of a request. `shadowed`: a shadow rule would have refused it."""
 
 BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.025, 0.1, 0.25)
-"""Upper bounds of the times that decisions take. What takes longer is in a last one without a bound."""
+"""Upper bounds of the histogram of decision times. The last bucket has no bound."""
 
 _TOOK = [f"took|{n}" for n in range(len(BUCKETS_S) + 1)]
 _SUM_US = "took_us"
 
 
 class Counts:
-    """What this process counted and has not handed over. Safe to use from several threads."""
+    """Counts that this process has not handed over yet. Safe in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Counts:
         return bool(self._counts)
 
     def add(self, rule: str, outcome: Outcome, took_s: float) -> None:
-        """One request, and how long its decision took."""
+        """Count a request, and how long its decision took."""
         request, took, took_us = f"requests|{rule}|{outcome}", _TOOK[bisect_left(BUCKETS_S, took_s)], int(took_s * 1e6)
         with self._lock:
             self._counts[request] += 1
@@ -47,7 +47,7 @@ class Counts:
             self._counts[_SUM_US] += took_us
 
     def hand_over(self, storage: Storage) -> None:
-        """Add everything to the storage's totals. Raises StorageAway, and then keeps what was not taken."""
+        """Add all counts to the storage's totals. After StorageAway, the rest stays here."""
         with self._lock:
             rest, self._counts = dict(self._counts), Counter()
         try:
@@ -61,7 +61,7 @@ class Counts:
 
 
 class Requests(NamedTuple):
-    """How many requests of one rule had one outcome."""
+    """The number of requests of one rule with one outcome."""
 
     rule: str
     outcome: str
@@ -78,7 +78,7 @@ def requests_in(totals: Mapping[str, int]) -> Iterator[Requests]:
 
 
 def decision_times(totals: Mapping[str, int]) -> tuple[list[int], float]:
-    """How many decisions took at most each of BUCKETS_S, then how many there were; and their sum in seconds."""
+    """The number of decisions within each bound of BUCKETS_S, then of all decisions; and their sum in seconds."""
     counts = [totals.get(name, 0) for name in _TOOK]
     return [sum(counts[: n + 1]) for n in range(len(counts))], totals.get(_SUM_US, 0) / 1e6
 
@@ -86,13 +86,13 @@ def decision_times(totals: Mapping[str, int]) -> tuple[list[int], float]:
 # -- identities --------------------------------------------------------------------------------------------------------
 
 Window = tuple[str, int, int]
-"""A rule's window: the rule's name, the window's length in ms, and its number."""
+"""A window of a rule: the rule's name, the window's length in ms, and the window's number."""
 
 
 class Met:
-    """Identities that a window counts for the first time. Safe to use from several threads.
+    """How many identities each window counted for the first time. Safe in several threads.
 
-    Each window has two counts: new ones, and those that the window before it knew.
+    A window has two counts: new identities, and identities that the window before it had counted too.
     """
 
     def __init__(self) -> None:
@@ -103,15 +103,15 @@ class Met:
         return len(self._counts)
 
     def note(self, window: Window, *, was_before: bool) -> None:
-        """This window met one more identity; `was_before`: the window before it knew that one."""
+        """The window met one more identity. `was_before`: the window before it had counted this identity."""
         with self._lock:
             self._counts.setdefault(window, [0, 0])[was_before] += 1
-            if len(self._counts) >= MAX_TOTALS:  # nobody asks this worker
+            if len(self._counts) >= MAX_TOTALS:  # this worker hands nothing over
                 del self._counts[next(iter(self._counts))]
 
     @contextmanager
     def handed_over(self) -> Iterator[Mapping[Window, Sequence[int]]]:
-        """The counts (new, known before) by window, which are forgotten here unless StorageAway is raised within."""
+        """The counts (new, counted before) by window. They are removed here, unless the block raises StorageAway."""
         with self._lock:
             counts, self._counts = self._counts, {}
         try:

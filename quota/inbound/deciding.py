@@ -1,11 +1,11 @@
-"""One decision for one request, within a time that a visitor does not notice, whatever the storage does.
+"""A decision for one request, within a time that a visitor does not notice, whatever the storage does.
 
-    Verdict     what becomes of a request by one rule
-    Decider     asks the storage, on an event loop or in a thread, and answers by `fail` where that is away
+    Verdict     the decision of one rule
+    Decider     asks the storage, on an event loop or in a thread; if it does not answer, `fail` decides
     Breaker     stops asking a storage that does not answer
 
-A decision takes at most `contract.WALL_S`. After three failures in a row nobody asks for a second; then one request
-tries. A process writes one line when an outage begins and one when it ends, not one for each request.
+A decision takes at most `contract.WALL_S`. After three failures in a row, one request per second tries the storage and
+the others do not wait. A process logs one line when an outage begins and one when it ends.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from quota.inbound.rules import Rule
 FAILURES = 3
 OPEN_S = 1.0
 SAY_AGAIN_S = 60.0
-"""The least time between two lines of the log about a storage that comes and goes."""
+"""The least time between two log lines about a storage that fails again and again."""
 
 HAND_OVER_S = 10.0
 THREADS = 8
 
 
 class Verdict(NamedTuple):
-    """What becomes of a request by one rule. `decision` is None while the storage is away."""
+    """The decision of one rule on a request. `decision` is None if the storage did not answer."""
 
     rule: Rule
     outcome: Outcome
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 class Breaker:
-    """Whether the storage may be asked: not for a second after three failures in a row."""
+    """Decides whether to ask the storage: after three failures in a row, once per second."""
 
     def __init__(self, label: str, clock: Callable[[], float] = monotonic) -> None:
         self._label = label
@@ -61,7 +61,7 @@ class Breaker:
         self._has_warned = False
 
     def lets_through(self) -> bool:
-        """Whether to ask now. While an outage lasts, one request in a second gets True and tries."""
+        """Whether to ask now. During an outage, one request per second gets True."""
         if self._failures < FAILURES:
             return True
         with self._lock:
@@ -97,7 +97,7 @@ class Breaker:
 
 
 class Decider:
-    """Decides for the requests of one process. Safe to use from several threads and after a fork."""
+    """Decides the requests of one process. Safe in several threads and after a fork."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -109,7 +109,7 @@ class Decider:
         _at_exit(self)
 
     def decide(self, rule: Rule, identity: str) -> Verdict:
-        """Decide in this thread, which may wait for up to WALL_S."""
+        """Decide in this thread, which may wait up to WALL_S."""
         started = perf_counter()
         if not self._breaker.lets_through():
             return self._without(rule, started)
@@ -120,16 +120,16 @@ class Decider:
         return self._with(rule, decision, started)
 
     async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
-        """The same in a thread, while the event loop goes on. All threads may be busy, or none can begin: that counts
-        as a storage that is away."""
+        """The same in a thread, while the event loop goes on. If all threads are busy or none can start, the storage
+        counts as away."""
         started = perf_counter()
         if not self._breaker.lets_through():
             return self._without(rule, started)
         try:
             future = loop.run_in_executor(self._threads, self.storage.decide, rule.policy, identity, rule.cost)
-        except RuntimeError as error:  # no more threads can begin, or the process is about to end
+        except RuntimeError as error:  # no thread can start, or the process is about to end
             return self._without(rule, started, error)
-        # It is left to itself after that, and not cancelled: its connection has an answer to read.
+        # After WALL_S the future is not cancelled: its connection has an answer to read.
         future.add_done_callback(_look)
         done, _ = await wait((future,), timeout=WALL_S)
         if not done:
@@ -155,7 +155,7 @@ class Decider:
     # -- totals --------------------------------------------------------------------------------------------------------
 
     def hand_over(self) -> None:
-        """Add what this process counted to the totals of the storage. What that does not take now, it takes later."""
+        """Add the counts of this process to the storage's totals. After a failure they stay here for the next time."""
         if self.counts and self._breaker.lets_through():
             try:
                 self.counts.hand_over(self.storage)
@@ -163,18 +163,18 @@ class Decider:
                 self._breaker.failed(error)
 
     def hand_over_soon(self) -> None:
-        """The same in a thread, HAND_OVER_S from now, unless that is to come already: no request waits for it, and it
-        needs no further request."""
+        """The same in a thread after HAND_OVER_S, unless one is already waiting. No request waits for it, and it needs
+        no further request."""
         now = monotonic()
         if now >= self._hand_over_at:
             self._hand_over_at = now + HAND_OVER_S
             timer = threading.Timer(HAND_OVER_S, self.hand_over)
             timer.daemon = True
-            with suppress(RuntimeError):  # no more threads can begin; the end of the process hands over, too
+            with suppress(RuntimeError):  # no thread can start; the process also hands over at its end
                 timer.start()
 
     def start_over_in_child(self) -> None:
-        """The parent hands over what it counted itself; its threads do not exist in the child."""
+        """The parent hands over its own counts. Its threads do not exist in the child."""
         self.counts = Counts()
         self._threads = _threads()
         self._hand_over_at = 0.0
@@ -186,13 +186,13 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _look(future: Future[Decision]) -> None:
-    """Look at the exception of a future that perhaps nobody waits for any more, or asyncio complains of it."""
+    """Read the exception of a future that nobody may await any more. Otherwise asyncio logs it."""
     if not future.cancelled():
         future.exception()
 
 
 def _at_exit(decider: Decider) -> None:
-    """Hand over the rest as the process ends."""
+    """Hand over the rest when the process ends."""
     weak = ref(decider)
 
     def rest() -> None:

@@ -1,15 +1,15 @@
-"""Who a request is from: an API key, else the authenticated user, else the client's address.
+"""The identity of a request: an API key, else the authenticated user, else the client's address.
 
-An identity is a short text: `k:` and the hash of a key, `u:` and a user, `a:` and an address. The storage keeps only a
-keyed hash of it, and no log shows it.
+An identity is a short text: `k:` and the hash of a key, `u:` and a user, or `a:` and an address. The storage keeps only
+a salted hash of it, and the log never shows it.
 
-A client may write what it likes into its request, so of what it says only this is believed:
+A client may write anything into its request. So this module believes only:
 
-- A key counts as one if the application knows it (`keys`). Otherwise a client could invent a new one for each request.
-- A user is whom the application authenticated. Nobody else writes `scope["user"]` or REMOTE_USER.
-- The address is the other end of the connection. If that is a trusted proxy, it is the last address in the forwarded
-  field that is not one: **counted from the right**, where our own proxies write. The leftmost one, which many examples
-  take, is whatever the client sent.
+- an API key that the application knows (`keys`). Otherwise a client could invent a new key for each request;
+- a user that the application authenticated. No client can write `scope["user"]` or REMOTE_USER;
+- the address at the other end of the connection. If it is a trusted proxy: the last address in the forwarded field that
+  is not a trusted proxy, **counted from the right**, where our own proxies write. Many examples take the leftmost
+  address, but the client can write that itself.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ Network = IPv4Network | IPv6Network
 
 X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP = "x-forwarded-for", "forwarded", "cf-connecting-ip"
 FIELDS = (X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP)
-"""What proxies name the client in: the usual list, that of RFC 7239, and Cloudflare's field of one address."""
+"""The fields in which proxies name the client: the usual list, the field of RFC 7239, Cloudflare's single address."""
 UNIX = "unix"
-"""The name of the other end of a unix socket, which has no address."""
+"""Names the other end of a unix socket, which has no address."""
 
 _WAITRESS_UNIX = "localhost"
-"""What waitress calls it. All others leave it empty."""
+"""How waitress names it. Other servers leave it empty."""
 
 MAX_CHARS = 64
-"""A longer identity is hashed at once."""
+"""The most characters of an identity. A longer identity is replaced by its hash."""
 
 MAX_HOPS = 32
-"""How many entries of a forwarded field are read, from the right. Nobody has more proxies of their own."""
+"""How many entries of a forwarded field are read, from the right. Nobody has more proxies than this."""
 
 IPV6_BITS = 64
-"""What a provider gives to one customer, who can take any address in it."""
+"""The network that a provider gives to one customer, who can use any address in it."""
 
 
 _EMBEDDING = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""IPv6 networks whose last four bytes are an IPv4 address: of a socket for both, and behind NAT64 (RFC 6052)."""
+"""IPv6 networks whose last four bytes are an IPv4 address: of dual-stack sockets, and of NAT64 (RFC 6052)."""
 
 
 def several(key: str, value: Any, what: str) -> tuple[Any, ...]:
-    """`value` as a tuple. A lone string is a mistake: each of its characters would be taken for one of them."""
+    """`value` as a tuple. A lone string is a mistake: each character would become an item."""
     if not isinstance(value, str):
         with suppress(TypeError):
             return tuple(value)
@@ -61,15 +61,15 @@ def several(key: str, value: Any, what: str) -> tuple[Any, ...]:
 
 
 def at_once(key: str, answer: Any) -> Any:
-    """What a function of the application's own answered. Raises UsageError for what would have to be awaited: that is
-    always true, so each request would be another visitor's."""
+    """The answer of a function of the application. Raises UsageError for an awaitable: it is always true and never
+    equal to another, so each request would be a new visitor."""
     if hasattr(answer, "__await__"):
-        raise UsageError(f"{key}: the function is async, or calls one; give one that answers without being awaited")
+        raise UsageError(f"{key}: the function returned an awaitable; pass a function that is not async")
     return answer
 
 
 class Proxies:
-    """The proxies whose word is believed: addresses, networks, and `"unix"`. Raises ConfigError for anything else."""
+    """The trusted proxies: addresses, networks, and `"unix"`. Raises ConfigError for anything else."""
 
     def __init__(self, trusted: Iterable[str] = (), field: str = X_FORWARDED_FOR) -> None:
         if not isinstance(field, str) or field not in FIELDS:
@@ -90,17 +90,18 @@ class Proxies:
                 ) from None
             if not network.prefixlen:
                 raise ConfigError(
-                    f"trusted_proxies: {show(text)} is everybody, so each client could say who it is; name your proxies"
+                    f"trusted_proxies: {show(text)} trusts everybody, so clients could choose their address; "
+                    "name your proxies"
                 )
             if isinstance(network, IPv6Network) and any(network.subnet_of(within) for within in _EMBEDDING):
-                raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that is in it")
+                raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that it contains")
             networks.append(network)
         self._networks = tuple(networks)
         self._is_warned = False
         self._is_trusted = lru_cache(maxsize=4096)(self._look_up)
 
     def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
-        """The client's address as an identity has it. `lines` are the values of the forwarded field, in their order."""
+        """The identity of the client by its address. `lines` returns the values of the forwarded field, in order."""
         client = parse_address(peer) if peer else None
         is_trusted = self._is_trusted(client) if client is not None else self._unix and not peer
         if not is_trusted:
@@ -108,7 +109,7 @@ class Proxies:
         parse = _forwarded_for if self.field == FORWARDED else parse_address
         for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
             address = parse(entry)
-            if address is None:  # "unknown", a name, rubbish: the proxy that wrote it answers for it
+            if address is None:  # "unknown", a name, garbage: count the proxy that wrote it
                 break
             client = address
             if not self._is_trusted(address):
@@ -131,9 +132,9 @@ class Proxies:
 
 
 class Identify:
-    """Says who a request is from. `user` is a function of your own for it, given the scope or environ.
+    """Finds the identity of a request. `user` is a function of yours that gets the scope or environ.
 
-    `key_field` is the header field with the API key, and `knows_key` says whether a key is one.
+    `key_field` is the header field with the API key. `knows_key` tells whether a key is valid.
     """
 
     def __init__(
@@ -150,12 +151,12 @@ class Identify:
         self._user = user
 
     def asgi(self, scope: Mapping[str, Any]) -> str:
-        """The identity behind an ASGI scope."""
+        """The identity of an ASGI request."""
         client = scope.get("client")
         return self._who(scope, client[0] if client else None, _asgi_user, _asgi_lines)
 
     def wsgi(self, environ: Mapping[str, Any]) -> str:
-        """The identity behind a WSGI environ."""
+        """The identity of a WSGI request."""
         peer = environ.get("REMOTE_ADDR")
         return self._who(environ, None if peer == _WAITRESS_UNIX else peer, _wsgi_user, _wsgi_lines)
 
@@ -175,7 +176,7 @@ class Identify:
         return self._proxies.client(peer, lambda: lines_of(request, self._proxies.field))
 
     def _key(self, lines: Sequence[str]) -> str | None:
-        """The identity of a known key. Of several different keys nobody can tell which one the application takes."""
+        """The identity of a valid key. None for several different keys: the application may use any of them."""
         knows = self._knows_key
         if knows is None or len(set(lines)) != 1 or not lines[0]:
             return None
@@ -186,7 +187,7 @@ class Identify:
 
 
 def as_text(characters: str) -> str:
-    """A key whose bytes came as characters: clients and editors write its letters as UTF-8 or as Latin-1."""
+    """A key from its bytes as characters. Clients and editors write letters as UTF-8 or as Latin-1."""
     try:
         return characters.encode("latin-1").decode()
     except UnicodeError:
@@ -207,9 +208,9 @@ def _named(kind: str, name: str) -> str:
 
 
 def parse_address(text: str) -> Address | None:
-    """An address as proxies write it: with or without a port, in brackets, with a zone. None if it is none.
+    """Parse an address as proxies write it: with or without a port, in brackets, with a zone. None for other text.
 
-    An IPv4 address that is written as an IPv6 one is the IPv4 address: else all of them were one network.
+    An IPv4 address inside an IPv6 address becomes the IPv4 address. Otherwise all of these would be one /64 network.
     """
     return _parsed(text.strip()) if len(text) <= MAX_CHARS * 2 else None
 
@@ -230,7 +231,7 @@ def _parsed(text: str) -> Address | None:
 
 
 def _written(address: Address | None, peer: str | None) -> str:
-    """An address as an identity has it, an IPv6 one cut to its network."""
+    """The identity of an address. An IPv6 address is cut to its network."""
     if address is None:
         return _named("a", peer or UNIX)
     if isinstance(address, IPv6Address):
@@ -239,15 +240,15 @@ def _written(address: Address | None, peer: str | None) -> str:
 
 
 def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:
-    """The entries of a list from the last to the first, at most MAX_HOPS of them.
+    """The entries of a list from the last to the first, at most MAX_HOPS.
 
-    What stands left of a comma may be a client's own, with quotes that never close. So quotes are paired from the
-    right, where our own proxies wrote.
+    A client can write the left part, with quotes that never close. So quotes are paired from the right, where our own
+    proxies wrote.
     """
     end = len(text)
     for _ in range(MAX_HOPS):
         comma = _comma_before(text, end) if quotes else text.rfind(",", 0, end)
-        if comma < 0 and quotes and end > MAX_ENTRY:  # where it begins is not known
+        if comma < 0 and quotes and end > MAX_ENTRY:  # the beginning of the entry is unknown
             return
         entry = text[comma + 1 : end].strip()
         if entry:
@@ -258,11 +259,11 @@ def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:
 
 
 MAX_ENTRY = 1_024
-"""The longest element of a Forwarded field that is looked for."""
+"""The longest element of a Forwarded field that is read."""
 
 
 def _comma_before(text: str, end: int) -> int:
-    """The last comma before `end` that stands in no quotes; -1 if there is none in the longest element."""
+    """The last comma before `end` outside quotes; -1 if there is none within MAX_ENTRY."""
     quoted = False
     for at in range(end - 1, max(-1, end - 1 - MAX_ENTRY), -1):
         if text[at] == '"' and not _is_escaped(text, at):
@@ -273,7 +274,7 @@ def _comma_before(text: str, end: int) -> int:
 
 
 def _is_escaped(text: str, at: int) -> bool:
-    """Whether a quote is a text's own: after an odd number of backslashes."""
+    """Whether a quote is escaped: it follows an odd number of backslashes."""
     before = text[max(0, at - MAX_ENTRY) : at]
     return (len(before) - len(before.rstrip("\\"))) % 2 == 1
 
@@ -287,11 +288,11 @@ def _forwarded_for(element: str) -> Address | None:
     return None
 
 
-# -- what a server hands over ------------------------------------------------------------------------------------------
+# -- requests of ASGI and WSGI -----------------------------------------------------------------------------------------
 
 
 _BLANKS = " \t"
-"""What may stand around a value. For strip(), bytes of letters in UTF-8 are blanks, too."""
+"""Blanks around a value. `strip()` alone would also remove bytes of UTF-8 letters."""
 
 
 def _asgi_lines(scope: Mapping[str, Any], field: str) -> list[str]:
@@ -309,7 +310,7 @@ def _wsgi_user(environ: Mapping[str, Any]) -> str | None:
 
 
 def _asgi_user(scope: Mapping[str, Any]) -> str | None:
-    """The user that a middleware before this one authenticated, as Starlette and Django's Channels hand it on."""
+    """The user that an earlier middleware authenticated, as Starlette and Django's Channels pass it on."""
     user = scope.get("user")
     if user is None or not getattr(user, "is_authenticated", False):
         return None

@@ -1,20 +1,19 @@
-"""Which paths a pattern means. Nobody gets around a rule by spelling a path otherwise.
+"""Patterns and the paths that they match. A visitor cannot avoid a rule by spelling a path differently.
 
     /login              this path
-    /users/{id}         one segment in this place, whatever it is
-    /api/*              this path and everything below it; `*` stands at the end only
+    /users/{id}         any one segment in this place
+    /api/*              this path and everything below it; `*` is only allowed at the end
 
-A pattern is matched segment by segment, so the time it takes grows with the length of the pattern, and nothing that a
-client sends makes it slower.
+A pattern is matched segment by segment. The time depends on the length of the pattern, not on what a client sends.
 
-Paths come decoded, as the server hands them to the application. What they mean depends on the application behind, and
-this module does not know it. So it takes the reading that hides least:
+Paths are decoded, as the server passes them to the application. Their meaning depends on the application, which this
+module does not know. So it assumes every meaning:
 
-- Capital letters, empty segments, a slash and a line feed at the end make no difference: `//Login/` is `/login`. (Many
-  routers match a path with `$` at the end of a regular expression, which a last line feed passes.)
-- A path with `.` or `..` in it, with letters that Unicode writes in several ways, or with bytes that are no UTF-8, has
+- Upper case, empty segments, and a slash or line feed at the end make no difference: `//Login/` is `/login`. (Many
+  routers match with a regular expression that ends with `$`, which accepts a last line feed.)
+- A path with `.` or `..`, with letters that Unicode writes in several ways, or with bytes that are not UTF-8, has
   several readings. All of them count: see `readings`.
-- What is mounted at `/api` is called `/api/login` outside and `/login` inside. A rule may call it either: see `names`.
+- An application mounted at `/api` is reached as `/api/login` and sees `/login`. A rule may use either: see `names`.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from unicodedata import combining, normalize
 
 from quota.common.text import show
 
-ONE = "{}"
-"""A segment of a pattern that any segment matches. No literal segment is spelled like this."""
+ANY_SEGMENT = "{}"
+"""A segment of a pattern that matches any segment. No literal segment is spelled like this."""
 
 MAX_PATTERN = 256
 MAX_MARKS = 30
-"""The most marks (accents and the like) of one letter that are compared, as in Unicode's stream-safe text (UAX #15). To
-sort them takes the square of their number, which a client chooses."""
+"""The most marks, such as accents, of one letter that are compared, as in Unicode's stream-safe text (UAX #15). Sorting
+takes the square of their number, which a client chooses."""
 
 _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _NO_PATTERN = re.compile(r"<.*>|:\w+|.*\\.*|.*\$")
-"""What such a segment means elsewhere: in Flask and Django, in Rails and Express, in a regular expression."""
+"""Segments of other notations: Flask and Django, Rails and Express, regular expressions."""
 
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 
@@ -46,20 +45,20 @@ Segments = tuple[str, ...]
 
 
 class Pattern(NamedTuple):
-    """A pattern that was read. `below`: everything below these segments matches, too."""
+    """A parsed pattern. `below`: everything below these segments matches too."""
 
     segments: Segments
     below: bool
 
     def matches(self, path: Segments) -> bool:
-        """Whether one reading of a path is meant."""
+        """Whether the pattern matches one reading of a path."""
         own = self.segments
         if len(path) < len(own) or (len(path) > len(own) and not self.below):
             return False
-        return all(mine is ONE or mine == theirs for mine, theirs in zip(own, path, strict=False))
+        return all(mine is ANY_SEGMENT or mine == theirs for mine, theirs in zip(own, path, strict=False))
 
     def covers(self, other: Pattern) -> bool:
-        """Whether every path that `other` means is meant by this one, too."""
+        """Whether this pattern matches every path that `other` matches."""
         return self.matches(other.segments) and (self.below or not other.below)
 
 
@@ -67,15 +66,15 @@ EVERYTHING = Pattern((), below=True)
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern that `text` spells. Raises ValueError, which says what is wrong and what to write."""
+    """Parse a pattern. Raises ValueError with the mistake and the remedy."""
     if not text.startswith("/"):
-        raise ValueError(f"{show(text)} is no path: it begins with /")
+        raise ValueError(f"{show(text)} is not a path; a path begins with /")
     if len(text) > MAX_PATTERN or not text.isprintable():
         raise ValueError(f"{show(text)}: a pattern has at most {MAX_PATTERN} printable characters")
     if "?" in text or "#" in text:
-        raise ValueError(f"{show(text)}: a pattern is about the path; leave out what follows ? or #")
+        raise ValueError(f"{show(text)}: a pattern matches the path only; remove everything from ? or #")
     if re.search(r"%[0-9A-Fa-f]{2}", text):
-        raise ValueError(f"{show(text)}: paths are compared decoded; write the character itself")
+        raise ValueError(f"{show(text)}: rules compare decoded paths; write the character itself")
     *firsts, last = [segment for segment in text.split("/") if segment] or [""]
     below = last == "*"
     if last and not below:
@@ -85,12 +84,12 @@ def parse_pattern(text: str) -> Pattern:
 
 def _segment(segment: str, text: str) -> str:
     if segment in (".", ".."):
-        raise ValueError(f"{show(text)}: a pattern has no segment . or ..")
+        raise ValueError(f"{show(text)}: a pattern cannot have a segment . or ..")
     if _NAMED.fullmatch(segment):
-        return ONE
+        return ANY_SEGMENT
     if _NO_PATTERN.fullmatch(segment):
         raise ValueError(
-            f"{show(text)}: neither a framework's route nor a regular expression; write {{name}} for one whole segment"
+            f"{show(text)}: this is a framework's route or a regular expression; write {{name}} for one whole segment"
         )
     if set(segment) & set("*{}"):
         raise ValueError(f"{show(text)}: write {{name}} for one whole segment, and * only as the last one")
@@ -98,13 +97,13 @@ def _segment(segment: str, text: str) -> str:
 
 
 def readings(path: str) -> Iterable[Segments]:
-    """Every way in which an application may read a path; almost always one.
+    """Every way in which an application may read a path; almost always only one.
 
-    An application may resolve `..`, or take it for a name; before it joins slashes, or after that; it may compare
-    letters as they are, or as Unicode says that they are the same. Of bytes that are no UTF-8 it may make something
-    else, or leave them out, or take the whole path for Latin-1. A request is held to the rules of all its readings.
+    An application may resolve `..` before or after it joins slashes, or treat it as a name. It may compare letters as
+    they are, or as Unicode normalizes them. It may replace bytes that are not UTF-8, drop them, or read the whole path
+    as Latin-1. The rules of all readings count the request.
 
-    Such bytes are surrogates here, as `surrogateescape` makes them. WSGI has them; ASGI does not hand them over.
+    Such bytes are surrogates here, from `surrogateescape`. WSGI passes them on; ASGI does not.
     """
     path = path.removesuffix("\n")
     if path.isascii() and "/." not in path:
@@ -119,10 +118,10 @@ def readings(path: str) -> Iterable[Segments]:
 
 
 def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
-    """The same, each with all names that a rule may call it by.
+    """The readings of a path, each with every name that a rule may use for it.
 
-    `mount` is what the application is mounted under ("" for nothing): root_path of ASGI, SCRIPT_NAME of WSGI. Some
-    servers hand the path over with it and some without, and frameworks take either for the same page.
+    `mount` is the path under which the application is mounted, or "": root_path of ASGI, SCRIPT_NAME of WSGI. Some
+    servers include it in the path and some do not, and frameworks serve the same page for both.
     """
     mount = mount.rstrip("/")
     if not mount:
@@ -138,7 +137,7 @@ def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
         below = whole[: len(above)] == above
         named.setdefault(whole, (whole, whole[len(above) :]) if below else (whole,))
     _, _, behind = path.partition(mount)
-    if behind:  # Litestar cuts off all up to where the mount first stands
+    if behind:  # Litestar removes everything up to the first occurrence of the mount
         for inside in readings(behind):
             named.setdefault((*above, *inside), ((*above, *inside), inside))
     return named.values()
@@ -153,17 +152,17 @@ def _split(path: str) -> Segments:
 
 
 def _folded(text: str) -> str:
-    """The text, with one letter for all that a comparison without case, or a normal form, takes for the same."""
+    """The text in one spelling for all letters that are equal without case or in a Unicode normal form."""
     if text.isascii():
         return text.lower()
     if _MANY.search(text):
         text = _with_few_marks(text)
-    # upper() makes i of a dotless i, and casefold() leaves the dot of a dotted I as a mark that no small i has.
+    # upper() turns a dotless i into I. casefold() leaves the dot of a dotted I as a mark, which a plain i lacks.
     return normalize("NFKC", normalize("NFKD", text).upper().casefold()).replace("\u0307", "")
 
 
 def _with_few_marks(text: str) -> str:
-    """Without the marks beyond MAX_MARKS of one letter."""
+    """The text without the marks beyond MAX_MARKS of each letter."""
     kept, marks = [], 0
     for char in text:
         marks = marks + 1 if _is_mark(char) else 0

@@ -1,9 +1,9 @@
-"""What operators are told of inbound limits: numbers of all workers together, from the storage that they share.
+"""Metrics of inbound limits: the totals of all workers, from the storage that they share.
 
-Report       the rules, what became of their requests, and how many identities are alive
-read_report  that from a storage
-exposition   that for Prometheus
-metrics_app  an ASGI application that answers with it
+Report       requests by rule and outcome, and identities by rule
+read_report  reads a report from a storage
+exposition   writes it in Prometheus' text format
+metrics_app  an ASGI application that serves it
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from quota.reports.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
 from quota.reports.metrics import exposition as as_text
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
-    "quota_inbound_requests_total": (COUNTER, "Requests by rule, and what became of them."),
-    "quota_inbound_identities": (GAUGE, "Identities that a rule counts: seen in its longest window or the one before."),
+    "quota_inbound_requests_total": (COUNTER, "Requests by rule and outcome."),
+    "quota_inbound_identities": (GAUGE, "Identities that a rule counted in its longest window or the window before."),
     "quota_inbound_storage_up": (GAUGE, "1 if the storage answered this scrape, else 0."),
 }
 SECONDS = "quota_inbound_decision_seconds"
 
 
 class Report(NamedTuple):
-    """What the storage knows of the rules. Workers hand their numbers over every 10 s."""
+    """Totals from the storage. Workers add to them every 10 s."""
 
     requests: Sequence[Requests]
     identities: Mapping[str, int]
     decisions: Sequence[int]
-    """How many took at most each of BUCKETS_S, then how many there were."""
+    """The number of decisions within each bound of BUCKETS_S, then of all decisions."""
     decision_s: float
 
     def ended(self, rule: str, outcome: str) -> int:
-        """How many requests of a rule had this outcome."""
+        """The number of requests of a rule with this outcome."""
         return sum(row.number for row in self.requests if (row.rule, row.outcome) == (rule, outcome))
 
 
 def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
-    """Ask the storage. Raises StorageAway."""
+    """Read the totals from the storage. Raises StorageAway."""
     totals = storage.totals()
     identities = {rule.name: storage.alive(rule.policy) for rule in rules}
     decisions, decision_s = decision_times(totals)
@@ -51,12 +51,12 @@ def read_report(storage: Storage, rules: Sequence[Rule]) -> Report:
 
 
 def nothing_yet(rules: Sequence[Rule]) -> Report:
-    """What a storage says that no request has reached."""
+    """The report of a storage without requests."""
     return Report((), dict.fromkeys((rule.name for rule in rules), 0), [0] * (len(BUCKETS_S) + 1), 0.0)
 
 
 def exposition(report: Report | None) -> str:
-    """The numbers in Prometheus' text format; None: the storage did not answer."""
+    """The report in Prometheus' text format. None: the storage did not answer."""
     if report is None:
         return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
     samples = [Sample("quota_inbound_storage_up", {}, 1)]
@@ -72,7 +72,7 @@ def exposition(report: Report | None) -> str:
 
 
 def metrics_app(rules: Rules | Sequence[Rule]) -> Callable[..., Awaitable[None]]:
-    """An ASGI application that answers every request with the numbers. Mount it where only your Prometheus comes."""
+    """An ASGI application that serves the metrics. Mount it where only your Prometheus can reach it."""
     whole, storage = opened(rules)
 
     def text() -> str:
@@ -83,7 +83,7 @@ def metrics_app(rules: Rules | Sequence[Rule]) -> Callable[..., Awaitable[None]]
 
     async def answer(scope: Any, _receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            raise NotImplementedError(scope["type"])  # what servers expect of an application without lifespan
+            raise NotImplementedError(scope["type"])  # servers expect this from an application without lifespan
         body = (await get_running_loop().run_in_executor(None, text)).encode()
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,5 +1,5 @@
-"""Limits in front of an application: `asgi` for FastAPI, Starlette, Django, Quart, Litestar and any other, `wsgi` for
-Flask, Django, Bottle, Pyramid and any other."""
+"""The middleware: `asgi` for FastAPI, Starlette, Django, Quart, Litestar and others, `wsgi` for Flask, Django, Bottle,
+Pyramid and others."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 _DENIAL = "websocket.http.response"
 _HEADS = frozenset(("http.response.start", "websocket.accept", f"{_DENIAL}.start"))
-"""The messages that have the fields of an answer."""
+"""The messages that carry the header fields of an answer."""
 
 _TRY_AGAIN_LATER = 1013
 
 
 class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.add_middleware(asgi, rules=rules)`
-    """`app` behind `rules`: a Rules, or a list of Rule with everything else as it is by default.
+    """`app` behind `rules`: a Rules, or a list of Rule with the defaults of Rules.
 
-    A request that is refused never reaches the application, and its body is not read. Whatever is admitted passes
-    unchanged, in both directions: bodies stream, and only header fields are added to the answer. A request is counted
-    before the application sees it, so one whose client goes away counts, too. A websocket is decided once, at its
-    handshake. Raises ConfigError.
+    A refused request never reaches the application, and its body is not read. An admitted request and its answer pass
+    unchanged: bodies stream, and the middleware only adds header fields to the answer. It counts a request before the
+    application sees it, also if the client then disconnects. It decides a websocket once, at the handshake. Raises
+    ConfigError.
     """
 
     def __init__(self, app: App, rules: Rules | Sequence[Rule]) -> None:
@@ -41,8 +41,8 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
         self._app = app
         self._rules, storage = opened(rules)
         self._decider = Decider(storage)
-        # A FastAPI(root_path=...) says so to its own middleware only, and cuts it off the path by itself. A Quart's
-        # root_path is the folder that it lies in.
+        # FastAPI(root_path=...) tells only its own middleware, and removes it from the path itself. Quart's root_path
+        # is the folder of the application.
         self._mount = getattr(app, "root_path", "") if hasattr(app, "root_path_in_servers") else ""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -75,8 +75,8 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
         await self._app(scope, receive, _send_adding(send, fields_of(verdicts, with_x=with_x), with_x=with_x))
 
     async def _live(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Hand over at the shutdown: a server may end the process by a signal after it. An application without a
-        lifespan, such as Django, raises at once; the rest is said in its place."""
+        """Hand over at the shutdown, because the server may then end the process by a signal. An application without a
+        lifespan, such as Django, raises at once; then this method answers in its place."""
         is_asked = False
 
         async def received() -> Message:
@@ -99,13 +99,14 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
 
 
 def _send_adding(send: Send, fields: Fields, *, with_x: bool) -> Send:
-    """`send`, with fields added to the head of the answer. Those that the application sends itself stay.
+    """`send`, with fields added to the head of the answer. The application's own fields stay.
 
-    Its own RateLimit items are about other limits, and the two lists are one. Of X-RateLimit-* there can be only one.
+    Its own RateLimit items describe other limits, and clients join the lists. An X-RateLimit-* field may exist only
+    once.
     """
     added = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
 
-    def sending(message: Message) -> Awaitable[None]:  # a coroutine of its own for each part of a body would only cost
+    def sending(message: Message) -> Awaitable[None]:  # not async: a coroutine for each part of a body would cost time
         if message["type"] in _HEADS:
             own, more = list(message.get("headers", ())), added
             if with_x:
@@ -118,7 +119,7 @@ def _send_adding(send: Send, fields: Fields, *, with_x: bool) -> Send:
 
 
 async def _deny(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:
-    """Refuse the handshake of a websocket: with the whole answer where the server can send one, else with 403."""
+    """Refuse the handshake of a websocket, with the whole answer if the server can send it, else with 403."""
     await receive()  # websocket.connect
     if _DENIAL not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": problem.detail})
@@ -131,10 +132,10 @@ async def _deny(scope: Any, receive: Receive, send: Send, problem: Problem) -> N
 
 
 class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
-    """`app` behind `rules`: a Rules, or a list of Rule with everything else as it is by default.
+    """`app` behind `rules`: a Rules, or a list of Rule with the defaults of Rules.
 
-    The same as `asgi`: a refused request never reaches the application, and an admitted one passes unchanged. A
-    decision waits for up to 0.25 s in the server's thread. Raises ConfigError.
+    As with `asgi`, a refused request never reaches the application, and an admitted request passes unchanged. A
+    decision waits up to 0.25 s in the server's thread. Raises ConfigError.
     """
 
     def __init__(self, app: WsgiApp, rules: Rules | Sequence[Rule]) -> None:
@@ -171,12 +172,12 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
 
 
 def _decoded(text: str) -> str:
-    """A part of the path. PEP 3333 hands its bytes over as characters. For those that are not UTF-8 see `readings`."""
+    """A part of the path, whose bytes PEP 3333 passes as characters. For bytes that are not UTF-8 see `readings`."""
     return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
 def _start_adding(start_response: StartResponse, fields: Fields) -> StartResponse:
-    """`start_response`, with fields added. Those that the application sends stay, as in `asgi`."""
+    """`start_response`, with fields added. The application's own fields stay, as in `asgi`."""
 
     def starting(status: str, headers: Sequence[tuple[str, str]], *exc_info: Any) -> Any:
         names = {name.lower() for name, _ in headers}
@@ -187,6 +188,6 @@ def _start_adding(start_response: StartResponse, fields: Fields) -> StartRespons
 
 
 def _check(app: object) -> None:
-    """Raises ConfigError for what cannot be an application: that is seen at the start, not by the first visitor."""
+    """Raises ConfigError if `app` cannot be an application, so that the start fails and not the first request."""
     if not callable(app):
-        raise ConfigError(f"{show(app)} is no application; give what answers requests")
+        raise ConfigError(f"{show(app)} is not an application; pass an ASGI or WSGI application")

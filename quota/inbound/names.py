@@ -1,8 +1,7 @@
-"""What a storage keeps instead of an identity: 8 bytes, made with a salt that only the storage has (I3, I4).
+"""The names that a storage keeps instead of identities: 8 bytes, made with a salt that only the storage has (I3, I4).
 
-A salt is put before the identity and both are hashed by BLAKE2b. That is as good as its own keyed mode, because nobody
-can extend a BLAKE2b hash, and Node has no other. So a program that reads the salts finds the same names, in any
-language.
+A name is the BLAKE2b hash of the salt followed by the identity. This is as safe as BLAKE2b's keyed mode, which Node
+lacks, because nobody can extend a BLAKE2b hash. A program in any language that reads the salts finds the same names.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ from quota.terms.limits import DAY_MS
 NAME_BYTES = 8
 
 SHARDS = 16_384
-"""How many hashes share the identities of one window. At a million identities a hash holds 61, and Redis keeps it
-packed up to 512, so up to eight million."""
+"""The number of hashes that hold the identities of one window. With a million identities a hash has 61. Redis packs a
+hash of up to 512, so up to eight million identities are packed."""
 
 SALT_BYTES = 32
 
 _SALT = re.compile("([0-9a-f]{2})+")
 
 SALTS_KEPT_MS = 70 * DAY_MS
-"""How long the permanent salts are kept after somebody asked for them: two of the longest windows, and a week."""
+"""How long the permanent salts are kept after the last read: two of the longest windows, and eight days."""
 
 REFRESH_MS = 60_000
-"""How long a process goes by the salts that it read."""
+"""How long a process uses the salts that it has read."""
 
 ROTATION_LEAD_MS = 60_000
-"""A new permanent salt is used for windows that begin at least this much later. A process reads the salts when it
-enters a window, so no window is counted under two of them, however much the clocks differ (I4)."""
+"""A new permanent salt applies to windows that begin at least this much later. A process reads the salts when it
+enters a window, so no window is counted under two salts, however much the clocks differ (I4)."""
 
 SHARD = "shard"
 """The name of the salt that chooses shards. It never changes."""
 
 
 def kind_of(policy: Policy, limit: Limit) -> str:
-    """Which states a limit has, as far as another one of the same rule and window would misread them: gcra's times, and
-    a list out of which rejected requests push others, depend on the limit's number."""
+    """The part of a key that separates states with the same rule and window: gcra's times depend on the limit's number,
+    and so does a list with rejected requests, which push out others."""
     if policy.algorithm == "log":
         return f"r{limit.number}." if policy.count_rejected else "l"
     return f"g{limit.number}." if policy.algorithm == "gcra" else "c"
 
 
 def new_salt() -> str:
-    """Of hexadecimal digits, as it is stored."""
+    """A salt in hexadecimal digits, as it is stored."""
     return secrets.token_hex(SALT_BYTES)
 
 
@@ -64,7 +63,7 @@ def shard_of(salt: bytes, identity: bytes) -> int:
 
 
 def encoded(identity: str) -> bytes:
-    """Any text, valid Unicode or not: a header may hold anything. Raises UsageError for everything else."""
+    """The bytes of an identity, valid Unicode or not: a header may hold anything. Raises UsageError for a non-text."""
     try:
         return identity.encode("utf-8", "surrogatepass")
     except AttributeError:
@@ -72,24 +71,24 @@ def encoded(identity: str) -> bytes:
 
 
 class UnreadableError(Exception):
-    """A storage holds what this package never writes. A storage turns this into StorageAway."""
+    """A storage holds data that this package never writes. The storage turns this into StorageAway."""
 
 
 class Window(NamedTuple):
-    """A limit's current window, by its number, and the salts of it and of the one before."""
+    """A limit's current window: its number, its salt, and the salt of the window before."""
 
     number: int
     salt: bytes
     previous_salt: bytes
 
     def names_of(self, identity: bytes) -> tuple[bytes, bytes]:
-        """The identity's names in this window and in the one before."""
+        """The identity's names in this window and in the window before."""
         name = name_of(self.salt, identity)
         return name, name if self.previous_salt == self.salt else name_of(self.previous_salt, identity)
 
 
 class Plan(NamedTuple):
-    """How the names of a policy are made, from `since_ms` until before `until_ms`."""
+    """The windows and salts of a policy, from `since_ms` until before `until_ms`."""
 
     since_ms: int
     until_ms: int
@@ -101,10 +100,10 @@ class Plan(NamedTuple):
 
 
 def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:
-    """The salts of days that a policy needs now, by the name they are stored under, and until when each is needed.
+    """The salts of days that a policy needs now: the name of each in the storage, and until when it is needed.
 
-    A window uses the salt of the day, in UTC, in which it began, so both windows that `counter` reads keep their names
-    over midnight. There is one for each length of window: it lives no longer than that needs.
+    A window uses the salt of the UTC day on which it began, so both windows that `counter` reads keep their names over
+    midnight. Each length of window has its own salts, so that no salt lives longer than its windows.
     """
     until_ms = {}
     if policy.algorithm == "counter":
@@ -117,8 +116,8 @@ def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:
 
 
 def plan(policy: Policy, now_ms: int, fixed: Mapping[str, str], of_days: Mapping[str, str]) -> Plan:
-    """`fixed` has the salts that do not go by days: SHARD, and permanent ones, each under the ms since which it is
-    used. Raises UnreadableError."""
+    """Make a plan from the salts in the storage. `fixed` has SHARD, and each permanent salt under the ms since which it
+    applies; `of_days` has the salts of days. Raises UnreadableError."""
     permanent = sorted((_since(since), _salt(salt)) for since, salt in fixed.items() if since != SHARD)
 
     def salt_of(window_ms: int, started_ms: int) -> bytes:
@@ -139,7 +138,7 @@ def plan(policy: Policy, now_ms: int, fixed: Mapping[str, str], of_days: Mapping
 
 
 def outdated(fixed: Mapping[str, str], now_ms: int) -> list[str]:
-    """The permanent salts that no window uses any more. Raises UnreadableError."""
+    """The names of permanent salts that no window uses any more. Raises UnreadableError."""
     permanent = sorted(_since(since) for since in fixed if since != SHARD)
     return [str(since_ms) for since_ms, next_ms in pairwise(permanent) if next_ms + 2 * MAX_WINDOW_MS < now_ms]
 

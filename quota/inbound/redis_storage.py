@@ -1,9 +1,9 @@
 """The shared storage: Redis 6.2 or newer, or Valkey, through `lua/inbound_*.lua`. The contract is
 `quota.inbound.contract.Storage`.
 
-One decision is one script call. The keys name the windows (I5), so a process says which windows it means, by its own
-clock and what it knows of the server's; where the server's clock is in another window, nothing is counted, and the
-process asks again (I7). That happens where a window ends while the call is on its way.
+A decision is one script call. Its keys name the windows (I5). The process computes them from its own clock and what it
+knows of the server's clock. If the server's clock is in another window, the script counts nothing and the process
+asks again (I7). This happens when a window ends while the call is on its way.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Words = Sequence[str | bytes]
 
 
 TIMEOUT_S = 0.08
-"""How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""
+"""The most time for a connect, and for each answer while connecting: three of them fit into WALL_S."""
 
 MAX_ASKED = 5
-"""How often a decision is asked for, at most: again each time that the server's clock was in another window."""
+"""The most tries of one decision, if the server's clock is in another window each time."""
 
 PREFIX = "quota:inbound:"
-"""Of every key. If the format of what is stored changes, so must the prefix."""
+"""The prefix of every key. A new storage format needs a new prefix."""
 
 KEYS = PREFIX + "*"
 COMMANDS = (
@@ -54,7 +54,7 @@ COMMANDS = (
     *("hget", "hset", "hsetnx", "hincrby", "hmget", "hgetall", "hdel", "hscan"),
     *("lindex", "lrange", "ltrim", "rpush", "scan"),
 )
-"""What a user of the server must be allowed to run, on these keys."""
+"""The commands that a Redis user must be allowed to run on these keys."""
 
 SALTS = PREFIX + "{salts}:"
 FIXED = SALTS + "fixed"
@@ -62,11 +62,11 @@ TOTALS = PREFIX + "{totals}"
 MET = TOTALS + ":met:"
 
 PROLONG_MS = 3_600_000
-"""How often a process sets the lifetime of the permanent salts anew."""
+"""How often a process renews the lifetime of the permanent salts."""
 
 
 class RedisStorage:
-    """Limits shared by every machine that reaches the server."""
+    """Limits that all machines share that reach the server."""
 
     shared = True
 
@@ -75,11 +75,11 @@ class RedisStorage:
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
         target = checked_target(url, self.label, TIMEOUT_S, "inbound storage")
-        # On a connection that stands, a reply may take all of the time; in a cluster it leaves some for another node.
+        # On an open connection, a reply may take all of WALL_S; in a cluster it leaves time for another node.
         self._client = client_of(target if target.kind == "cluster" else target._replace(timeout_s=WALL_S))
-        self._behind_ms = 0  # the server's clock, less this host's
+        self._behind_ms = 0  # the server's clock minus this host's
         self._plans: dict[Policy, names.Plan] = {}
-        # Salts as they were last read, to put back those that a full server drops: of days, with when each has ended.
+        # The salts that were read last, to restore salts that a full server evicts. Salts of days have their end.
         self._fixed: Mapping[str, str] = {}
         self._days: dict[str, tuple[str, int]] = {}
         self._prolonged_ms = 0  # when the lifetime of the permanent salts was last set
@@ -107,13 +107,13 @@ class RedisStorage:
         raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
 
     def _new_plan(self, policy: Policy, now_ms: int, ends_s: float) -> names.Plan:
-        """The salts, made where there are none yet: the first process makes them for all (I4). As a rule two questions:
-        with the decision they fit into WALL_S on a slow line too."""
+        """Read the salts, and create missing ones: the first process creates them for all (I4). This usually takes two
+        requests, so that they and the decision fit into WALL_S on a slow connection too."""
         needed = names.salt_names(policy, now_ms)
         fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
         if names.SHARD not in fixed or len(fixed) < 2:
             self._fixed = self._fixed or {names.SHARD: names.new_salt(), "0": names.new_salt()}
-            for field, salt in self._fixed.items():  # whatever this process knew before, or somebody would begin afresh
+            for field, salt in self._fixed.items():  # the salts it had read, if any: new salts would reset limits
                 self._ask("HSETNX", FIXED, field, salt, ends_s=ends_s)
             fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
             self._prolonged_ms = 0
@@ -140,14 +140,14 @@ class RedisStorage:
 
     def _answer(self, policy: Policy, plan: names.Plan, reply: list[int]) -> Decision:
         longest = policy.limits.index(policy.longest)
-        met = reply[5 + 4 * longest]  # 0: the identity is new, 1: the window before knew it, 2: this one did
+        met = reply[5 + 4 * longest]  # 0: the identity is new; 1: the window before had it; 2: this window had it
         if met < 2 and (reply[0] or policy.count_rejected):
             window = policy.rule, policy.longest.window_ms, plan.windows[longest].number
             self._met.note(window, was_before=met == 1)
         limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
         return Decision(reply[0] == 1, reply[1], limits)
 
-    # -- what all workers count ---------------------------------------------------------------------------------------
+    # -- totals of all workers -----------------------------------------------------------------------------------------
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
         totals = checked_totals(totals)
@@ -212,7 +212,7 @@ class RedisStorage:
     def rotate(self) -> int:
         fixed = _pairs(self._ask("HGETALL", FIXED))
         now_ms = self._now_ms()
-        if not fixed:  # nobody was ever limited, so nobody knows a salt
+        if not fixed:  # no request was ever counted, so there is no salt
             return now_ms
         since_ms = now_ms + names.ROTATION_LEAD_MS
         self._ask("HSET", FIXED, str(since_ms), names.new_salt())
@@ -225,17 +225,17 @@ class RedisStorage:
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
-    # Every word of a command must be text or bytes: see `quota.ledger.redis_connection`.
+    # Each word of a command is text or bytes: see `quota.ledger.redis_connection`.
 
     def _now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        # Of a cluster, the node that has the totals.
+        # In a cluster: the clock of the node that has the totals.
         seconds, micros = self._ask("EVAL", "return redis.call('TIME')", "1", TOTALS)
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _script(self, name: str, words: Words, ends_s: float | None = None) -> Any:
-        """What a script says to the number of its keys, its keys and its arguments."""
+        """The reply of a script. `words` has the number of keys, the keys and the arguments."""
         text, sha = script(name)
         try:
             return self._ask("EVALSHA", sha, *words, ends_s=ends_s)
@@ -255,12 +255,12 @@ class RedisStorage:
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        """Raises StorageAway where what stands at a key cannot be read."""
+        """Raises StorageAway if the data at a key is unreadable."""
         try:
             yield
         except (ValueError, IndexError, names.UnreadableError) as error:
             raise StorageAway(
-                f"inbound storage {self.label} has a key {key} that is not ours, or damaged; delete it, or give "
+                f"inbound storage {self.label}: key {key} is damaged, or another program's; delete it, or give "
                 "inbound limits a database of their own"
             ) from error
 
@@ -268,17 +268,17 @@ class RedisStorage:
         self._client.close()
 
     def start_over_in_child(self) -> None:
-        """What the parent met, the parent hands over."""
+        """The parent hands over the identities that it met."""
         self._met = Met()
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:
-    """Where a limit keeps a window of a shard (I5), behind the shard."""
+    """The part of a key behind the shard: rule, kind and window (I5)."""
     return f":{policy.rule}:{names.kind_of(policy, limit)}{limit.window_ms}:{number}"
 
 
 def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
-    """What the script of a policy is told: the number of its keys, the keys and the arguments."""
+    """The words for the script of a policy: the number of keys, the keys and the arguments."""
     shard = f"{PREFIX}{{{names.shard_of(plan.shard_salt, identity)}}}"
     keys: list[str | bytes] = []
     words: list[str | bytes] = [str(given_ms), str(cost), str(int(policy.count_rejected))]
@@ -292,13 +292,13 @@ def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_m
 
 
 def _count(text: str) -> int:
-    """A number that was counted. Raises ValueError for what none of our programs counts to."""
+    """Parse a count. Raises ValueError for a number that none of our programs writes."""
     number = int(text)
     if not 0 <= number <= MAX_NUMBER:
-        raise ValueError("less than nothing, or more than can be counted")
+        raise ValueError("out of range")
     return number
 
 
 def _pairs(reply: Any) -> dict[str, str]:
-    """A hash."""
+    """The reply to HGETALL as a dict."""
     return dict(zip(reply[::2], reply[1::2], strict=True))

@@ -1,8 +1,8 @@
-"""The storage of one machine: a SQLite file that several worker processes share. The contract is
-`quota.inbound.contract.Storage`, the algorithms are those of `quota.inbound.algorithms`.
+"""The storage of one machine: a SQLite file that worker processes share. `quota.inbound.contract.Storage` is the
+contract, and `quota.inbound.algorithms` has the algorithms.
 
-A decision is one short transaction. No commit waits for the disk, but about one in five hundred, which moves what was
-written from SQLite's log into the file. If the machine dies, the last decisions may be forgotten.
+A decision is one short transaction. A commit does not wait for the disk, except about one in five hundred, which moves
+SQLite's log into the file. If the machine dies, the last decisions may be lost.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x51_4C_49_31
-"""Marks an SQLite file as a storage of inbound limits ("QLI1")."""
+"""Marks a SQLite file as a storage of inbound limits ("QLI1")."""
 
 PAGE_BYTES = 1024
-"""A decision changes one or two pages, and SQLite writes each of them whole."""
+"""A decision changes one or two pages, and SQLite writes whole pages."""
 
 SWEEP_EVERY = 16
-"""One in this many identities that are new to a window deletes what has expired."""
+"""Of this many new identities in a window, one deletes expired states."""
 
 SWEEP_AT_ONCE = 64
-"""How many expired states are deleted at once: four for each new one, so the file does not grow with time."""
+"""How many expired states it deletes: four for each new state, so the file does not grow with time."""
 
 SWEEP_LATER, SWEEP_PAUSE_S = 256, 0.002
-"""How many a worker deletes at once when it hands over its totals, with pauses for decisions. Otherwise they would stay
-when a quiet time follows."""
+"""How many expired states a worker deletes at once when it hands over its totals, with pauses for decisions. Without
+this, the states would stay if no new identities came."""
 
 _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
@@ -70,7 +70,7 @@ _ADD_MET = (
 
 
 class _Numbered(NamedTuple):
-    """The salts of a policy and the numbers of its limits, as the file behind one connection has them."""
+    """The salts of a policy and the ids of its limits in the file of one connection."""
 
     salts: names.Plan
     limit_ids: tuple[int, ...]
@@ -90,7 +90,7 @@ class SqliteStorage:
             path,
             "inbound storage",
             version=SCHEMA_VERSION,
-            lost_then="all limits begin afresh",
+            lost_then="all limits begin at zero",
             remedy="move it away, or name another file",
             waited_s=WALL_S,
         )
@@ -123,7 +123,7 @@ class SqliteStorage:
         return decision
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
-        """What `work` returns, within WALL_S: other threads and other processes may have the file meanwhile."""
+        """The result of `work` in one transaction. Waits at most WALL_S for other threads and processes."""
         ends_s = time.monotonic() + WALL_S
         if not self._lock.acquire(timeout=WALL_S):
             raise StorageAway(self._wording.locked)
@@ -137,16 +137,16 @@ class SqliteStorage:
     def _decide(
         self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
     ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
-        """The decision, and what holds once it is committed: a new plan, and an identity that its window meets now."""
+        """The decision, and what to keep after the commit: a new plan, and the window that met a new identity."""
         now_ms = self._clock()
         plan, made = self._plans.get(policy), None
-        # Behind another connection there may be another file, with other salts.
+        # Another connection may have another file, with other salts.
         if plan is None or plan.db is not db or not plan.salts.holds_at(now_ms):
             plan = made = self._new_plan(db, policy, now_ms)
         read: Callable[[Any], Any] = unpacked if policy.algorithm == "log" else counted
         keys, held = [], []
         for limit, window, limit_id in zip(policy.limits, plan.salts.windows, plan.limit_ids, strict=True):
-            # As SQLite's integers are: with a sign.
+            # SQLite's integers have a sign.
             name, previous_name = (int.from_bytes(name, "big", signed=True) for name in window.names_of(identity_bytes))
             expires_ms = (window.number + 2) * limit.window_ms
             key, previous_key = (expires_ms, limit_id, name), (expires_ms - limit.window_ms, limit_id, previous_name)
@@ -165,7 +165,7 @@ class SqliteStorage:
                 )
                 continue
             db.execute("INSERT INTO states VALUES (?, ?, ?, ?)", (expires_ms, limit_id, name, state))
-            if name % SWEEP_EVERY == 0:  # names are random, so this also holds for workers that live for one request
+            if name % SWEEP_EVERY == 0:  # names are random, so this also works for workers that live for one request
                 _sweep(now_ms, SWEEP_AT_ONCE, db)
         longest = policy.longest
         states_before = held[policy.limits.index(longest)]
@@ -175,7 +175,7 @@ class SqliteStorage:
         return decision, made, (met, states_before.previous is not None)
 
     def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
-        """The salts, made where there are none yet (I4), and the numbers of the limits."""
+        """Read the salts and the ids of the limits, and create missing ones (I4)."""
         needed = names.salt_names(policy, now_ms)
         sql = "INSERT OR IGNORE INTO salts VALUES (?, ?, ?)"
         for name, until_ms in {names.SHARD: now_ms, "0": now_ms, **needed}.items():
@@ -195,7 +195,7 @@ class SqliteStorage:
     def _fixed(self, db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') = 0").fetchall())
 
-    # -- what all workers count ---------------------------------------------------------------------------------------
+    # -- totals of all workers -----------------------------------------------------------------------------------------
 
     def add_totals(self, totals: Mapping[str, int]) -> None:
         totals = checked_totals(totals)
@@ -214,11 +214,11 @@ class SqliteStorage:
 
         with self._met.handed_over() as met:
             self._transact(work)
-        with suppress(StorageAway):  # the totals are in; later will do
+        with suppress(StorageAway):  # the totals are stored; the next call sweeps
             self._sweep(now_ms)
 
     def _sweep(self, now_ms: int) -> None:
-        """Delete what has expired, for up to WALL_S."""
+        """Delete expired states, for at most WALL_S."""
         ends_s, work = time.monotonic() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
         while self._transact(work) == SWEEP_LATER and time.monotonic() < ends_s:
             time.sleep(SWEEP_PAUSE_S)
@@ -263,7 +263,7 @@ class SqliteStorage:
 
         def work(db: sqlite3.Connection) -> int:
             fixed = self._fixed(db)
-            if not fixed:  # nobody was ever limited, so nobody knows a salt
+            if not fixed:  # no request was ever counted, so there is no salt
                 return now_ms
             since_ms = now_ms + names.ROTATION_LEAD_MS
             row = (str(since_ms), names.new_salt(), now_ms + names.SALTS_KEPT_MS)
@@ -283,24 +283,24 @@ class SqliteStorage:
         self._file.close()
 
     def start_over_in_child(self) -> None:
-        """Another thread of the parent may have held the lock. What the parent met, the parent hands over."""
+        """Another thread of the parent may have held the lock. The parent hands over the identities that it met."""
         self._lock, self._met = threading.Lock(), Met()
 
 
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
-    """Delete what has expired, and return how many states that were."""
+    """Delete up to `at_once` expired states, and return their number."""
     return db.execute(_SWEEP, (now_ms, at_once)).rowcount
 
 
 def counted(state: Any) -> int | None:
-    """The state of `counter` or `gcra`. Raises UnreadableError for what is none."""
+    """The state of `counter` or `gcra`. Raises UnreadableError for other values."""
     if state is None or (type(state) is int and 0 <= state <= MAX_NUMBER):
         return state
     raise names.UnreadableError
 
 
 def checked_name(name: Any) -> int:
-    """The name of an identity. Raises UnreadableError for what is none."""
+    """The name of an identity. Raises UnreadableError for other values."""
     if type(name) is int:
         return name
     raise names.UnreadableError
@@ -310,8 +310,8 @@ _ENTRY = struct.Struct(">IH")
 
 
 def packed(entries: Entries) -> bytes:
-    """The entries of a log: 4 bytes for each one's time in the window, 2 for its units. `unpacked` raises struct.error
-    for what holds none."""
+    """The entries of a log as bytes: 4 for the time in the window, 2 for the units. `unpacked` raises struct.error for
+    other bytes."""
     return b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 

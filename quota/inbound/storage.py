@@ -1,4 +1,4 @@
-"""Opens the storage of inbound limits: of a set of rules, or at a URL. Imports only the driver that it needs."""
+"""Opens the storage of inbound limits, by rules or by URL. Imports only the driver that it needs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STATE_FILE = "inbound.db"
 
 
 def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage at a URL: `sqlite:///path`, or a url of Redis as for a ledger.
+    """The storage at a URL: `sqlite:///path`, or a Redis url as for a ledger.
 
-    Nothing is contacted before the first use. `clock` (ms since 1970) replaces the storage's own clock, for tests and
-    simulation only. Raises ConfigError for any other scheme.
+    It connects at the first use. `clock` (ms since 1970) replaces the storage's own clock, for tests and simulation
+    only. Raises ConfigError for any other scheme.
     """
     url = canonical(url)
     scheme, slashes, _ = url.partition("://")
@@ -38,19 +38,19 @@ def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage
 
 
 def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
-    """The rules and their storage, which contacts nothing before its first use. Raises ConfigError."""
+    """The rules and their storage, which connects at the first use. Raises ConfigError."""
     whole = rules if isinstance(rules, Rules) else Rules(rules)
     return whole, open_storage(_url_of(whole))
 
 
 def is_there(rules: Rules) -> bool:
-    """Whether the storage can hold anything. A file that is not there yet is made by the first worker, as its own."""
+    """Whether the storage exists. A missing file is left to the first worker, whose user then owns it."""
     path = file_of(_url_of(rules))
     return path is None or os.path.exists(path)
 
 
 def _url_of(rules: Rules) -> str:
-    """Without a url of their own: SQLite in the state folder, for the workers of one machine."""
+    """The url of the storage. Default: SQLite in the state folder, for the workers of one machine."""
     if rules.url is not None:
         return rules.url
     return f"sqlite:///{make_state_folder() / STATE_FILE}"

@@ -1,17 +1,17 @@
-"""Upstream's count beside ours. Pure: points and entries go in, what only one of the two knows comes out.
+"""Compares upstream's count with ours. Pure: points and entries go in, the differences come out.
 
-Both counts of a bucket are added up from upstream's reset on. We charge a call before it leaves and upstream counts it
-when it arrives, by its own clock, and publishes it some minutes later. So neither count is exact near its end, and
-TOLERANCE_MS is left for that:
+Both counts of a bucket start at upstream's reset. We charge a call before it leaves. Upstream counts it when it
+arrives, by its own clock, and publishes it some minutes later. So neither count is exact near its end, and TOLERANCE_MS
+allows for that:
 
-    unknown     upstream counted it and we never charged it. At every moment s of upstream's points:
-                its count up to s, less all that we charged until TOLERANCE_MS later. The most that this ever was
-    drift       we charged it and upstream did not count it: all that we charged up to its newest point and more than
+    unknown     units that upstream counted and we never charged. At each of upstream's points, at a moment s: its
+                count up to s, less our charges up to TOLERANCE_MS later. The largest of these numbers
+    drift       units that we charged and upstream did not count: our charges up to its newest point and more than
                 TOLERANCE_MS ago, less its count
 
-For example, points of 100 units each at 10:00 and 11:00, and our charges of 100 at 09:59 and 10:40. At 10:00 both say
-100. At 11:00 it is 200 and 200. If somebody else then uses 50, upstream says 250 at 11:10 and we 200: 50 units are
-unknown, used by 11:10, and count from then on like charges of that time.
+For example, points of 100 units each at 10:00 and 11:00, and our charges of 100 at 09:59 and 10:40. At 10:00 both
+counts are 100, and at 11:00 both are 200. If somebody else then uses 50, upstream's count at 11:10 is 250 and ours 200:
+50 units are unknown, used by 11:10, and count like charges of that time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCE_MS = 10 * MINUTE_MS
 
 
 class Counted(NamedTuple):
-    """Units that one side counted for a method: we at `at_ms`, upstream in the interval that ended there."""
+    """Units of a method: our charge at `at_ms`, or upstream's count of the interval that ended then."""
 
     at_ms: int
     units: int
@@ -44,9 +44,9 @@ class Period(NamedTuple):
 
 
 class MethodCount(NamedTuple):
-    """What both sides counted for one method: upstream's units, ours, and how many calls those are.
+    """Both counts of one method: upstream's units, our units, and our calls.
 
-    `price` is the book's for one call; None where the book does not have the method.
+    `price` is the book's price of one call; None if the book does not have the method.
     """
 
     method: str
@@ -57,8 +57,8 @@ class MethodCount(NamedTuple):
 
     @property
     def upstream_price(self) -> int | None:
-        """What upstream charged for each of our calls, where that is another price than the book's: its units are a
-        whole multiple of our calls. None where the units tell no such thing."""
+        """Upstream's price of each of our calls, if it differs from the book's and its units are a whole multiple of
+        our calls; else None."""
         if not self.our_calls or not self.upstream_units or self.upstream_units % self.our_calls:
             return None
         price = self.upstream_units // self.our_calls
@@ -68,9 +68,9 @@ class MethodCount(NamedTuple):
 class BucketCount(NamedTuple):
     """Both counts of one bucket in one period, up to `through_ms`.
 
-    `near_units` of ours were charged so near to that moment, and so lately, that upstream may not have them. `unknown`
-    are the units that only upstream knows of, each with the time by which it was used; `drift_units` those that only we
-    know of. `methods` has the largest difference first.
+    We charged `near_units` so close to that moment, and so recently, that upstream may not have them. `unknown` has the
+    units that only upstream counted, each with the time by which they were used. Only we counted `drift_units`.
+    `methods` has the largest difference first.
     """
 
     bucket: str
@@ -99,7 +99,7 @@ def compare(
 ) -> BucketCount:
     """Compare the counts of one bucket in one period. `through_ms` is the end of upstream's newest point.
 
-    `upstream` and `ours` are in order of time; ours reaches TOLERANCE_MS further on both sides, as far as there is any.
+    `upstream` and `ours` are in order of time. `ours` reaches TOLERANCE_MS further on both sides, if there are charges.
     """
     end_ms = min(through_ms, period.until_ms)
     theirs = [point for point in upstream if period.since_ms < point.at_ms <= end_ms]

@@ -1,13 +1,13 @@
-"""Upstream's own figures, from Cloud Monitoring: what a project used, minute by minute, and what it is granted.
+"""Reads upstream's figures from Cloud Monitoring: the use of a project, minute by minute, and its quota.
 
     serviceruntime.googleapis.com/quota/rate/net_usage   DELTA: units of each minute, by quota_metric and method
     serviceruntime.googleapis.com/quota/limit            GAUGE, once a day: the number of each limit_name
 
-`read_figures` reads every page before it returns anything: half an answer says less than was used, and would look like
-a count that is too high here. All that may go wrong is one line (BadAnswer), and a caller that gets it changes nothing.
+`read_figures` reads every page before it returns: half an answer would show too little use, as if we had charged too
+much. Every failure is one line (BadAnswer), and its caller changes nothing.
 
-Only `quota reconcile` imports this file, and with it Google's client. Reading needs the permission
-`monitoring.timeSeries.list`, and OAuth or a service account: an API key does not do.
+Only `quota reconcile` imports this file, and with it Google's client. The account needs the permission
+`monitoring.timeSeries.list`, and OAuth or a service account: Cloud Monitoring takes no API key.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SCOPE = "https://www.googleapis.com/auth/monitoring.read"
 PERMISSION = "monitoring.timeSeries.list"
 
 SILENCE_S = 10.0
-"""The longest silence of Cloud Monitoring that is waited for."""
+"""The longest wait for a silent Cloud Monitoring."""
 
 ANSWER_S = 30.0
-"""The longest time for one page, however it drips."""
+"""The longest time for one page, however slowly it arrives."""
 
 ALL_S = 120.0
 """The longest time for all pages together."""
@@ -74,10 +74,10 @@ USAGE, LIMIT = f"{_METRIC}rate/net_usage", f"{_METRIC}limit"
 
 
 class Figures(NamedTuple):
-    """What upstream says: what it `used` by quota_metric, in order of time, by the book's methods. `limits` holds its
+    """Upstream's figures: the units `used` by quota_metric, in order of time, by the book's methods. `limits` has its
     newest number by (quota_metric, limit_name); -1 or less: no limit.
 
-    `newest_ms` is the end of its newest point of usage; None where it has none, which is a usage of 0.
+    `newest_ms` is the end of its newest point of usage; None: it has no point, so the usage is 0.
     """
 
     used: dict[str, list[Counted]]
@@ -91,7 +91,7 @@ class Figures(NamedTuple):
 def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: int, now_ms: int) -> Figures:
     """Upstream's figures of a credential's project from `since_ms` (exclusive) to `now_ms`.
 
-    Raises ConfigError for an `auth` that cannot be used, and BadAnswer for anything that is not the whole answer.
+    Raises ConfigError if `auth` cannot be used, and BadAnswer unless the answer is whole.
     """
     assert credential.cloud_project is not None  # noqa: S101  # the caller has checked it
     service = _service(credential)
@@ -112,7 +112,7 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
             wanted = f'metric.type="{LIMIT}" AND {of_api} AND {of_limit}'
             series = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
             newest = [max(points).units for labels, points in series if points and labels.get("limit_name") == key[1]]
-            if newest:  # of several locations, the least; one may have no limit
+            if newest:  # the least of several locations; one location may have no limit
                 limits[key] = min((units for units in newest if units >= 0), default=-1)
     return Figures({metric: sorted(points) for metric, points in used.items()}, limits)
 
@@ -162,7 +162,7 @@ def _series(
 
 
 def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
-    """Labels and points of each series. Raises BadAnswer for anything else: a guess would be wrong units."""
+    """The labels and points of each series. Raises BadAnswer for anything else: a guess would give wrong units."""
     try:
         if not isinstance(series, list):
             raise TypeError
@@ -191,11 +191,11 @@ def _units(point: dict[str, Any]) -> int:
     if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,19}", text):
         raise TypeError
     units = int(text)
-    # A limit may be "none": -1, or the largest number there is.
+    # "No limit" is -1 or the largest number.
     return min(units, MAX_UNITS)
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _failed(what: str) -> BadAnswer:
@@ -219,7 +219,7 @@ def _send(request: HttpRequest, project: str) -> dict[str, Any]:
     except (OSError, HTTPException, httplib2.HttpLib2Error, ClientError, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None
-    assert isinstance(answer, dict)  # noqa: S101  # `checked` has seen to that
+    assert isinstance(answer, dict)  # noqa: S101  # `checked` ensures it
     return answer
 
 
@@ -244,7 +244,7 @@ def _refused(status: int, content: bytes, project: str) -> BadAnswer:
 
 
 def _message(content: bytes) -> str:
-    """` (upstream's own words)`, or nothing where it has none that can be read."""
+    """` (upstream's own words)`, or nothing if there are none to read."""
     try:
         message = json.loads(content)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -265,7 +265,7 @@ _LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
 
 
 class _Http(PatientHttp):
-    """An Http that waits a bounded time, and follows no redirect: a token goes nowhere else."""
+    """An Http that waits a bounded time, and follows no redirect, so the token reaches no other host."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root, PatientConnection, watch=Watch(_LIMITS, None), timeout_s=SILENCE_S)
@@ -284,7 +284,7 @@ def _service(credential: CredentialSettings) -> Any:
             "address, or set insecure_endpoint = true"
         )
     credentials = _credentials(credential, loopback=loopback)
-    # A token that has expired is renewed before it is sent. One that is refused will be refused again.
+    # google-auth renews an expired token before it sends it. A refused token will be refused again.
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(root), refresh_status_codes=())
     return build_from_document(
         document,
@@ -294,13 +294,13 @@ def _service(credential: CredentialSettings) -> Any:
     )
 
 
-# -- who asks ----------------------------------------------------------------------------------------------------------
+# -- the account -------------------------------------------------------------------------------------------------------
 
 
 def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
     """The google-auth credentials that `auth` names. Raises ConfigError, which shows no secret."""
     if credential.auth_ref is None:
-        if loopback:  # the emulator takes anybody
+        if loopback:  # the emulator accepts any account
             return bearer("emulated")
         raise ConfigError(
             f'credential {credential.name!r} has no auth; add auth = "adc", "service-account:PATH", '

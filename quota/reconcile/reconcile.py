@@ -1,15 +1,15 @@
-"""`quota reconcile`: hold our count against upstream's own, and tighten where upstream knows more.
+"""`quota reconcile`: compares our count with upstream's, and tightens ours if upstream counted more.
 
-    1. ask the ledger once: it gets back what it lost, and what this machine owes
-    2. read all of upstream's figures (quota.reconcile.monitoring); if anything fails, nothing is changed
-    3. compare them, bucket by bucket, for upstream's present period and the one before (quota.reconcile.comparison)
-    4. what only upstream knows of its present period becomes an entry of the log (`others`), which every limit counts
-       that counts the whole bucket, until that period ends
-    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits
-    6. both counts of upstream's present period are remembered there too, for the status and for metrics
+    1. ask the ledger once: it gets back lost charges, and the draws that this machine owes
+    2. read all of upstream's figures (quota.reconcile.monitoring); if a request fails, change nothing
+    3. compare each bucket, for upstream's present period and the previous period (quota.reconcile.comparison)
+    4. append the units that only upstream counted in its present period to the log (`others`); every limit on the
+       whole bucket counts them until that period ends
+    5. store a grant that is smaller than configured in the ledger; it lowers the limits
+    6. store both counts of the present period there too, for the status and the metrics
 
-It never frees anything. What we charged and upstream did not count is reported, with the method whose price looks
-wrong. All steps may be repeated: the same figures change nothing.
+It never frees units. It reports units that only we charged, with the method whose price looks wrong. Every step may run
+again: the same figures change nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from quota.settings.model import CredentialSettings
 
 BELIEVED_MS = 7 * DAY_MS
-"""How long a smaller grant is believed, unless a later run hears of another. Upstream samples it once a day."""
+"""How long a smaller grant holds, unless a later run reads another. Upstream samples it once a day."""
 
 
 class Lowered(NamedTuple):
-    """A limit that is held to less than the configuration says, because upstream grants `granted_units`."""
+    """A limit that is lower than configured, because upstream grants `granted_units`."""
 
     limit: str
     configured_units: int
@@ -53,7 +53,7 @@ class Lowered(NamedTuple):
 
 
 class OthersUnits(NamedTuple):
-    """A limit of ours, and the units in it that only upstream knows of, until `until_ms`."""
+    """A limit of ours, and the units in it that only upstream counted, until `until_ms`."""
 
     limit: str
     units: int
@@ -63,10 +63,10 @@ class OthersUnits(NamedTuple):
 class Reconciled(NamedTuple):
     """The result for one project.
 
-    `newest_ms` is the end of upstream's newest point; None where it has none. `buckets` has the present period of each
-    bucket, then the one before, where our log reaches back so far. `apart` are pools that upstream counts and this cost
-    book has no bucket for: nothing follows from them here. `grants` is upstream's number by bucket, where it says one.
-    `tightened` says that something is held more tightly than before, `lifted` which limits are held to more.
+    `newest_ms` is the end of upstream's newest point (None: it has no point). `buckets` has the present period of each
+    bucket, then the previous period, if our log reaches back so far. `apart` are pools that upstream counts and this
+    cost book has no bucket for: they change nothing. `grants` is upstream's number by bucket, if it has one.
+    `tightened`: some limit is tighter than before; `lifted` names the limits that are higher.
     `log_after_ms` is 0, or the time up to which our log lacks charges of the present period: that is not compared then.
     """
 
@@ -89,7 +89,7 @@ class Reconciled(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the two sides do not agree."""
+        """Whether the two counts differ."""
         return bool(self.lowered or self.others) or any(
             count.unknown or count.drift_units for count in (*self.buckets, *self.apart)
         )
@@ -127,9 +127,9 @@ def _bucket_json(count: BucketCount, granted: int | None) -> dict[str, object]:
 
 
 def chosen_credentials(session: Session, name: str | None) -> list[CredentialSettings]:
-    """The credentials to reconcile: the one named, or one of each project that says what upstream calls it.
+    """The credentials to reconcile: the named credential, or one of each project that has a `cloud_project`.
 
-    Raises ConfigError where none does.
+    Raises ConfigError if there is none.
     """
     credentials = session.settings.credentials.values() if name is None else [session.credential(name)]
     chosen: dict[str, CredentialSettings] = {}
@@ -157,10 +157,10 @@ def _monitoring(book: CostBook) -> Monitoring:
 
 
 def reconcile(session: Session, credential: CredentialSettings, *, commit: bool = True) -> Reconciled:
-    """Compare one project's counts, and with `commit` tighten what is too loose here.
+    """Compare one project's counts, and with `commit` tighten ours.
 
-    Raises LedgerError, ConfigError for an `auth` that cannot be used or a cost book that does not know Cloud
-    Monitoring's names, and BadAnswer where upstream's figures cannot be had whole. Nothing has been changed then.
+    Raises LedgerError; ConfigError if `auth` cannot be used, or the cost book lacks Cloud Monitoring's names; BadAnswer
+    unless upstream's figures are whole. Then it has changed nothing.
     """
     from quota.reconcile.monitoring import read_figures
 
@@ -168,7 +168,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
     assert credential.cloud_project is not None  # noqa: S101
     budget = session.budget(credential.name)
     project = project_of(budget)
-    budget.usage()  # so what this machine owes, or the ledger has lost, is there: upstream has counted it
+    budget.usage()  # so the ledger has this machine's draws and lost charges: upstream counted them
     now_ms = project.log.now_ms()
     book = book.at(now_ms)
     metrics = [metric for metric in names.metrics if _window(book, metric) is not None]
@@ -221,7 +221,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
 
 
 def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
-    """The last comparison of each bucket: those of now, and what is not too old of those that stood before."""
+    """The last comparison of each bucket: the present ones, and older ones that are not too old."""
     newest = {compared.bucket: compared for compared in before if now_ms - PAST_MS < compared.at_ms <= now_ms}
     for count in counts:
         if count.period.since_ms <= now_ms < count.period.until_ms:
@@ -239,16 +239,16 @@ def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_m
 
 
 def _window(book: CostBook, metric: Metric) -> Calendar | None:
-    """The calendar by which upstream resets a bucket; a pool that the book charges to another bucket has the main
-    one's."""
+    """The calendar by which upstream resets a bucket. A pool that the book charges to another bucket has the calendar
+    of the main bucket."""
     window = book.buckets.get(metric.bucket, book.main_bucket).window
     return window if isinstance(window, Calendar) else None
 
 
 def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Period]:
-    """Upstream's present period, and the one before: a limit over 24 hours still counts a part of that."""
+    """Upstream's present period, and the previous period: a limit over 24 hours still counts a part of it."""
     window = _window(book, metric)
-    assert window is not None  # noqa: S101  # those without were left out
+    assert window is not None  # noqa: S101  # metrics without a window were left out
     since_ms, until_ms, _ = window.edges(now_ms)
     return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
 
@@ -262,7 +262,7 @@ def _compared(
     through_ms: int,
     now_ms: int,
 ) -> Iterator[BucketCount]:
-    """Both counts of a bucket in each of these periods; of one that is over, where anybody counted anything."""
+    """Both counts of a bucket in each of these periods. A past period without any count is left out."""
     pool = None if metric.bucket in book.buckets else next(pool for pool in book.pools if pool.name == metric.bucket)
     ours = list(_ours(entries, metric, pool))
     for period in periods:
@@ -272,7 +272,7 @@ def _compared(
 
 
 def _ours(entries: Sequence[Spent], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
-    """Our charges to a bucket; of a pool that the book has no bucket for, its calls."""
+    """Our charges to a bucket; for a pool without a bucket in the book, its calls."""
     for entry in entries:
         if pool is None and entry.bucket == metric.bucket:
             yield Counted(entry.id[0], entry.units, entry.method)
@@ -280,14 +280,14 @@ def _ours(entries: Sequence[Spent], metric: Metric, pool: Pool | None) -> Iterat
             yield Counted(entry.id[0], min(entry.units, 1), entry.method)
 
 
-# -- what follows from it ----------------------------------------------------------------------------------------------
+# -- tightening --------------------------------------------------------------------------------------------------------
 
 
 def _count_others(
     project: Project, budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int
 ) -> bool:
-    """Count what only upstream knew of its present periods, in each limit that counts a whole bucket; whether anything
-    was added. Counted once, whoever hears of it: `quota.clients.evidence` gives it the same name."""
+    """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
+    whether units were added. They count once: `quota.clients.evidence` gives them the same name."""
     added = False
     for count in buckets:
         if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
@@ -306,7 +306,7 @@ def _count_others(
 
 
 def _others_units(project: Project, budget: Budget) -> Iterator[OthersUnits]:
-    """What each limit counts that only upstream knew of."""
+    """The units of each limit that only upstream counted."""
     for limit in budget.limits:
         units = project.upstream_units(limit.view)
         if units:

@@ -5,10 +5,10 @@
     exposition    samples as text
     write_file    that text as a file, replaced whole
     of_status     the samples of a status
-    of_sums       the samples of what was ever charged and refused
+    of_sums       the samples of all charges and refusals
 
-Two files with the same series lose one of them without a word. So one file of a project holds the series without the
-label `quota_job`, and one of each job those with it: see `file_name`. (`job` is Prometheus' own label.)
+A collector silently drops a series that two files have. So a project's file holds the series without the label
+`quota_job`, and each job's file the series with it: see `file_name`. (`job` is Prometheus' own label.)
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 GAUGE, COUNTER = "gauge", "counter"
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
-    "quota_limit_units": (GAUGE, "The number that the limit is held to."),
+    "quota_limit_units": (GAUGE, "The number of the limit that is in force."),
     "quota_limit_used_units": (GAUGE, "Units that the limit counts now."),
-    "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all that it counts."),
-    "quota_limit_reserved_units": (GAUGE, "Used units charged in the last hour as a bound that nobody has settled."),
+    "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all its buckets."),
+    "quota_limit_reserved_units": (GAUGE, "Used units that were reserved in the last hour and are not settled."),
     "quota_limit_next_capacity_timestamp_seconds": (GAUGE, "When the limit has more capacity; absent if unused."),
     "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
     "quota_bucket_exhausted": (GAUGE, "1 while upstream has closed the bucket, else 0."),
     "quota_bucket_exhausted_until_timestamp_seconds": (GAUGE, "When a closed bucket opens; absent if no reset helps."),
     "quota_upstream_used_units": (GAUGE, "Units that upstream counted since its reset, when it was last asked."),
-    "quota_upstream_drift_units": (GAUGE, "Units that were charged here and that upstream did not count then."),
+    "quota_upstream_drift_units": (GAUGE, "Units that were charged here and upstream did not count then."),
     "quota_upstream_compared_timestamp_seconds": (GAUGE, "When upstream was last asked."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
     "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
-    "quota_ledger_put_back_charges": (GAUGE, "Charges that the ledger had lost and got back in the last day."),
+    "quota_ledger_put_back_charges": (GAUGE, "Charges that the ledger lost and got back in the last day."),
     "quota_charges_total": (COUNTER, "Charges of a method, since the ledger began."),
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
     "quota_corrected_units_total": (COUNTER, "Units by which corrections changed them, up or down."),
-    "quota_refusals_total": (COUNTER, "Calls that were refused, since the ledger began."),
-    "quota_would_refuse_total": (COUNTER, "Calls that left, and that a shadow limit would have refused."),
+    "quota_refusals_total": (COUNTER, "Refused calls, since the ledger began."),
+    "quota_would_refuse_total": (COUNTER, "Admitted calls that a shadow limit would have refused."),
     "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
     "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
     "quota_region_completed_timestamp_seconds": (GAUGE, "When the last complete pass of the region ended."),
@@ -61,14 +61,14 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 }
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `exposition` writes, where it is an answer over HTTP."""
+"""The media type of `exposition` in an HTTP answer."""
 
 MAX_FILE_NAME = 200
 MAX_WHOLE = 2**53
 
 
 class Sample(NamedTuple):
-    """One number. Labels whose value is empty are the same as absent ones, so they are left out."""
+    """One number. An empty label means the same as an absent label, so the text leaves it out."""
 
     family: str
     labels: Mapping[str, str]
@@ -76,8 +76,8 @@ class Sample(NamedTuple):
 
 
 def exposition(samples: Iterable[Sample], described: Mapping[str, tuple[str, str]] = FAMILIES) -> str:
-    """Samples in the text format, without timestamps, sorted by family and labels. Of several samples with the same
-    labels, for which a collector would leave out the whole file, the largest stays.
+    """Samples in the text format, without timestamps, sorted by family and labels. A collector drops a file in
+    which two samples have the same labels, so only the largest of them stays.
 
     Raises KeyError for a family that is not `described`.
     """
@@ -137,7 +137,7 @@ def write_file(folder: str, name: str, text: str) -> None:
         raise
 
 
-# -- what is exported --------------------------------------------------------------------------------------------------
+# -- the samples -------------------------------------------------------------------------------------------------------
 
 
 def of_status(status: Status, project: str) -> list[Sample]:
@@ -185,7 +185,7 @@ def _compared(credential: CredentialRow) -> Iterator[Sample]:
 
 
 def of_sums(project: str, sums: Iterable[ChargedSum], refused: Iterable[RefusedSum]) -> Iterator[Sample]:
-    """The samples of what was ever charged, and of what was refused. None of them falls."""
+    """The samples of all charges and all refusals. No sum ever falls."""
     for charged in sums:
         labels = {"project": project, "method": charged.method, "quota_job": charged.job}
         yield Sample("quota_charges_total", labels, charged.charges)
@@ -200,7 +200,7 @@ def of_sums(project: str, sums: Iterable[ChargedSum], refused: Iterable[RefusedS
 
 
 def of_silence(project: str, owed_units: int) -> list[Sample]:
-    """The samples where the ledger does not answer."""
+    """The samples while the ledger does not answer."""
     return [
         Sample("quota_ledger_up", {"project": project}, 0),
         Sample("quota_allowance_owed_units", {"project": project}, owed_units),

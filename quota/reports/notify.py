@@ -86,7 +86,7 @@ class Notice(NamedTuple):
 
 
 def notify(session: Session, notices: Sequence[Notice]) -> None:
-    """Deliver the notices that nobody has delivered yet. Does nothing if the configuration has no `[notify]`."""
+    """Deliver the notices that no process has delivered yet. Does nothing if the configuration has no `[notify]`."""
     settings = session.settings.notify
     if settings is None:
         return
@@ -220,9 +220,9 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
         process.communicate(body.encode(), timeout=max(0.0, timeout_s))
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            os.killpg(process.pid, signal.SIGKILL)  # with every process that it started
         process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):  # its message has the arguments, and one may be a secret
+        if isinstance(error, subprocess.TimeoutExpired):  # its message has the arguments, which may hold a secret
             raise ValueError(
                 f"{one_line(command[0])} was killed after {DEADLINE_S:g} s, the most that all deliveries may take"
             ) from None
@@ -234,15 +234,15 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
 def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     """The address that `env:NAME` or `file:PATH` names. Raises ConfigError, which never shows it.
 
-    `setting` is the key of the configuration that holds the reference. An address holds a secret, so it is an `https://`
-    one, or one of this machine, unless the configuration allows what is `insecure`.
+    `setting` is the key of the configuration that holds the reference. An address holds a secret, so it must be https://
+    or on this machine, unless the configuration allows `insecure`.
     """
     url = read_key(ref, "address")
     register(url)
     parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
     try:
         sound = parts is not None and bool(parts.hostname) and parts.port != 0 and not is_ambiguous(url)
-        # A question mark right behind the host may be one in a password.
+        # A question mark right behind the host may belong to a password.
         sound = sound and parts is not None and (bool(parts.path) or "@" not in parts.query)
     except ValueError:  # its message shows the port, which may be part of the secret
         sound = False
@@ -357,7 +357,7 @@ class Ping:
         """Report that the job begins. Does not wait."""
         if self._ref is not None:
             starting = threading.Thread(target=self._say, args=("start", DEADLINE_S), daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads can be started; `end` still tries to say it
+            with contextlib.suppress(RuntimeError):  # no more threads can be started; `end` still tries to report
                 starting.start()
                 self._starting = starting
 
@@ -371,7 +371,7 @@ class Ping:
         self._say(str(exit_status), until_s - time.monotonic())
 
     def _say(self, word: str, timeout_s: float) -> None:
-        assert self._ref is not None  # noqa: S101  # asked by the callers
+        assert self._ref is not None  # noqa: S101  # the callers check it
         try:
             address, _, query = read_address(self._ref, "ping", insecure=self._insecure).partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)

@@ -1,7 +1,7 @@
-"""What runs of jobs did, as `quota run` reports it, the store keeps it and the page shows it.
+"""What the runs of jobs did. `quota run` reports it, the store keeps it, and the dashboard shows it.
 
 Run, RegionOfRun     how one run ended, and each region in it
-Bought, stands_out   what the pages of a job brought for their units, and which brought little
+Bought, stands_out   what the pages of a job brought for their units, and the pages that brought little
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class RegionOfRun:
 
 @dataclass(frozen=True)
 class Run:
-    """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
+    """How one run ended. `regions` are the regions of this run: after an earlier stop, only the pending ones.
 
     `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
-    `refusal` is the decision that ended it, as `quota charge --json` prints it. The store adds the rest: `ended_ms` is
-    None for a run that has not ended, and so is its `exit_status`; `key` names it in an address.
+    `refusal` is the decision that ended it, as `quota charge --json` prints it. The store adds the rest: `ended_ms` and
+    `exit_status` are None until the run ends; `key` names the run in an address.
     """
 
     run: str
@@ -57,8 +57,8 @@ class Run:
 
 
 class Bought(NamedTuple):
-    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` are
-    those of all attempts, also of attempts that brought no page."""
+    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` count
+    all attempts, also attempts that brought no page."""
 
     job: str
     page: int
@@ -69,14 +69,14 @@ class Bought(NamedTuple):
 
 
 ENOUGH_NEW, ENOUGH_UNITS = 50, 10
-"""Of fewer new entries or units nothing stands out."""
+"""With fewer new entries or units, no page stands out."""
 
 CHEAPER_BY = 4
 
 
 def stands_out(bought: Iterable[Bought]) -> Iterator[str]:
-    """A line for each job whose last pages brought at most a quarter of the new entries that their units would have
-    brought in the others' place."""
+    """A line for each job whose last pages brought at most a quarter of the new entries that the same units bring
+    elsewhere."""
     by_job: dict[str, list[Bought]] = {}
     for row in bought:
         by_job.setdefault(row.job, []).append(row)

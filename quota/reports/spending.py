@@ -1,4 +1,4 @@
-"""Who spent the budget, and which calls were refused: folded from the log and the past beside it, for people.
+"""Who spent the budget, and which calls were refused: summed from the log and the past, for people.
 
 `quota.cli.render` displays it.
 """
@@ -31,11 +31,11 @@ SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 class Spending(NamedTuple):
     """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
 
-    It covers all charges since `since_ms`, which is later than requested where the ledger does not reach back so far.
-    The rows lack what only upstream counted: the limits count `upstream_units` for that now. In a row of several
-    buckets a call of all of them is one charge. `refused`, most calls first, covers whole hours; `would_refuse` has the
-    calls that left, and that a shadow limit would have refused. `adds_buckets_up`: some row has the units of several
-    buckets. `most`: people and programs see so many rows; the total is of all.
+    It covers all charges since `since_ms`, which is later than requested if the ledger does not reach back so far. The
+    rows lack the units that only upstream counted: `upstream_units`, as the limits count them now. A call to several
+    buckets is one charge in a row that has all of them. `refused`, most calls first, covers whole hours; `would_refuse`
+    has the admitted calls that a shadow limit would have refused. `adds_buckets_up`: some row sums several buckets.
+    `most` rows are shown; the total covers all.
     """
 
     since_ms: int
@@ -78,8 +78,8 @@ def read_spending(
     job: str | None = None,
     local: bool = False,
 ) -> Spending:
-    """The charges to these projects since `since_ms`, or since the time from which all of them are there, with
-    corrections applied: of all jobs, or of one. Days and hours are those of UTC, or those of the local zone. Raises
+    """The charges to these projects since `since_ms`, or since the time from which the history is whole, with
+    corrections applied: of all jobs, or of one job. Days and hours are in UTC, or in the local zone. Raises
     LedgerError."""
     field_of = _FIELD_OF | (_LOCAL_FIELD_OF if local else {})
     projects, by = list(projects), texts(by, "field")
@@ -109,7 +109,7 @@ def read_spending(
 
 
 def _refused(projects: Iterable[Project], since_ms: int) -> list[RefusedSum]:
-    """The calls that were refused since the hour of a time, most calls first."""
+    """The refused calls since the hour of a time, most calls first."""
     calls: Counter[tuple[str, str, str]] = Counter()
     for project in projects:
         for count in project.state.refusals(since_ms).counts:
@@ -141,7 +141,7 @@ def _local_hour(charge: Spent) -> str:
 
 
 def refused_by(refused: Iterable[RefusedSum]) -> dict[str, int]:
-    """Refused calls by what refused them, most calls first."""
+    """Refused calls by limit, bucket or reason, most calls first."""
     calls: Counter[str] = Counter()
     for count in refused:
         calls[count.limit or count.reason] += count.calls
@@ -171,16 +171,16 @@ def _call_of(charge: Spent) -> str:
 
 
 def read_sums(project: Project) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:
-    """All that was ever charged, by method and job, and all that was refused, by limit, job and reason, as far as it
-    was handed over. Raises LedgerError."""
+    """All charges by method and job, and all refusals that were handed over, by limit, job and reason. Raises
+    LedgerError."""
     return sums(project), project.state.refused_sums()
 
 
 class KeptRefusal(NamedTuple):
     """One refused call as the ledger keeps it: `data` is all of it, as `quota.rules.refusals.refusal_text` wrote it.
 
-    `limits_left_out` limits are missing, because they did not fit. Of several `calls` together `method` is the
-    first's, and `cost_units` that of all.
+    `limits_left_out` limits are missing, because they did not fit. For several `calls` together, `method` is the first
+    call's, and `cost_units` the sum.
     """
 
     at_ms: int

@@ -1,4 +1,4 @@
-"""The status for operators, as data: how full each limit is, and what upstream closed.
+"""The status for operators, as data: how full each limit is, and which buckets upstream closed.
 
 `quota.cli.render` displays it.
 """
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 class LimitRow(NamedTuple):
     """The current state of one limit. `next_capacity_ms` is the time when it has more capacity, because its oldest
-    charge leaves or its pace releases more (None: nothing is used, it has no end, or nobody asked). `state.limit_units`
-    is the limit's number, or the part that its pace has released so far; `enforced_units` is the number without the
-    pace. That is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the
-    time when the cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything
-    that the limit counts, so nothing remains of it, or grants less than any call costs.
+    charge leaves or its pace releases more (None: nothing is used, it has no end, or the caller did not ask).
+    `state.limit_units` is the limit's number, or the part that its pace has released; `enforced_units` is the number
+    without the pace, which is lower than configured if upstream grants less (`grant`). `room_ms` is the time when the
+    cheapest call that it counts fits again (None: it fits now). `shut`: upstream closed every bucket that the limit
+    counts, or grants less than any call costs, so nothing remains.
 
-    `reserved_units` of what is used were charged in the last hour as the most that a call may cost, and nobody has said
-    yet what it did cost. `upstream_units` of it were never charged here: upstream counted them, and the last of them
-    leave at `upstream_until_ms`.
+    `reserved_units` are part of the used units: reservations of the last hour that are not settled yet.
+    `upstream_units` are part of them too: only upstream counted them, and the last of them leave at
+    `upstream_until_ms`.
 
-    `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
-    no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
+    `resets_ms` is the time when upstream resets its own count, at a calendar edge in `zone` (None: upstream has no
+    calendar). If the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
     `exact_from_ms` on.
     """
 
@@ -66,15 +66,15 @@ class LimitRow(NamedTuple):
 
     @property
     def level(self) -> Literal["open", "near", "full"]:
-        """How it is marked: `near` where a tenth is left."""
+        """The mark of the limit; `near`: less than a tenth is left."""
         if self.shut or self.room_ms is not None:
             return "full"
         return "near" if self.state.remaining_units * 10 < self.state.limit_units else "open"
 
 
 class EarlyExhaustion(NamedTuple):
-    """Upstream closed a bucket although we had charged far less than it grants: somebody else spends this project, or
-    its quota is smaller. `comparable`: upstream's own count can be read."""
+    """Upstream closed a bucket, and we had charged far less than it grants: somebody else spends this project, or its
+    quota is smaller. `comparable`: upstream's own count can be read."""
 
     bucket: str
     used_units: int
@@ -83,9 +83,9 @@ class EarlyExhaustion(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """A job: the machines that `runs_on` names have its regions, and `running` says whether a run is under way there.
-    The next tick of its schedule is at `next_ms`, None where it has none. `refusal` is what would refuse the first call
-    of a run now; None: it would go on. `why` says it in words."""
+    """A job. The machines in `runs_on` have its regions; `running`: a run is under way there. `next_ms` is the next
+    tick of its schedule (None: it has no schedule). `refusal` is the decision that would refuse the first call of a run
+    now (None: the run would go on), and `why` has it in words."""
 
     job: str
     credential: str
@@ -110,10 +110,10 @@ class CredentialRow(NamedTuple):
     this machine drew on its local allowance while the ledger could not answer and has not handed over yet.
 
     `shared_with` names the other credentials of its project, which share its budget. `ahead_ms` is the time of the
-    newest charge where a wrong clock has dated it further ahead than a clock may go back; else 0. `put_back` has what
-    the ledger had lost and got back in the last day. `allowance` is what this machine may spend while the ledger does
-    not answer. `jobs` are those of this credential, where somebody asked for them. `compared` has upstream's count of
-    each bucket beside ours, as `quota reconcile` found them last.
+    newest charge if a wrong clock dated it into the future, else 0. `put_back` has the losses that machines put back in
+    the last day. `allowance` is what this machine may spend while the ledger does not answer. `jobs` are the
+    credential's jobs, if the caller asked for them. `compared` has upstream's count of each bucket beside ours, from
+    the last `quota reconcile`.
     """
 
     outlook: Outlook
@@ -134,7 +134,7 @@ class CredentialRow(NamedTuple):
 
     @property
     def losses(self) -> list[Loss]:
-        """Each loss of the last day once, whoever put back parts of it."""
+        """Each loss of the last day once, even if several machines put back parts of it."""
         return merged(self.put_back)
 
     @property
@@ -158,14 +158,14 @@ class CredentialRow(NamedTuple):
 
     @property
     def stopped(self) -> JobRow | None:
-        """Where calls are admitted, and none of the jobs: the job that goes on first."""
+        """The job that goes on first, if calls are admitted and no job could go on now."""
         if not self.admits or not self.jobs or not all(job.why for job in self.jobs):
             return None
         return min(self.jobs, key=lambda job: job.retry_ms or NEVER)
 
     @property
     def open(self) -> bool:
-        """Whether the cheapest call of the main bucket may leave, and that of any job, if there are jobs."""
+        """Whether the cheapest call of the main bucket may leave and, if there are jobs, the first call of any job."""
         return self.admits and self.stopped is None
 
     @property
@@ -175,7 +175,7 @@ class CredentialRow(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. If `built_in`, no file was found."""
+    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. `built_in`: no file was found."""
 
     at_ms: int
     ledger: str
@@ -209,11 +209,11 @@ def read_status(
     next_capacity: bool = True,
     jobs: bool = False,
 ) -> Status:
-    """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Without
-    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: the log may have to be read for it. With
-    `jobs` it has them too. Raises LedgerError, which says what this machine may spend meanwhile.
+    """The status of every credential of a session, or of one. `progress` takes how many of how many are read.
+    `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs.
+    Raises LedgerError, whose message has what this machine may spend meanwhile.
 
-    `reading` reads the status of one credential, and a few threads read at once.
+    `reading` reads the status of one credential. A few threads read at once.
     """
     try:
         status = _read(session, credential, progress, next_capacity=next_capacity)
@@ -229,8 +229,8 @@ def _with_jobs(status: Status, jobs: Sequence[JobRow]) -> Status:
 
 
 def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
-    """What this machine may spend while the ledger does not answer, and has drawn, by project; of those whose file can
-    be read."""
+    """What this machine may spend while the ledger does not answer, and has drawn, by project. Projects whose file
+    cannot be read are missing."""
     stands: dict[str, AllowanceState] = {}
     for project, settings in projects_of(session, credential).items():
         with suppress(LedgerError, ConfigError):
@@ -348,19 +348,19 @@ def _limit_rows(
 
 
 def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
-    """The number of a limit at a time, without its pace: less than its own where upstream grants less."""
+    """The number of a limit at a time, without its pace: lower than configured if upstream grants less."""
     return cap(limit, 0, 1, None, {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(at_ms)})
 
 
 def _upstreams_reset(book: CostBook, selector: Selector, at_ms: int) -> tuple[int | None, str | None]:
-    """When upstream itself resets what a selector counts, and in which zone; None where it has no one calendar."""
+    """When upstream itself resets what a selector counts, and in which zone; None if it has no single calendar."""
     windows = {bucket.window for name, bucket in book.buckets.items() if name in (selector.buckets or (name,))}
     window = windows.pop() if len(windows) == 1 else None
     return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
 
 
 def _next_capacity(project: Project, limit: Limit, enforced_units: int, state: LimitState, at_ms: int) -> int:
-    """When a limit of which something is used has more capacity."""
+    """When a limit with used units has more capacity."""
     window = limit.view.window
     if isinstance(window, Calendar):
         edges, now_units = window.edges(at_ms), state.limit_units
@@ -371,13 +371,13 @@ def _next_capacity(project: Project, limit: Limit, enforced_units: int, state: L
 
 
 RESERVED_MS = HOUR_MS
-"""How long a reservation that nobody settles is told of. An older one is spent, whatever became of its caller."""
+"""How long the status shows a reservation that is not settled. After that it counts as spent."""
 
 
 def _reserved_units(
     project: Project, limits: Sequence[Limit], states: Sequence[LimitState], at_ms: int
 ) -> Mapping[str, int]:
-    """By limit, the units of what it counts that are reserved. Read from the log: no decision goes by it."""
+    """The reserved units of each limit, read from the log. No decision uses them."""
     reserved = Counter[str]()
     if not any(state.used_units for state in states):
         return reserved
@@ -390,7 +390,7 @@ def _reserved_units(
 
 
 def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:
-    """The exhaustions that our count does not explain: even the dearest call would have fitted."""
+    """The exhaustions that our count does not explain: even the dearest call would have fit."""
     for x in exhausted:
         bucket = book.buckets.get(x.bucket)
         if bucket is None or x.reopened_ms or x.is_pause:
@@ -410,7 +410,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
 
 
 def _granted(row: LimitRow, bucket: Bucket) -> int:
-    """What upstream grants of a bucket, as far as we know: by its own word, by the configuration, or by the book."""
+    """Upstream's grant of a bucket: by its own answer, by the configuration, or by the book."""
     if row.grant is not None:
         return row.grant.quota_units
     quota_units = row.limit.quota_units

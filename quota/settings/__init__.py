@@ -6,10 +6,10 @@ model         the typed values: settings, credentials, jobs, the store
 load          finds the file, and makes the values of it
 environment   the same keys from variables `QUOTA__...`
 references    what the configuration refers to: secrets, files, servers
-limits        the limits of a credential, or those that its cost book gives it
+limits        the limits of a credential, or of its cost book
 books         cost books
 schedules     when a job runs
 folders       the folder for the state of one machine
-lint          settings that are well-formed and unwise: `quota check`
-origins       every value in force, and where it comes from: `quota check --show`
+lint          finds valid but unwise settings: `quota check`
+origins       every value in force, and its origin: `quota check --show`
 """

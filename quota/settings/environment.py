@@ -1,8 +1,8 @@
 """Every key of the configuration from the environment: `QUOTA__LEDGER__URL`, `QUOTA__JOBS__TRENDING__PAGES`.
 
-Two underscores stand between the names of tables and the key, all in capitals. A name of yours is found whatever its
-case, with `_` for each character that a variable cannot have; one that the file has not got is new, in small letters.
-A limit is named by its `name`. A text is written as it is, anything else as in TOML: `500`, `true`, `["DE", "FR"]`.
+Two underscores stand between the names of tables and the key, all in capitals. A variable matches a name in the file
+whatever its case, with `_` for each character that a variable cannot have; it adds a name that the file lacks, in small
+letters. A limit goes by its `name`. A text is written as it is, any other value as in TOML: `500`, `["DE", "FR"]`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PREFIX = "QUOTA__"
 
 
 def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that mean a key, with their values."""
+    """The variables that set a key, with their values."""
     return {name: environ[name] for name in sorted(environ) if name.startswith(PREFIX)}
 
 
 def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tables with the values of these variables in them, and which variable each of their paths came from.
+    """The tables with the values of these variables, and the variable of each path.
 
-    Raises ConfigError, which names the variable, for one that means no key.
+    Raises ConfigError, which names the variable, if it sets no key.
     """
     merged, paths = deepcopy(data) if variables else data, {}
     for variable, text in variables.items():
@@ -38,7 +38,7 @@ def overlaid(data: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[s
 
 
 def _put(data: dict[str, Any], variable: str, text: str) -> str:
-    """Put one value in. Returns its dotted path."""
+    """Set the value of one variable. Returns its dotted path."""
     kind: Kind = Table(keys=ROOT)
     into: Any = data
     at: Any = None
@@ -53,7 +53,7 @@ def _put(data: dict[str, Any], variable: str, text: str) -> str:
 
 
 def _inner(into: Any, at: Any, wanted: type[Any]) -> Any:
-    """What stands there, or a new one in its place: a limit's window may have been a text."""
+    """The table or array there, or a new empty one: a limit's window may have been a text."""
     if isinstance(at, int):
         return into[at]
     if not isinstance(into.get(at), wanted):
@@ -62,7 +62,7 @@ def _inner(into: Any, at: Any, wanted: type[Any]) -> Any:
 
 
 def _step(kind: Kind, into: Any, segment: str, path: str, variable: str, begun: str) -> tuple[Any, Kind, str]:
-    """The key or the index that a segment means, its kind and its path."""
+    """The key or index of a segment, its kind and its path."""
     if isinstance(kind, Either):
         kind = next((inner for inner in kind.kinds if isinstance(inner, Table)), kind)
     if isinstance(kind, Rows) and kind.keys is not None and "name" in kind.keys and segment:

@@ -17,7 +17,7 @@ REMEDY = "set QUOTA_STATE_DIR to a folder of your own"
 def state_folder() -> Path:
     """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it.
 
-    Raises ConfigError for one that others could change, and for a user without a home.
+    Raises ConfigError if others could change the folder, or the user has no home.
     """
     named = os.environ.get("QUOTA_STATE_DIR")
     try:
@@ -34,7 +34,7 @@ def state_folder() -> Path:
 
 
 def make_state_folder() -> Path:
-    """The state folder. If it is missing it is created, readable by this user alone. Raises ConfigError."""
+    """The state folder; if it is missing, this creates it for this user alone. Raises ConfigError."""
     folder = state_folder()
     if os.path.isdir(folder):
         return folder

@@ -1,4 +1,4 @@
-"""The limits of a credential: those of its table, or the default ones of its cost book."""
+"""The limits of a credential: from its table, or the default limits of its cost book."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def default_limits(book: CostBook) -> tuple[Limit, ...]:
-    """Two limits for each window in which upstream counts a bucket, each with 5% of its quota as headroom: a sliding
-    window as long as upstream's period, and upstream's own calendar window (`day` and `pacific-day`). One that slides
-    needs no other. Of two quotas for the same window the smaller holds.
+    """Two limits for each calendar window in which upstream counts a bucket, each with 5% of its quota as headroom: a
+    sliding window as long as upstream's period, and upstream's own window (`day` and `pacific-day`). A window of
+    upstream's that slides needs one limit. Of two quotas for the same window the smaller holds.
     """
     limits = []
     for bucket in book.buckets.values():
@@ -47,7 +47,7 @@ def default_limits(book: CostBook) -> tuple[Limit, ...]:
 
 
 def share_of(units: int, percent: int) -> int:
-    """A share to leave unspent, rounded up; but never all."""
+    """A share to leave unspent, rounded up, and never all units."""
     return min(-(-units * percent // 100), units - 1)
 
 
@@ -73,8 +73,8 @@ def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 
 
 def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> list[tuple[int, Limit]]:
-    """Where calls of up to `max_cost_units` find room that the ledger does not see: the headroom of each limit that
-    covers a bucket and counts such calls."""
+    """The headroom of each limit that covers a bucket and counts calls of up to `max_cost_units`: calls that the ledger
+    does not see must fit into it."""
     return [
         (headroom_of(limit, book), limit)
         for limit in limits
@@ -83,7 +83,7 @@ def headrooms(limits: Iterable[Limit], book: CostBook, max_cost_units: int) -> l
 
 
 def _windows_of(window: Window) -> list[tuple[str, Window]]:
-    """The windows, with the names of their limits, that hold one of upstream's."""
+    """The windows that enforce one of upstream's windows, with the names of their limits."""
     if isinstance(window, Sliding):
         return [(_SPAN_NAMES.get(window.window_ms, window.name), window)]
     sliding = Sliding(PERIOD_MS[window.period])
@@ -97,7 +97,7 @@ def _zone_name(zone: str) -> str:
 
 
 def as_written(window: Window) -> str:
-    """A window as a configuration has it."""
+    """A window as a configuration writes it."""
     if not isinstance(window, Calendar):
         return f'"{window.name}"'
     keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
@@ -175,7 +175,7 @@ def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tupl
                 raise table.error(message, "bucket", None if isinstance(value, str) else index)
         return tuple(sorted(names))
     if methods:
-        # Of a call of several buckets the first: so a limit that counts calls counts it once.
+        # A call of several buckets counts in the first, so a limit that counts calls counts it once.
         first = {price.bucket for method in methods for price in book.methods[method] if price.parts}
         return tuple(sorted(first)) or (book.main_bucket.name,)
     return (book.main_bucket.name,)

@@ -1,7 +1,7 @@
-"""Finds well-formed but unwise settings in a configuration. Changes nothing and contacts nobody.
+"""Finds valid but unwise settings in a configuration. Changes nothing and contacts nobody.
 
-An `error` will certainly make work fail or spend too much; a `warning` may be intended. `lint` runs the code that a
-command runs at its start: it opens the ledger, and the entry points of the group `quota.checks` check the rest.
+An `error` makes work fail or spends too much; a `warning` may be intended. `lint` opens the ledger as a command does,
+and runs the entry points of the group `quota.checks`.
 `quota.cli.doctor` adds the findings that need the ledger's contents.
 """
 
@@ -108,13 +108,13 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _ways(settings: Settings) -> Iterator[Finding]:
-    """A user who may rename a folder on the way to the ledger may put an empty one in its place."""
+    """A user who may rename a folder on the way to the ledger may put an empty folder in its place."""
     files = {"ledger.url": settings.ledger.file, "store.url": settings.store.file}
     folders = {os.path.dirname(os.path.abspath(file)): at for at, file in files.items() if file}
     for folder, location in {**folders, str(state_folder()): "QUOTA_STATE_DIR"}.items():
         try:
             why = doubt_of_way(folder)
-        except OSError:  # it is not there yet
+        except OSError:  # the folder is not there yet
             continue
         if why:
             message = f"others could put another folder in the place of {one_line(folder)}, because {why}"
@@ -136,7 +136,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
 
 
 def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], settings: Settings) -> Iterator[Finding]:
-    """Who may read the password of a server, or pretend to be it."""
+    """Findings about others who may read the password of a server, or pretend to be the server."""
     for key, ref in secrets:
         location = f"{place}.{key}"
         kind, _, path = ref.partition(":")
@@ -186,7 +186,7 @@ def _exposed(location: str, path: str, what: str) -> Iterator[Finding]:
 def _everybody_reads(path: str | Path) -> bool:
     try:
         return bool(os.stat(path).st_mode & 0o004)
-    except OSError:  # reported when it is read
+    except OSError:  # the reader reports it
         return False
 
 
@@ -214,7 +214,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 
 
 def _fleeting(settings: Settings) -> Iterator[Finding]:
-    """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
+    """A store without a name, in a pod's own file system, ends with the pod. The next pod has a new store."""
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
     if settings.store.name or settings.store.places_in_ledger or not shared or settings.ledger.file is not None:
         return
@@ -355,7 +355,7 @@ MAX_HINTS = 20
 
 
 def _unsettled(book: CostBook) -> Iterator[Finding]:
-    """A bound that no answer settles stands for good, so that a budget is soon spent on what nobody used."""
+    """A bound that no answer settles stays: soon the budget is spent, though nobody used it."""
     bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
     if bounds and book.answers.units is None:
         yield warning(
@@ -378,7 +378,7 @@ def age_days(book: CostBook, at_ms: int) -> int:
 
 
 def ageing(book: CostBook, at_ms: int) -> Iterator[Finding]:
-    """`book_old`, once, for a book that was read more than 180 days ago; and each price that changes within 30 days."""
+    """`book_old` for a book that was read more than 180 days ago, and each price that changes within 30 days."""
     days = age_days(book, at_ms)
     if days > OLD_DAYS:
         yield warning(
@@ -414,7 +414,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
-    """Findings about what goes along with each call: whether it is there, and who else reads it."""
+    """Findings about a secret that each call sends: whether it is there, and who else can read it."""
     try:
         read_key(ref, what)
     except ConfigError as error:
@@ -426,8 +426,8 @@ def _secret(location: str, ref: str, what: str) -> Iterator[Finding]:
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
-    """Findings for a key or token of one API under two project names. Upstream sees one project, so its quota would be
-    spent twice."""
+    """Findings for one key or token under two project names. Upstream sees one project, so both would spend its
+    quota."""
     first: dict[tuple[str, str], CredentialSettings] = {}
     for credential in settings.credentials.values():
         ref = credential.key_ref or credential.auth_ref or ""
@@ -463,7 +463,7 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _auth(credential: CredentialSettings) -> Iterator[Finding]:
-    """Findings about who calls without a key, and about what `quota reconcile` needs."""
+    """Findings about credentials without a key, and about the needs of `quota reconcile`."""
     yield from _auth_file(credential)
     location = f"credentials.{credential.name}"
     ref = credential.auth_ref
@@ -513,7 +513,7 @@ def _auth_file(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _cloud_projects(settings: Settings) -> Iterator[Finding]:
-    """Findings for projects that upstream knows by other names than we do: their counts would be mixed up."""
+    """Findings for two projects with one `cloud_project`, or one project with two: their counts would mix."""
     ours: dict[str, CredentialSettings] = {}
     theirs: dict[str, CredentialSettings] = {}
     for credential in settings.credentials.values():
@@ -555,7 +555,8 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
                 "counts could ever be admitted",
                 f"leave {limit.limit_units - least} or less",
             )
-    dearest = book.price(BUILT_IN_FETCHES[job.fetch]).units if job.fetch in BUILT_IN_FETCHES else 0
+    method = BUILT_IN_FETCHES.get(job.fetch)
+    dearest = book.price(method).units if method in book.methods else 0  # another check names an unknown method
     if job.max_units is not None and dearest > job.max_units:
         yield Finding(
             "error",
@@ -563,6 +564,8 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
             f"a call of this job costs {many(dearest, 'unit')}, more than {job.max_units:,}: it could never be made",
             f"raise it to {dearest:_} or more",
         )
+    if job.ping_ref is not None:
+        yield from _secret(f"{location}.ping", job.ping_ref, "address")
     if job.on_each_machine and settings.ledger.file is not None:
         yield warning(
             f"{location}.machines",
@@ -586,9 +589,9 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
 def _checks(settings: Settings) -> Iterator[Finding]:
     """Findings from other packages: a package that adds commands knows what they need from a configuration.
 
-    An entry point of the group `quota.checks` is a function `(settings) -> iterable`. A pair (location, message) is an
-    error that would stop a command; the message says what is wrong and, after a semicolon, what to do. A Finding is
-    itself.
+    An entry point of the group `quota.checks` is a function `(settings) -> iterable`. It yields Findings, and pairs
+    (location, message) for errors that would stop a command; the message says what is wrong and, after a semicolon,
+    what to do.
     """
     for point in entry_points(group="quota.checks"):
         for finding in point.load()(settings):

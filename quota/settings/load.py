@@ -1,15 +1,14 @@
 """The configuration as typed, frozen values. Reading it is strict: see `quota.settings.toml`.
 
     Settings               everything, from `load_settings`
-    LedgerSettings         where charges live, and what may be spent while that cannot be reached
+    LedgerSettings         where charges are kept, and what may be spent while the ledger cannot be reached
     CredentialSettings     a named key: its cost book, its project, its limits
-    JobSettings            a job: whose credential, what it fetches, when, and what it leaves for others
+    JobSettings            a job: its credential, what it fetches, when, and what it leaves to others
     StoreSettings          where jobs keep what they fetched
 
 The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. If
-there is none, the settings come from `config/default.toml`. Variables `QUOTA__...` say any key otherwise. A file that
-nobody named is read only if nobody else could have written it. `quota.settings.lint` warns of valid but unwise
-settings.
+there is none, the settings come from `config/default.toml`. Variables `QUOTA__...` override any key. A file that nobody
+named is read only if nobody else could have written it. `quota.settings.lint` warns of valid but unwise settings.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ from quota.terms.limits import Limit, format_duration, load_zone
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
-    """The configuration file to read: the one named, QUOTA_CONFIG, ./quota.toml or the user's; None if there is none.
+    """The configuration file to read: the named file, QUOTA_CONFIG, ./quota.toml or the user's; None without any.
 
-    A file that was named is returned even if it does not exist: the error comes when it is read.
+    A named file is returned even if it does not exist: the reader raises the error.
     """
     if named is None:
         named = os.environ.get("QUOTA_CONFIG") or None
@@ -79,7 +78,7 @@ def find_config(named: str | Path | None = None) -> Path | None:
 
 
 class Config(NamedTuple):
-    """A configuration as tables, before it is checked: its file with the `variables` of the environment in it."""
+    """A configuration as tables, before it is checked: the file, overridden by the `variables` of the environment."""
 
     data: dict[str, Any]
     path: Path | None
@@ -90,13 +89,13 @@ class Config(NamedTuple):
 
 
 def read_config(config: str | Path | None = None) -> Config:
-    """The file that `find_config` finds, or the built-in configuration, and what the environment says of its keys."""
+    """The file that `find_config` finds, or the built-in configuration, overridden by the environment."""
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
     variables = variables_of(os.environ)
     if path is None:
-        # The credential of the built-in one is for those who have none.
+        # The built-in configuration has a credential for users without any.
         alone = any(name.startswith(f"{PREFIX}CREDENTIALS__") for name in variables)
         text, source, folder = "" if alone else read_text("quota.config", "default.toml"), BUILT_IN, state_folder()
     else:
@@ -106,9 +105,9 @@ def read_config(config: str | Path | None = None) -> Config:
 
 
 def load_settings(config: str | Path | None = None) -> Settings:
-    """The settings from the file that `find_config` finds, or the built-in ones; with what the environment says.
+    """The settings from the file that `find_config` finds, or the built-in settings, overridden by the environment.
 
-    Raises ConfigError, one line naming file and key, for anything that cannot be used.
+    Raises ConfigError if they cannot be used: one line with file and key.
     """
     return settings_of(read_config(config))
 
@@ -128,15 +127,15 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
 
 
 def _plain(value: Any) -> Any:
-    """The value as TOML has it: any mapping as a dict, a tuple as a list."""
+    """The value as TOML has it: a mapping as a dict, a tuple as a list."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else show(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _check_found(path: Path) -> None:
-    """A configuration may run code, and send any variable of the environment anywhere. A file that was named is
-    trusted. One that is read only because it is there must be this user's or root's, and nobody else's to change."""
+    """Raise ConfigError for a file that nobody named, if others could change it: a configuration may run code, and send
+    any variable of the environment anywhere. A named file is trusted."""
     try:
         why = doubt_of_path(path)
     except OSError as error:
@@ -175,7 +174,7 @@ def settings_of(config: Config) -> Settings:
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     command = table.read("command")
-    if command and "/" in command[0]:  # without one it is looked up in PATH
+    if command and "/" in command[0]:  # without a slash, PATH has the command
         command = (path_at(table, folder, "command", command[0]), *command[1:])
     url_ref = reference(table, folder, "url") if "url" in table else None
     return NotifySettings(command, url_ref, table.read("stale"), table.read("insecure_endpoint"))
@@ -206,7 +205,7 @@ def _ledger(
 def _share_of_headroom(
     row: TomlTable, percent: int, max_cost_units: int, credentials: Mapping[str, CredentialSettings]
 ) -> int:
-    """A share of the smallest headroom in which calls of that cost find room, rounded up."""
+    """A share, rounded up, of the smallest headroom of the limits that count calls of that cost."""
     all_units = [
         units
         for credential in credentials.values()
@@ -218,9 +217,9 @@ def _share_of_headroom(
 
 
 def _identity(path: Path | None) -> str:
-    """Which ledger is meant by a configuration that does not name it: see `LedgerSettings`.
+    """The identity of the ledger, if the configuration does not name it: see `LedgerSettings`.
 
-    Links stay: the file behind a link may be another with each update, as with a Kubernetes ConfigMap.
+    Links stay: each update may put another file behind a link, as with a Kubernetes ConfigMap.
     """
     if path is None:
         return BUILT_IN
@@ -249,7 +248,7 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings, jobs: Mapping
 
 
 def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:
-    """The address in a table, checked, an SQLite path made absolute. The default is a file in the state folder.
+    """The checked address in a table, with an absolute SQLite path. The default is a file in the state folder.
 
     No message shows the URL: it may hold a password.
     """
@@ -300,7 +299,7 @@ def _credentials(root: TomlTable, folder: Path) -> dict[str, CredentialSettings]
                     "limits",
                 )
         credentials[name] = credential
-    # A credential without limits has the limits of its project, wherever in the file these are.
+    # A credential without limits has the limits of its project, which may come later in the file.
     for name, credential in credentials.items():
         if (first := limited.get(credential.project, name)) != name:
             credentials[name] = replace(credential, limits=credentials[first].limits, limited_by=first)
@@ -394,6 +393,11 @@ def _job(
     if not re.fullmatch(JOB["fetch"].pattern, fetch):
         own = 'not a built-in job; write your own as "package.module:function"'
         raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
+    grace_ms = row.read("misfire_grace")
+    if grace_ms > MAX_MISFIRE_GRACE_MS:
+        raise row.error(
+            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
+        )
     job = JobSettings(
         name=name,
         credential=credential,
@@ -402,6 +406,7 @@ def _job(
         pages=row.read("pages"),
         schedule=None,
         stagger_ms=0,
+        misfire_grace_ms=grace_ms,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.read("options")),
         max_body_mb=row.read("max_body_mb"),
@@ -452,23 +457,16 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
             f"{format_duration(spread_ms)}, {then}",
             "stagger",
         )
-    grace_ms = row.read("misfire_grace")
-    if grace_ms > MAX_MISFIRE_GRACE_MS:
-        raise row.error(
-            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
-        )
-    return replace(
-        job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
-    )
+    return replace(job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms)
 
 
 def _leave(
     row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int | str], dict[str, int]]
 ) -> dict[str, int]:
-    """Units by limit name; a bare number, or a share of the quota, applies to every limit that counts all calls of the
-    main bucket. A share is rounded down, so that a small limit still has room.
+    """Units by limit name. A bare number, or a share of the quota, applies to every limit that counts all calls of the
+    main bucket. A share is rounded down, so a small limit still has room.
 
-    `left` caches the result: many jobs leave the same number of many limits.
+    `left` caches the result: many jobs leave the same units of many limits.
     """
     value: int | str | TomlTable = row.read("leave")
     if isinstance(value, int | str):
@@ -499,8 +497,8 @@ def _options(table: TomlTable) -> dict[str, object]:
 
 
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
-    """The table `[inbound]` as it stands in the file, its keys checked and nothing else. What they mean is the business
-    of `quota.inbound`, which a gate never imports."""
+    """The table `[inbound]` as the file has it, with only its keys checked. `quota.inbound` reads it; the gate never
+    imports that."""
     # A hint at another table would be wrong: its keys mean something else.
     alone = TomlTable({}, root.source, variables=root.variables)
     table = alone.inner(root.value("inbound"), "inbound")

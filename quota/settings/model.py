@@ -26,7 +26,7 @@ BUILT_IN_FETCHES = {
 """The built-in fetch functions, each with the API method that it calls first."""
 
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
-"""Those that keep in the store itself where they stand."""
+"""The built-in fetch functions that keep their place in the store."""
 
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
@@ -45,7 +45,7 @@ BUILT_IN_NOTICE = f"{NO_FILE}: the built-in one is used; `quota init` writes one
 
 class Unavailable(NamedTuple):
     """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units` each, and
-    `allowance_units` in total within any longest window.
+    `allowance_units` in total, within any window as long as the longest.
     """
 
     max_cost_units: int
@@ -57,8 +57,8 @@ class LedgerSettings(NamedTuple):
     """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger.
 
     `identity` says which ledger the configuration means, whatever its url: the `name` that the owner gave it, else the
-    configuration's path. Empty where neither lasts, as for a pipe: then it is the ledger's label. `secrets` says where
-    the passwords in `url` came from, see `quota.settings.references.Address`.
+    configuration's path. It is empty if neither lasts, as for a pipe: then the ledger's label is its identity.
+    `secrets` has the origin of each password in `url`, see `quota.settings.references.Address`.
     """
 
     url: str
@@ -69,7 +69,7 @@ class LedgerSettings(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """The path of its file, empty in memory; None where a server is."""
+        """The path of its file; empty in memory; None for a server."""
         return file_of(self.url)
 
     def __repr__(self) -> str:
@@ -78,19 +78,19 @@ class LedgerSettings(NamedTuple):
 
 
 OnRefusal = Literal["error", "429"]
-"""What a program that is instrumented meets: an error of the library that it uses, or an answer of 429."""
+"""What an instrumented program gets for a refused call: an error of its library, or an answer of 429."""
 
 
 @dataclass(frozen=True)
 class CredentialSettings:
-    """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls where there
-    is none (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`); both None for the emulator.
+    """One credential. `key_ref` says where its key is (`env:NAME`, `file:/path`), and `auth_ref` who calls without a
+    key (`adc`, `service-account:PATH`, `authorized-user:PATH`, `bearer:env:NAME`). Both are None for the emulator.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
-    what upstream calls the project, by id or number, for `quota reconcile`, which reads as whom `auth_ref` names.
-    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. `scopes` are what a service account
-    asks for; without any, Google's client asks for those that its API knows. `on_refusal` is for programs that are
-    instrumented. The limits stand in the table of the credential `limited_by`; "": they are the cost book's.
+    the project's id or number at upstream: `quota reconcile` reads its figures, as the account of `auth_ref`.
+    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine. A service account asks for
+    `scopes`; without scopes, Google's client asks for those of its API. `on_refusal` is for instrumented programs. The
+    limits are in the table of the credential `limited_by`; "": the cost book has them.
     """
 
     name: str
@@ -109,7 +109,7 @@ class CredentialSettings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where its calls go: the hosts of the cost book, or with an `endpoint` that one instead."""
+        """Where its calls go: the host of its `endpoint`, else the hosts of the cost book."""
         return self.book.hosts if self.endpoint is None else (urlsplit(self.endpoint).netloc,)
 
 
@@ -130,8 +130,7 @@ def check_table(name: object) -> str:
 
 
 class TableSettings(NamedTuple):
-    """A table of a job's own: the fields that are a row's key, and those of which a reading is kept when one differs
-    from the last."""
+    """A table of a job's own: the fields that are a row's key, and the fields whose changes the store keeps."""
 
     key: tuple[str, ...] = ("id",)
     history: tuple[str, ...] = ()
@@ -143,14 +142,13 @@ class JobSettings:
 
     Without `regions` the job makes one pass without a region. `schedule` is a cron line on the wall clock of
     `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. Each region starts
-    `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
-    cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
-    see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
+    `stagger_ms` after the region before; 0: all in one tick. A start is late by up to `jitter_ms`. A tick or run
+    that cannot start within `misfire_grace_ms` is dropped. `max_body_mb`, `max_answer_s` and `max_items` limit an
+    answer, see `quota.clients.google.service`; `max_items` also limits a page that your own fetch function returns.
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
-    a health check is, and `insecure_endpoint` that it may be an `http://` one on another machine. `on_each_machine`:
-    every machine runs the whole job into its own store; otherwise they share its regions. `tables` has the tables of
-    its own rows that are not known by an `id`, or keep a history. `sink` names the function that gets each page; empty:
-    none does.
+    a health check is; with `insecure_endpoint` that may be an `http://` address on another machine. `on_each_machine`:
+    every machine runs the whole job into its own store; otherwise machines share its regions. `tables` has the job's
+    own tables whose key is not `id`, or that keep a history. The function `sink` gets each page; empty: no sink.
     """
 
     name: str
@@ -177,8 +175,8 @@ class JobSettings:
 
 
 class StoreSettings(NamedTuple):
-    """Where fetched items are kept, and for how long. A ledger that machines share knows the store by `name`; without
-    one by an id in the store's file. `places_in_ledger`: where each region stands lies there, and not in the store."""
+    """Where fetched items are kept, and for how long. A shared ledger knows the store by its `name`, else by an id in
+    the store's file. `places_in_ledger`: the ledger keeps the place of each region, and the store does not."""
 
     url: str
     retention_ms: int
@@ -192,10 +190,10 @@ class StoreSettings(NamedTuple):
 
 
 class NotifySettings(NamedTuple):
-    """Who is told what happens: a command with its arguments (empty: none), and where an address is.
+    """Who gets messages: a command with its arguments (empty: none), and the reference to an address.
 
     A region is stale if its last complete pass, or else the first run of its job, was `stale_ms` ago; None: no region
-    is. `insecure_endpoint`: the address may be an `http://` one on another machine.
+    is stale. `insecure_endpoint`: the address may be an `http://` address on another machine.
     """
 
     command: tuple[str, ...]
@@ -208,8 +206,8 @@ class NotifySettings(NamedTuple):
 class Settings:
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
-    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it. `variables` says by its path
-    which value came from which variable of the environment. `called` is what messages call it without a file.
+    `inbound` is the table of that name as the file has it: `quota.inbound` reads it. `variables` has the environment
+    variable of each path that a variable set. Without a file, messages use the name `called`.
     """
 
     path: Path | None
@@ -228,7 +226,7 @@ class Settings:
         return f"<Settings {self.source}>"
 
     def machines_of(self, job: JobSettings) -> int:
-        """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""
+        """How many machines run the whole job: 1, or with `on_each_machine` the `machines` of `unavailable`."""
         unavailable = self.ledger.unavailable
         return unavailable.machines if job.on_each_machine and unavailable is not None else 1
 

@@ -1,7 +1,7 @@
-"""Every value in force, and where it comes from: `quota check --show`.
+"""Every value in force, and its origin: `quota check --show`.
 
 Origin      one value: its key, and the line, the variable or the default that gave it
-in_force    all of them, in the order of the file, then the defaults
+in_force    all values, in the order of the file, then the defaults
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quota.settings.tables import CALENDAR, ROOT
 from quota.settings.toml import Either, Keys, Kind, Named, Needs, Rows, Table, Text, Values, dotted, in_toml
 
 MAX_LINES = 500
-"""A value over more lines is shown without its line."""
+"""A longer value is shown without its line."""
 
 
 class Origin(NamedTuple):
-    """One value. `place` is "file", "environment", "default" or "cost book"; `detail` the line, the variable, the
+    """One value. `place` is "file", "environment", "default" or "cost book"; `detail` is the line, the variable or the
     book."""
 
     key: str
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 
 def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
-    """The settings that a configuration makes, and each value of it. Raises ConfigError as `load_settings` does."""
+    """The settings of a configuration, and each of its values. Raises ConfigError as `load_settings` does."""
     tables = read_config(config)
     settings = settings_of(tables)
     lines = lines_of(tables.text)
@@ -62,7 +62,7 @@ def in_force(config: str | Path | None = None) -> tuple[Settings, list[Origin]]:
 
 
 def _computed(settings: Settings) -> Iterator[Origin]:
-    """What holds where the configuration has nothing, and the reader makes it."""
+    """The values that the reader computes where the configuration has none."""
     yield Origin("ledger.url", _hidden(settings.ledger.url), "default")
     yield Origin("store.url", settings.store.url, "default")
     for credential in settings.credentials.values():
@@ -128,14 +128,14 @@ def _shown(kind: Kind, value: Any) -> Any:
 
 
 def _hidden(url: str) -> str:
-    """A url without its passwords, whatever characters they have: one begins at the first colon of the user, and ends
-    at the last @."""
+    """A url without its passwords, whatever their characters: a password begins at the user's first colon, and ends at
+    the last @."""
     url = re.sub(r"(?<=password=)[^&]*", REDACTED, url)
     return redact(re.sub(r"(://[^:@]*:).*(?=@)", rf"\1{REDACTED}", url, flags=re.DOTALL))
 
 
 def _above(path: str) -> list[str]:
-    """A path, and those of the tables around it."""
+    """A path, and the paths of the tables around it."""
     paths = [path]
     while (end := max(path.rfind("."), path.rfind("["))) > 0:
         path = path[:end]
@@ -144,7 +144,7 @@ def _above(path: str) -> list[str]:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """On which line of a TOML text each key stands, by its dotted path: the TOML reader does not say."""
+    """The line of each key in a TOML text, by its dotted path: `tomllib` gives no lines."""
     line_of: dict[str, int] = {}
     rows: dict[str, int] = {}
     table, pending, began = "", "", 0
@@ -154,7 +154,7 @@ def lines_of(text: str) -> dict[str, int]:
         pending += f"{line}\n"
         try:
             data = tomllib.loads(pending)
-        except tomllib.TOMLDecodeError:  # it goes on in the next line
+        except tomllib.TOMLDecodeError:  # the value continues on the next line
             if number - began < MAX_LINES:
                 continue
             data = {}

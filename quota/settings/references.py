@@ -3,7 +3,7 @@
 read_key, read_secret    the secret that a reference points to
 reference, path_at       a reference and a path in a table, made absolute
 address_of               where a ledger or a storage is: the keys that `[ledger]` and `[inbound]` share. Each key
-                         beside `url` is an option of the url, under the name that redis-py has for it
+                         beside `url` becomes an option of the url, under redis-py's name
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"
 
 
 def read_key(ref: str, what: str = "key") -> str:
-    """The secret that a reference points to, as `read_secret` reads it, for a header.
+    """The secret that a reference points to, for a header.
 
-    Raises ConfigError for a character that a header cannot have, too.
+    Raises ConfigError as `read_secret` does, and for a character that a header cannot have.
     """
     key = read_secret(ref, what)
     # Any other character would fail later, inside a client that prints the value.
@@ -48,7 +48,7 @@ def read_key(ref: str, what: str = "key") -> str:
 def read_secret(ref: str, what: str) -> str:
     """The secret that a reference points to, without a trailing line break.
 
-    `what` it is, is for messages. Raises ConfigError, which names the variable or file and never the value.
+    Messages call it `what`. Raises ConfigError, which names the variable or file and never the value.
     """
     where = _where(ref, what)
     kind, _, name = ref.partition(":")
@@ -83,8 +83,8 @@ def _where(ref: str, what: str) -> str:
 
 
 class Address(NamedTuple):
-    """A url with all of its options, its paths absolute. `secrets` says where each password came from: the key, and
-    its reference, or "" if it stands in the configuration itself."""
+    """A url with all of its options, its paths absolute. `secrets` has the origin of each password: the key, and its
+    reference ("": the configuration itself has the password)."""
 
     url: str
     secrets: tuple[tuple[str, str], ...] = ()
@@ -101,7 +101,7 @@ def place_of(url: str) -> str:
 
 
 def file_url(table: TomlTable, folder: Path, url: str) -> str:
-    """The URL of a file, its path made absolute. Raises ConfigError for what names no file."""
+    """The URL of a file, its path made absolute. Raises ConfigError if the URL names no file."""
     with table.blamed("url"):
         return absolute(url, folder)
 
@@ -111,7 +111,7 @@ def is_reference(text: str) -> bool:
 
 
 def address_of(table: TomlTable, folder: Path) -> Address | None:
-    """What a table says; None without `url`. Raises ConfigError, which shows no secret."""
+    """The address in a table; None without `url`. Raises ConfigError, which shows no secret."""
     if "url" not in table:
         return None
     keys = [key for key in ADDRESS_KEYS[1:] if key in table]
@@ -138,7 +138,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
 
 
 def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, str]:
-    """A text, and where it came from."""
+    """A text, and its reference."""
     text = table.read(key)
     if not is_reference(text):
         if not text.isprintable():
@@ -150,8 +150,8 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
 
 
 def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "") -> str:
-    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute. `kind_of` stands before it, for example
-    `bearer:`, and is left out of the answer."""
+    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute. The value begins with `kind_of`, for example
+    `bearer:`; the answer does not."""
     text: str = table.read(key)
     ref = text.removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
@@ -167,7 +167,7 @@ def reference(table: TomlTable, folder: Path, key: str = "key", kind_of: str = "
 
 
 def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:
-    """What a key names, made absolute."""
+    """The path at a key, made absolute."""
     with table.blamed(key):
         return absolute_path(text, folder)
 

@@ -2,10 +2,10 @@
 
     Cron            "*/30 6-20 * * mon-fri": the wall clock of a zone
     Every           "every 45m": elapsed time, counted from 1970-01-01 00:00 UTC
-    parse_schedule  either of them from its text
+    parse_schedule  reads either from its text
 
-A schedule gives the same times on every machine and after every restart, because it depends on nothing else. So
-several schedulers agree on each tick, and a simulation can predict it.
+A schedule gives the same times on every machine and after every restart, because it depends on nothing else. So several
+schedulers agree on each tick, and a simulation predicts it.
 
 Cron lines mean what they mean to cron: weekdays count from Sunday = 0 (7 is Sunday too), and a line with both a day of
 the month and a weekday runs on either. When the clock changes:
@@ -14,8 +14,8 @@ the month and a weekday runs on either. When the clock changes:
     the clock goes back        a repeated time runs once, the first time; a line for every hour of the day runs both
                                times, so that no hour is left out
 
-APScheduler's own cron trigger differs in all of these, and around clock changes its answer also depends on when it was
-last asked. At all other times the tests compare the two.
+APScheduler's cron trigger differs in all of these, and around clock changes its answer also depends on its last answer.
+At all other times the tests compare the two.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, load_zone, parse_du
 EVERY = "every"
 MAX_EVERY_MS = 366 * DAY_MS
 MAX_PAUSE_DAYS = 8 * 366 + 1
-"""The longest pause of a cron line that fires at all: 29 February, across a century year without a leap day."""
+"""The longest pause of a cron line that ever fires: 29 February, across a century year without a leap day."""
 
 
 class Every(NamedTuple):
-    """Fires at each multiple of `interval_ms` since 1970, whatever the clock changes."""
+    """Fires at each multiple of `interval_ms` since 1970, also across clock changes."""
 
     interval_ms: int
 
@@ -117,7 +117,7 @@ Schedule = Cron | Every
 def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
     """The schedule that `text` describes; a cron line uses the wall clock of `zone`.
 
-    Raises ValueError, its message showing what is wrong, for anything that is neither, and for a line that never fires.
+    Raises ValueError for a text that is neither, and for a line that never fires. The message shows what is wrong.
     """
     fields = text.split()
     if fields[:1] == [EVERY]:

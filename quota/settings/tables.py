@@ -1,6 +1,6 @@
 """Every table of the configuration: its keys, what each may hold, and what it means.
 
-The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...` all go by these, and by nothing else.
+The reader, the JSON Schema, `quota check --show` and the variables `QUOTA__...` use these tables.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 FLAGS = ("ssl_check_hostname", "sentinel_ssl")
 
 _ADDRESS = {
-    "url": Text('redis://..., sqlite:///file.db; or "env:NAME", "file:PATH" where it stands.', secret=True),
+    "url": Text('redis://..., sqlite:///file.db; or where it is: "env:NAME", "file:PATH".', secret=True),
     "username": Text("The user on the server."),
     "password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
     "sentinel_username": Text("The user on the sentinels."),
     "sentinel_password": Text('Its password: "env:NAME", "file:PATH", or the password itself.', secret=True),
     "ssl_password": Text("The password of the client's key.", secret=True),
-    "ssl_ca_certs": Text("The CAs to trust; without it those of the system."),
+    "ssl_ca_certs": Text("The CAs to trust. Default: the system's."),
     "ssl_certfile": Text("The client's certificate."),
     "ssl_keyfile": Text("The client's key."),
     "ssl_cert_reqs": Text('"none" trusts any server.', choices=("required", "none")),
     "ssl_check_hostname": Flag("Whether the certificate must have the server's name.", default=True),
-    "sentinel_ssl": Flag("Whether the sentinels speak TLS, where their servers do otherwise."),
+    "sentinel_ssl": Flag("Whether the sentinels speak TLS, if they differ from their servers."),
 }
 ADDRESS_KEYS = tuple(_ADDRESS)
 _SERVER = Needs(ADDRESS_KEYS[1:], "url", "has no effect without a url of Redis; add one, or remove this key")
 
 UNAVAILABLE = Keys(
     {
-        "max_cost": Whole("The dearest call that may draw on it, in units.", required=True),
+        "max_cost": Whole("The most that one call may draw, in units.", required=True),
         "allowance": Either(
-            'What each machine may spend so within the longest window: units, or "10%" of the smallest headroom.',
+            'What each machine may draw within the longest window: units, or "10%" of the smallest headroom.',
             required=True,
             kinds=(_SHARE, Whole()),
         ),
@@ -90,7 +90,7 @@ UNAVAILABLE = Keys(
 LEDGER = Keys(
     {
         **_ADDRESS,
-        "name": Name("Which ledger is meant, where this file's path is not always the same."),
+        "name": Name("The ledger's identity, if this file's path changes."),
         "unavailable": Table("What may be spent while the ledger does not answer.", UNAVAILABLE),
     },
     _SERVER,
@@ -101,7 +101,7 @@ LEDGER = Keys(
 CALENDAR = Keys(
     {
         "calendar": Text("The period.", choices=PERIODS, required=True),
-        "zone": Text("The time zone in which it begins, such as America/Los_Angeles.", required=True),
+        "zone": Text("The time zone of the period, such as America/Los_Angeles.", required=True),
         "day": Whole("The day on which a month begins.", default=1, maximum=LAST_DAY),
         "starts": Text("The weekday on which a week begins.", choices=WEEKDAYS, default="monday"),
     }
@@ -110,8 +110,8 @@ CALENDAR = Keys(
 
 @dataclass(frozen=True)
 class WindowKind(Either):
-    """A duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`; of a month also the `day` on
-    which it begins, of a week the weekday on which it `starts`."""
+    """A duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`. A month may have the `day`
+    on which it begins, a week the weekday on which it `starts`."""
 
     kinds: tuple[Kind, ...] = (Span(), Table(keys=CALENDAR))
 
@@ -132,17 +132,17 @@ class WindowKind(Either):
 
 LIMIT = Keys(
     {
-        "name": Label("Refusals show it.", required=True),
+        "name": Label("The name that refusals show.", required=True),
         "quota": Whole("What upstream grants."),
         "headroom": Either(
-            'How much of it to leave unspent, in units or as "5%".',
+            'How much of the quota to leave unspent, in units or as "5%".',
             kinds=(_SHARE, Whole(minimum=0)),
         ),
         "units": Whole("The number to enforce, in place of quota and headroom."),
         "window": WindowKind('"24h": any 24 hours; or a calendar period of a time zone.', required=True),
         "methods": Texts("Count these methods only."),
         "jobs": Texts("Count these jobs only.", each=Label()),
-        "per": Text('"job": each job has this limit for itself.', choices=("job",)),
+        "per": Text('"job": each job has a limit of its own.', choices=("job",)),
         "count": Text('"calls" counts each call as one.', choices=("units", "calls"), default="units"),
         "bucket": Either("A bucket of the cost book, or several.", kinds=(Text(), Texts())),
         "shadow": Flag("Count and report, and never refuse: a limit on trial."),
@@ -153,13 +153,13 @@ LIMIT = Keys(
     Apart(
         "per",
         ("jobs",),
-        "each job has this limit for itself, so `jobs` cannot be given too; remove one of them",
+        "gives each job a limit of its own and cannot be combined with jobs; remove one of them",
     ),
 )
 
 SCOPE = Text(
     pattern=r"[!#-\[\]-~]{1,200}",  # RFC 6749, 3.3
-    says='no scope; write for example "https://www.googleapis.com/auth/spreadsheets"',
+    says='not a scope; write for example "https://www.googleapis.com/auth/spreadsheets"',
 )
 NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
 NO_ADDRESS = "not an address such as http://127.0.0.1:8765, without user, query or fragment"
@@ -171,14 +171,14 @@ CREDENTIAL = Keys(
         "endpoint": Text(
             "Another address for the API.",
             pattern=r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?",
-            says=NO_ADDRESS,  # not shown: people have put `?key=...` into it
+            says=NO_ADDRESS,  # without the value: people put `?key=...` into it
         ),
         "insecure_endpoint": Flag("The key may go to an http:// endpoint on another machine."),
         "cloud_project": Either(
             "The project's id or number in Google Cloud, for `quota reconcile`.",
             kinds=(
                 Whole(minimum=0, maximum=10**20 - 1, says=NO_PROJECT),
-                # Not shown: people have put the key here.
+                # The message shows no value: people put the key here.
                 Text(pattern="[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}", says=NO_PROJECT),
             ),
         ),
@@ -186,10 +186,10 @@ CREDENTIAL = Keys(
             'Who calls without a key: "adc", "service-account:PATH", "authorized-user:PATH", "bearer:env:NAME".',
             pattern=rf"adc|(service-account|authorized-user):.+|bearer:({_REFERENCE})",
         ),
-        "scopes": Texts("What an account asks for that logs in; without it those of the cost book.", each=SCOPE),
-        "limits": Rows("Its limits; without any those of the cost book.", LIMIT),
+        "scopes": Texts("The scopes that an account asks for. Default: the cost book's.", each=SCOPE),
+        "limits": Rows("The limits of its project. Default: the cost book's.", LIMIT),
         "on_refusal": Text(
-            'What a refused call of an instrumented program becomes: an "error" of its library, or an answer of "429".',
+            'What an instrumented program gets for a refused call: an "error" of its library, or an answer of "429".',
             choices=("error", "429"),
             default="error",
         ),
@@ -200,33 +200,35 @@ CREDENTIAL = Keys(
 
 _NEEDS_SCHEDULE = {
     "timezone": Text("The time zone of a cron line.", default="UTC"),
-    "stagger": Span("Each region starts this much after the one before."),
-    "jitter": Span("Up to this much is added to each start."),
-    "misfire_grace": Span("A tick that cannot start within this time is dropped.", default_ms=DEFAULT_MISFIRE_GRACE_MS),
+    "stagger": Span("Each region starts this much after the region before."),
+    "jitter": Span("Each start is late by up to this much."),
 }
 JOB = Keys(
     {
-        "credential": Text("Whose budget it spends. Optional while there is only one credential."),
+        "credential": Text("The credential whose budget the job spends. Optional if there is only one."),
         "fetch": Text(
             'What to run: a built-in job, or your own "package.module:function".',
             pattern="|".join([*BUILT_IN_FETCHES, _FUNCTION]),
             required=True,
         ),
-        "regions": Texts("Country codes, or other names that the job covers one by one.", each=Label()),
+        "regions": Texts("Country codes, or other names. The job covers them one by one.", each=Label()),
         "pages": Whole("The most pages to fetch for each region in a run.", default=1, maximum=100_000),
         "schedule": Text('When `quota schedule` runs it: a cron line, or "every 45m".'),
         **_NEEDS_SCHEDULE,
+        "misfire_grace": Span(
+            "A tick or run that cannot start within this time is dropped.", default_ms=DEFAULT_MISFIRE_GRACE_MS
+        ),
         "leave": Either(
-            'What it leaves for others: units, or "5%" of the quota, of all main limits; or units by limit.',
+            'What the job leaves to others: units or "5%" of each main limit\'s quota; or units by limit.',
             kinds=(_SHARE, Values(each=Whole(minimum=0)), Whole(minimum=0)),
         ),
         "max_units": Whole("The most that one run spends."),
         "tables": Named(
-            "Tables of its own rows.",
+            "The tables of the job's own rows.",
             Keys(
                 {
-                    "key": Texts("The fields by which a row is known."),
-                    "history": Texts("The fields of which each change is kept."),
+                    "key": Texts("The fields that identify a row."),
+                    "history": Texts("The fields whose changes are kept."),
                 }
             ),
             names=Text(pattern="[A-Za-z][A-Za-z0-9_]{0,63}"),
@@ -236,13 +238,15 @@ JOB = Keys(
             pattern=_FUNCTION,
             says='not a function; write it as "package.module:function"',
         ),
-        "options": Values("Passed to the fetch function by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
+        "options": Values("Arguments of the fetch function, by name.", names="[A-Za-z_][A-Za-z0-9_]*", empty=True),
         "max_body_mb": Whole("The largest answer, in MB.", default=DEFAULT_MAX_BODY_MB, maximum=1_000),
-        "max_answer_s": Whole("The longest time of an answer, in s.", default=DEFAULT_MAX_ANSWER_S, maximum=3_600),
+        "max_answer_s": Whole("The longest time for an answer, in s.", default=DEFAULT_MAX_ANSWER_S, maximum=3_600),
         "max_items": Whole("The most items of a page.", default=DEFAULT_MAX_ITEMS, maximum=1_000_000),
-        "machines": Text('"each": every machine runs it, into its own store.', choices=("one", "each"), default="one"),
+        "machines": Text(
+            '"each": every machine runs the job, into its own store.', choices=("one", "each"), default="one"
+        ),
         "ping": Text('The address of a health check: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
-        "insecure_endpoint": Flag("That may be an http:// address on another machine."),
+        "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
     Needs(tuple(_NEEDS_SCHEDULE), "schedule", "has no effect without a schedule; add one, or remove this key"),
 )
@@ -251,15 +255,13 @@ JOB = Keys(
 
 STORE = Keys(
     {
-        "url": Text(
-            'Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH" where it stands.'
-        ),
+        "url": Text('Where jobs keep what they fetched: sqlite:///file.db; or "env:NAME", "file:PATH".'),
         "retention": Span(
-            "Items that were not fetched again for so long are deleted.", default_ms=DEFAULT_RETENTION_MS
+            "Items are deleted if no run fetched them again for this long.", default_ms=DEFAULT_RETENTION_MS
         ),
-        "name": Label("By what a shared ledger knows the store, where its file does not last."),
+        "name": Label("The store's name in a shared ledger, if its file does not last."),
         "places": Text(
-            'Where it lies how far each region is: "ledger" for machines without a disk.',
+            'Where the place of each region is kept: "ledger" for machines without a disk.',
             choices=("store", "ledger"),
             default="store",
         ),
@@ -269,8 +271,8 @@ NOTIFY = Keys(
     {
         "command": Texts("A command that reads JSON, with its arguments.", several=True),
         "url": Text('An address that gets it: "env:NAME" or "file:PATH".', pattern=_REFERENCE),
-        "stale": Span("A region whose last complete pass, or else the job's first run, is older is told too."),
-        "insecure_endpoint": Flag("That may be an http:// address on another machine."),
+        "stale": Span("A message reports a region whose last complete pass, or else the job's first run, is older."),
+        "insecure_endpoint": Flag("The address may be an http:// address on another machine."),
     },
     Some(
         (("url",), ("command",)),
@@ -282,12 +284,12 @@ _MISSING = "missing; the key is required"
 _INBOUND_LIMIT = {
     "limit": Whole("How many, within the window."),
     "window": Span("The window, in whole seconds."),
-    "burst": Whole("With gcra: how many may come at once.", default=0),
+    "burst": Whole("With gcra: how many requests may come at once.", default=0),
 }
 INBOUND_RULE = Keys(
     {
-        "path": Text("Which paths: /search, /users/{id}, /files/**; without it all."),
-        "methods": Texts("Which methods, such as GET; without it all."),
+        "path": Text("Which paths: /search, /users/{id}, /files/**. Default: all."),
+        "methods": Texts("Which methods, such as GET. Default: all."),
         **_INBOUND_LIMIT,
         "limits": Rows("Several limits at once.", Keys(_INBOUND_LIMIT, Some((("window", "limit"),), _MISSING))),
         "algorithm": Text("How it counts.", choices=("counter", "gcra", "log"), default="counter"),
@@ -303,9 +305,9 @@ INBOUND = Keys(
     {
         **_ADDRESS,
         "exempt": Texts("Paths that no rule counts."),
-        "trusted_proxies": Texts('Addresses and networks whose word is believed, and "unix".'),
+        "trusted_proxies": Texts('Addresses and networks of trusted proxies, and "unix".'),
         "forwarded": Text(
-            "The field in which they name the client: x-forwarded-for, forwarded or cf-connecting-ip.",
+            "The field in which proxies name the client: x-forwarded-for, forwarded or cf-connecting-ip.",
             default="x-forwarded-for",
         ),
         "key_field": Text("The header field that has the API key."),
@@ -318,7 +320,7 @@ INBOUND = Keys(
 
 
 def rule_names(table: TomlTable) -> list[str]:
-    """The names of the rules in `[inbound]`, in the order of the file: every table in it is one."""
+    """The names of the rules in `[inbound]`, in the order of the file: each table in it is a rule."""
     return [name for name, value in table.items() if isinstance(value, dict) and name not in INBOUND]
 
 
@@ -330,8 +332,8 @@ ROOT = Keys(
         "jobs": Named("What is fetched, when, and for which regions.", JOB, names=Label()),
         "store": Table("Where jobs keep what they fetched.", STORE, empty=True),
         "textfile": Text("Each run writes metrics into this folder, for node_exporter."),
-        "notify": Table("Who is told what happens.", NOTIFY),
-        "inbound": Table("Limits on who may ask an application of yours.", INBOUND),
+        "notify": Table("Who gets messages.", NOTIFY),
+        "inbound": Table("Limits on the visitors of your application.", INBOUND),
     },
     Some((("inbound",), ("credentials",)), f"missing; {A_CREDENTIAL}"),
     Needs(("jobs",), "credentials", f"missing; {A_CREDENTIAL}", at="credentials"),
@@ -339,7 +341,7 @@ ROOT = Keys(
 
 
 def _places() -> Mapping[str, str]:
-    """Where keys belong that stand in one sort of table only, as the hint after an unknown key."""
+    """A hint for each key that only one sort of table has: where it belongs."""
     tables = {
         "[[credentials.NAME.limits]]": LIMIT,
         "[credentials.NAME]": CREDENTIAL,

@@ -4,15 +4,15 @@
     Keys                         the keys of one sort of table, with their kinds
     Text, Name, Label, Span      texts: any, part of a key in the ledger, shown beside charges, a duration
     Whole, Flag, Day             whole numbers, true or false, a date
-    Texts                        an array of distinct texts; of a command also equal ones
+    Texts                        an array of texts, distinct except in a command
     Table, Named, Rows, Values   a table, tables by name, an array of tables, values by name
-    Either                       one of these, by the type that the file has
-    Needs, Apart, Some           what several keys of a table together may be
+    Either                       one of several kinds, by the type of the value
+    Needs, Apart, Some           rules about several keys of a table
 
 A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
 
-Each kind says the same as a JSON Schema. A schema knows one file and nothing else: that a name is known, a path is
-there or one number is below another, the reader alone says.
+Each kind also gives its JSON Schema. A schema sees one file only: the reader alone checks that a name exists, that a
+path is there, or that a number is below another.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ def dotted(path: str, key: str) -> str:
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
-    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` has what
-    to say of keys that stand in the wrong table. `variables` says by its path what came
-    from which variable of the environment.
+    The keys are checked first, so a misspelt key is reported as misspelt, not as missing. `places` has a hint for each
+    key that belongs in another table. `variables` has the environment variable of each path that a variable set.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class TomlTable:
             rule.check(self)
 
     def read(self, key: str) -> Any:
-        """The value of a key as its kind reads it, or what holds without it. Raises ConfigError."""
+        """The value of a key as its kind reads it, or the default. Raises ConfigError."""
         kind = self._keys.get(key, self._keys.others)
-        assert kind is not None  # noqa: S101  # else the key is unknown
+        assert kind is not None  # noqa: S101  # `__init__` refused unknown keys
         if key in self._data:
             return kind.read(self, key)
         if kind.required:
@@ -99,7 +98,7 @@ class TomlTable:
         return kind.absent(self, key)
 
     def choose(self, key: str, choices: Iterable[str]) -> Any:
-        """The text of a key, which is one of these. Raises ConfigError."""
+        """The text of a key, which must be one of these choices. Raises ConfigError."""
         text = self.read(key)
         if text is not None:
             self.check_choice(key, text, tuple(choices))
@@ -132,7 +131,7 @@ class TomlTable:
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
-        """A ConfigError about one key of this table, or about the table itself."""
+        """A ConfigError about a key of this table, or about the table."""
         where = self.at(key) if key else self.path
         if index is not None:
             where += f"[{index}]"
@@ -144,7 +143,7 @@ class TomlTable:
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def type_error(self, key: str, value: object, wanted: str) -> ConfigError:
-        """A ConfigError about a value of another type. It never shows a string, which could be a secret."""
+        """A ConfigError about a value of the wrong type. It never shows a string, which could be a secret."""
         if value in ("", []):
             got = "an empty string" if value == "" else "an empty array"
         else:
@@ -157,7 +156,7 @@ class TomlTable:
 
     @contextmanager
     def blamed(self, key: str, index: int | None = None) -> Iterator[None]:
-        """An error within is about this key, and is raised as a ConfigError that says so."""
+        """Raise an error inside this block as a ConfigError about the key."""
         try:
             yield
         except (QuotaError, ValueError) as error:
@@ -169,8 +168,8 @@ class TomlTable:
 
 @dataclass(frozen=True)
 class Kind:
-    """Any value. `about` is for people, in an editor too. `default` is what holds without the key, as a file would have
-    it; None: nothing."""
+    """Any value. `about` describes the key, also in an editor. `default` is the value without the key, as a file would
+    write it; None: no value."""
 
     about: str = ""
     _: KW_ONLY
@@ -179,15 +178,15 @@ class Kind:
     of_type: ClassVar[type[Any]] = object
 
     def read(self, table: TomlTable, key: str) -> Any:
-        """The value at a key that is there. Raises ConfigError."""
+        """The value at a key of the table. Raises ConfigError."""
         return table.value(key)
 
     def absent(self, table: TomlTable, key: str) -> Any:
-        """What holds without the key."""
+        """The value without the key."""
         return self.default
 
     def form(self) -> Schema:
-        """The schema, without what is said about it."""
+        """The schema without description and default."""
         return {}
 
     def schema(self) -> Schema:
@@ -198,9 +197,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """A text that is not empty. One that does not have the form `pattern` is answered with what it `says`, in which
-    {text} stands for it; without that, the reader does so. A `secret` is shown to nobody. With `blank`, an empty one is
-    the same as none."""
+    """A text that is not empty. If it does not match `pattern`, the message is `says`, with the text for {text};
+    without `says`, a caller checks the pattern. Nothing shows a `secret`. With `blank`, an empty text reads as None."""
 
     _: KW_ONLY
     choices: tuple[str, ...] = ()
@@ -221,7 +219,7 @@ class Text(Kind):
         return self.parse(table, text, key)
 
     def parse(self, table: TomlTable, text: str, key: str = "", index: int | None = None) -> Any:
-        """The value of a text that stands at a key or in an array, or is itself the key of a table."""
+        """The value of a text: at a key, in an array, or as the key of a table."""
         if self.says and not re.fullmatch(self.pattern, text):
             raise table.error(self.says.replace("{text}", show(text)), key, index)
         return text
@@ -284,7 +282,7 @@ class Span(Text):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number. If it is out of bounds, the message is what it `says`, if that is given."""
+    """A whole number. If it is out of bounds, the message is `says`, or names the bounds."""
 
     _: KW_ONLY
     minimum: int = 1
@@ -335,7 +333,7 @@ class Day(Kind):
 
 @dataclass(frozen=True)
 class Texts(Kind):
-    """An array of texts, `each` of this kind. `several`: the same one may stand in it again."""
+    """An array of texts, `each` of this kind. `several`: a text may appear twice."""
 
     _: KW_ONLY
     each: Text = Text()
@@ -365,7 +363,7 @@ class Texts(Kind):
 
 @dataclass(frozen=True)
 class Table(Kind):
-    """A table with these keys. `empty`: a table without any holds where the key is missing."""
+    """A table with these keys. `empty`: if the key is missing, an empty table is read."""
 
     keys: Keys | None = None
     _: KW_ONLY
@@ -384,7 +382,7 @@ class Table(Kind):
 
 @dataclass(frozen=True)
 class Named(Table):
-    """Tables with these keys, by their names; at `least` so many."""
+    """Tables with these keys, by name: `least` or more."""
 
     _: KW_ONLY
     names: Text
@@ -407,7 +405,7 @@ class Named(Table):
 
 @dataclass(frozen=True)
 class Rows(Table):
-    """An array of tables with these keys. If it has more than `most`, the message is what it `says`."""
+    """An array of tables with these keys. If it has more than `most`, the message is `says`."""
 
     _: KW_ONLY
     most: int = MAX_UNITS
@@ -432,7 +430,7 @@ class Rows(Table):
 
 @dataclass(frozen=True)
 class Values(Table):
-    """Values of one kind, by names that have this form."""
+    """Values of one kind, by name. `names` is the pattern of the names."""
 
     _: KW_ONLY
     each: Kind = Kind()
@@ -448,7 +446,7 @@ class Values(Table):
 
 @dataclass(frozen=True)
 class Either(Kind):
-    """One of these kinds, by the type of the value. Of another type it is what the last would say."""
+    """One of these kinds, by the type of the value. The last kind reports a value of any other type."""
 
     kinds: tuple[Kind, ...] = ()
 
@@ -461,19 +459,19 @@ class Either(Kind):
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
-# -- what several keys together may be ---------------------------------------------------------------------------------
+# -- rules about several keys ------------------------------------------------------------------------------------------
 
 
 class Rule(Protocol):
-    """What several keys of a table together must be."""
+    """A rule about several keys of a table."""
 
     def check(self, table: TomlTable) -> None: ...
     def schema(self) -> Schema: ...
 
 
 class Keys(dict[str, Any]):
-    """The keys of one sort of table, with their kinds, and the rules about several of them. If `others` is given,
-    further keys are of that kind."""
+    """The keys of one sort of table, with their kinds, and rules about several keys. Further keys have the kind
+    `others`; None: there are no further keys."""
 
     def __init__(self, kinds: Mapping[str, Kind], *rules: Rule, others: Kind | None = None) -> None:
         super().__init__(kinds)
@@ -481,14 +479,13 @@ class Keys(dict[str, Any]):
         self.others = others
 
     def name_others(self, value: object) -> bool:
-        """Whether a key that is none of these may have this value. Where it names a table, anything else is a key that
-        is misspelt."""
+        """Whether a further key may have this value. If further keys name tables, any other value is a misspelt key."""
         return self.others is not None and (isinstance(value, dict) or not isinstance(self.others, Table))
 
 
 @dataclass(frozen=True)
 class Needs:
-    """None of these keys has an effect without another one. The message is about it, or about the key `at`."""
+    """Each of these keys needs the key `needed`. The message is about the first such key, or about the key `at`."""
 
     keys: tuple[str, ...]
     needed: str
@@ -506,7 +503,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Apart:
-    """A key that cannot stand beside some others; `says` has a place for the `{other}` one."""
+    """A key that cannot stand beside some others. `says` has a place for the `{other}` key."""
 
     key: str
     others: tuple[str, ...]
@@ -524,7 +521,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Some:
-    """One of these sets of keys, at least, must be there. The message is about what is missing of the last."""
+    """At least one of these sets of keys must be there. The message is about the key that the last set misses."""
 
     sets: tuple[tuple[str, ...], ...]
     says: str

@@ -1,6 +1,6 @@
-"""What the applications over HTTP share. It knows neither quotas nor what is served.
+"""Code that the HTTP applications share. It knows nothing of quotas.
 
-documents.py     problems, and the document of /healthz
-protection.py    what stands in front of an application: the check of the Host, header fields, the last resort
-lifecycle.py     a server that ends when told to; it alone needs the extra `web`, and only when it serves
+documents.py     problem documents, and the document of /healthz
+protection.py    the layer before an application: the check of the Host, header fields, the last error handler
+lifecycle.py     a server that ends on a signal; only it needs the extra `web`, and only when it serves
 """

@@ -1,10 +1,10 @@
-"""What an application answers beside its own: problems (RFC 9457) and the document of /healthz. Without a framework.
+"""Problem documents (RFC 9457) and the document of /healthz, without a framework.
 
-Problem         what went wrong, with the header fields that belong to it
-send_problem    a problem as the answer of an ASGI application
+Problem         an error with its header fields
+send_problem    sends a problem as the answer of an ASGI application
 seconds         a wait as header fields name it
 Check           one thing that an application needs
-health          all of them as status and document
+health          all checks as status and document
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
-"""An ASGI application, and what it is called with."""
+"""An ASGI application and its arguments."""
 
 MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(NamedTuple):
-    """One problem document and the fields of its answer.
+    """A problem document and the header fields of its answer.
 
-    `detail` is for the client, so it holds nothing secret. `title` is the name of the status unless `type` is a
-    URI of its own, which then has a title of its own. `members` are further members of the document, `more` further
-    header fields. `retry_after_s` is whole seconds.
+    `detail` goes to the client, so it has no secrets. `title` is the name of the status, unless `type` is a URI with a
+    title of its own. `members` are further members of the document, `more` are further header fields. `retry_after_s`
+    is in whole seconds.
     """
 
     status: int
@@ -50,11 +50,11 @@ class Problem(NamedTuple):
         }
 
     def body(self) -> bytes:
-        # In ASCII: a detail may quote half a surrogate pair, which UTF-8 cannot hold.
+        # ASCII, because a detail may quote half a surrogate pair, which UTF-8 cannot encode.
         return json.dumps(self.as_json()).encode()
 
     def fields(self) -> list[tuple[str, str]]:
-        """The header fields of the answer, apart from Content-Length. Nobody may keep it."""
+        """The header fields of the answer, except Content-Length. Caches must not keep it."""
         fields = [("content-type", MEDIA_TYPE), ("cache-control", "no-store")]
         if self.retry_after_s is not None:
             fields.append(("retry-after", str(self.retry_after_s)))
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 
 
 def seconds(duration_ms: int) -> int:
-    """Whole seconds, at least 1, rounded up: nobody comes back early."""
+    """Whole seconds, at least 1, rounded up so that no client comes back early."""
     return max(1, -(-duration_ms // 1000))
 
 
@@ -81,9 +81,9 @@ Status = Literal["pass", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """One thing that the application needs. It passes, works with a fault, or fails. `says` is a line for people.
+    """The state of one thing that the application needs. `says` is a line for people, `members` are for programs.
 
-    `members` are figures for programs. Strangers may read all of it: no path, no secret, no name of a host.
+    Strangers may read it: it has no path, no secret and no host name.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Check(NamedTuple):
 
 
 def health(checks: Iterable[Check]) -> tuple[int, dict[str, object]]:
-    """The HTTP status and the document. 503 if a check fails: then a balancer sends requests elsewhere."""
+    """The HTTP status and the document. If a check fails, the status is 503, so that a balancer uses another server."""
     listed = list(checks)
     statuses = {check.status for check in listed}
     worst: Status = "fail" if "fail" in statuses else "warn" if "warn" in statuses else "pass"

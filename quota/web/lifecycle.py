@@ -1,15 +1,14 @@
-"""A process that serves one ASGI application under uvicorn, and ends when it is told to.
+"""Serves an ASGI application with uvicorn, and ends cleanly on a signal.
 
-    require_web     the extra `web` is installed, or one line says how
-    listen          a socket, or one line that says why not
-    listening_at    the same as a file that is this user's alone, until the block ends
-    address_of      where it listens, as people type it
-    serve           serve until SIGTERM or SIGINT
-    served          serve in a thread, for a while
+    require_web     checks that the extra `web` is installed
+    listen          opens a listening socket
+    listening_at    the same at a path that only this user can reach, until the block ends
+    address_of      the address of a socket, as people type it
+    serve           serves until SIGTERM or SIGINT
+    served          serves in a thread, until the block ends
 
-The signals are waited for in a thread of its own, so that they also end a process whose every other thread hangs. From
-the signal on, requests under way have GRACE_S to end by themselves; the process ends within END_WITHIN_S, whatever it
-waits for.
+A thread of its own waits for the signals, so that they also end a process whose other threads hang. After a signal,
+requests have GRACE_S to end, and the process ends within END_WITHIN_S, whatever it waits for.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 
 GRACE_S = 3
 HEAD_WITHIN_S = 10.0
-"""A client that has not sent the head of a request by then is let go. uvicorn would wait for ever, and a thousand such
-connections are all that a process may have."""
+"""How long a client may take to send the head of a request. uvicorn would wait for ever, and a thousand such
+connections are all that a process may open."""
 READ_WITHIN_S = 60.0
-"""How long a client may take nothing of its answer: as long as nginx waits (`send_timeout`)."""
+"""How long a client may read nothing of its answer, as nginx's `send_timeout`."""
 
 PIECE_BYTES = 32 * 1024
 SAID_AGAIN_S = 60.0
@@ -59,8 +58,8 @@ logger = logging.getLogger("quota.web")
 
 
 def require_web(*also: str) -> None:
-    """Import what serving needs, and these modules. Raises UsageError where one is not installed: a supervisor need not
-    try again."""
+    """Import the modules that serving needs, and these. Raises UsageError if one is not installed, so that a supervisor
+    does not restart the process."""
     try:
         for name in ("starlette", "uvicorn", *also):
             import_module(name)
@@ -71,13 +70,13 @@ def require_web(*also: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one. Raises UsageError and QuotaError."""
+    """Listen at this address; port 0 takes a free port. Raises UsageError and QuotaError."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port}: a port is a number from 0 to 65535")
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise QuotaError(f"{show(host)} is no address of this machine: choose another host") from None
+        raise QuotaError(f"{show(host)} is not an address of this machine; choose another host") from None
     family, _, _, _, address = addresses[0]
     try:
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
@@ -85,21 +84,21 @@ def listen(host: str, port: int) -> socket.socket:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise QuotaError(f"{_spelled(address)}: {why}; choose another port or host") from None
     listener.setblocking(False)
-    # Connections have it from the listener. asyncio sets it only where a socket was made with a protocol's number, and
-    # without it the second piece of an answer waits 40 ms for the client to confirm the first.
+    # Connections inherit it from the listener. asyncio sets it only for sockets that were created with a protocol
+    # number. Without it, the second piece of an answer waits 40 ms until the client confirms the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 @contextmanager
 def listening_at(path: str) -> Iterator[socket.socket]:
-    """A socket that listens at this path, of mode 0600, and is gone when the block ends. Raises QuotaError."""
+    """Listen at this path, with mode 0600, until the block ends. Raises QuotaError."""
     where = one_line(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
         with suppress(OSError):
             if stat.S_ISSOCK(os.lstat(path).st_mode) and listener.connect_ex(path) == errno.ECONNREFUSED:
-                os.unlink(path)  # of a process that was killed
+                os.unlink(path)  # left by a killed process
         listener.close()
         listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
@@ -113,7 +112,7 @@ def listening_at(path: str) -> Iterator[socket.socket]:
     except (OSError, ValueError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or str(error)
-        raise QuotaError(f"{where}: {why}; choose a path in a folder of your own that nothing has yet") from None
+        raise QuotaError(f"{where}: {why}; choose an unused path in a folder of your own") from None
     try:
         yield listener
     finally:
@@ -124,7 +123,7 @@ def listening_at(path: str) -> Iterator[socket.socket]:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The address, without a slash at the end."""
+    """The address of a socket, without a slash at the end."""
     name = listener.getsockname()
     return f"unix:{name}" if isinstance(name, str) else f"http://{_spelled(name)}"
 
@@ -137,16 +136,17 @@ def _spelled(address: Any) -> str:
 def serve(
     make_app: MakeApp, listener: socket.socket, *, ready: Callable[[], object] | None = None, passes_on: bool = False
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked: the process is to end now. An application
-    that `passes_on` what others answer gives each answer its Date, and holds little of what is on its way.
+    """Serve until SIGTERM or SIGINT, then return. The signals stay blocked, because the process is to end now.
+    `passes_on` is for an application that passes on the answers of another server: it sets Date itself, and its
+    connections buffer little.
 
-    `make_app` is called once the signals are blocked, so that they are in every thread that it starts. `ready` is
-    called when the socket is served. Call `serve` in the main thread, before any other thread has begun. Raises
+    `serve` blocks the signals before it calls `make_app`, so that every thread that `make_app` starts blocks them too.
+    It calls `ready` when it serves the socket. Call `serve` in the main thread, before other threads start. Raises
     QuotaError, as `make_app` does.
     """
     require_web()
     if not logging.getLogger("quota").isEnabledFor(logging.INFO):
-        # What uvicorn says of requests that fail, `protected` says in a line; strangers make it say the rest.
+        # `protected` logs failed requests in one line. Strangers can cause uvicorn's other lines.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     _open_as_many_as_allowed()
@@ -154,21 +154,21 @@ def serve(
     threading.Thread(target=_end_on_signal, args=(server,), daemon=True).start()
     try:
         server.run(sockets=[listener])
-    except SystemExit:  # uvicorn's way to say that the application's own start failed
+    except SystemExit:  # uvicorn raises it if the application's start failed
         raise QuotaError("the application did not start; QUOTA_LOG=info shows why") from None
 
 
 def _open_as_many_as_allowed() -> None:
-    """Shells and systemd begin with 1,024 files, for programs that call `select`, and allow far more: each client that
-    is slow holds one, or two where its request is passed on."""
+    """Raise the limit of open files. Shells and systemd start with 1,024, for programs that call `select`, and allow
+    far more. A slow client holds one file, or two if its request is passed on."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS says "unlimited", and means fewer
+    with suppress(ValueError, OSError):  # macOS reports "unlimited" but allows fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextmanager
 def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
-    """Serve on loopback, in a thread, for as long as the block lasts: where, as host and port."""
+    """Serve on loopback, in a thread, until the block ends. Yields host and port."""
     with listen("127.0.0.1", 0) as listener:
         server = _server(app, None, passes_on=passes_on)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -181,7 +181,7 @@ def served(app: App, *, passes_on: bool = False) -> Iterator[tuple[str, int]]:
 
 
 def hold_little(transport: Any) -> None:
-    """Let a connection read and write in small pieces: one that is slow holds a few of them."""
+    """Let a connection read and write in small pieces, so that a slow client holds little memory."""
     transport.max_size = PIECE_BYTES
     transport.set_write_buffer_limits(PIECE_BYTES)
 
@@ -198,7 +198,7 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = F
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """The thread below has them."""
+            """Leave the signals to `_end_on_signal`."""
             yield
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -215,15 +215,15 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = F
     silent = _Silent()
     config = uvicorn.Config(
         app,
-        loop="asyncio" if passes_on else "auto",  # uvloop reads 256 kB at once, whatever anybody asks for
-        # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn.
+        loop="asyncio" if passes_on else "auto",  # uvloop always reads 256 kB at once
+        # httptools, if installed, bounds neither the head of a request nor the number of pipelined requests.
         http=Sparing if passes_on else H11Protocol,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=not passes_on,
-        proxy_headers=False,  # who asks is `quota.inbound`'s to say
+        proxy_headers=False,  # `quota.inbound` identifies the client
         timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,
     )
@@ -231,7 +231,7 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool = F
 
 
 def _end_on_signal(server: uvicorn.Server) -> None:
-    """Wait for a signal. From then on the server ends by itself, or the process without it."""
+    """Wait for a signal, then tell the server to end. If it does not end in time, end the process."""
     signal.sigwait(_STOPPING)
     server.should_exit = True
     time.sleep(END_WITHIN_S)
@@ -242,14 +242,14 @@ def _end_on_signal(server: uvicorn.Server) -> None:
 
 
 class _Silent:
-    """Connections whose client is to send a request or to take its answer, and since when it has not."""
+    """Connections that wait for their client to send a request or to read an answer, and since when."""
 
     def __init__(self) -> None:
         self._since: dict[Any, tuple[object, int, float]] = {}
 
     def close(self, connections: Iterable[Any]) -> None:
-        """Close those that have sent no request for HEAD_WITHIN_S, or taken nothing of an answer for READ_WITHIN_S. One
-        that waits for its next request ends earlier, unless it has begun to send it."""
+        """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S.
+        uvicorn itself closes a connection between two requests earlier."""
         now_s = time.monotonic()
         waiting: dict[Any, tuple[object, int, float]] = {}
         for connection in list(connections):
@@ -261,14 +261,14 @@ class _Silent:
                     since_s = now_s
                 waiting[connection] = (last, unsent, since_s)
                 if unsent and now_s - since_s > READ_WITHIN_S:
-                    connection.transport.abort()  # to close it would wait for the client
+                    connection.transport.abort()  # close() would wait for the client
                 elif not unsent and now_s - since_s > HEAD_WITHIN_S:
                     connection.transport.close()
         self._since = waiting
 
 
 class _Faults:
-    """What the event loop met, each as one line of the log, and again only after a while."""
+    """Logs errors of the event loop as single lines, and the same error again only after a while."""
 
     def __init__(self) -> None:
         self._logged_s: dict[str, float] = {}

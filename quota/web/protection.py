@@ -1,10 +1,10 @@
-"""What stands in front of an application: the check of the Host, header fields that browsers obey, and the last resort.
+"""The layer before an application: the check of the Host, header fields for browsers, and the last error handler.
 
-    names_of        the names by which an address of this machine is called
+    names_of        the names of a loopback address
     protected       an application behind all three
 
-A page of another site may make a browser ask a server on loopback, under a name that it points there (DNS rebinding).
-The Host then has that name, and the request is turned away.
+A page of another site may point its own name at loopback, and make a browser send requests there (DNS rebinding). Such
+a request has that name in Host, and the check refuses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quota.common.text import describe, show
 from quota.web.documents import App, Message, Problem, Receive, Send, send_problem
 
 OF_A_PAGE = "default-src 'self'; frame-ancestors 'none'"
-"""The Content-Security-Policy of an application that serves pages: all comes from it, and nobody frames it."""
+"""The Content-Security-Policy for pages: the application is the only source, and no page may frame it."""
 
 _FIELDS = (
     (b"x-content-type-options", b"nosniff"),
@@ -34,16 +34,16 @@ logger = logging.getLogger("quota.web")
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """The names in a Host field that mean the loopback address `host`."""
+    """The names that Host may have for the loopback address `host`."""
     return tuple(dict.fromkeys((host.strip("[]").lower(), "localhost", "127.0.0.1", "::1")))
 
 
 def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = OF_A_PAGE) -> App:
-    """`app` behind the check of the Host, with the header fields for browsers on every answer.
+    """`app` behind the check of the Host, with header fields for browsers on every answer.
 
-    `hosts` are the names that a request may have in its Host, whatever the port; None admits all. `policy` is the
-    Content-Security-Policy where the application sends none; None adds no field at all, where answers are another
-    server's. An error that `app` raises becomes a line of the log and a problem, never a traceback.
+    `hosts` are the names that Host may have, with any port; None allows every name. `policy` is the
+    Content-Security-Policy of answers that have none. None adds no header field, for answers of another server. An
+    error that `app` raises becomes a log line and a problem document, never a traceback.
     """
     fields = () if policy is None else (*_FIELDS, (b"content-security-policy", policy.encode("latin-1")))
 
@@ -74,11 +74,11 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = O
             else:
                 await app(scope, receive, sends)
         except asyncio.CancelledError:
-            # The server ends, and this request has taken too long.
+            # The server ends before this request.
             if not started:
                 await send_problem(sends, Problem(503, "The server is ending.", retry_after_s=1))
         except Exception as error:
-            if unsent is not None:  # the rest of the request was no HTTP: its sender is told
+            if unsent is not None:  # the rest of the request was not HTTP; the server answers that
                 logger.debug("%s", line("answer_unsent", path=scope["path"], error=describe(unsent)))
                 return
             logger.error(
@@ -86,14 +86,14 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str | None = O
             )
             logger.debug("%s", line("request_traceback", path=scope["path"]), exc_info=error)
             if not started:
-                await send_problem(sends, Problem(500, "The server failed to answer this request; its log says why."))
+                await send_problem(sends, Problem(500, "The server failed to answer this request; see its log."))
 
     return outer
 
 
 def _in_origin_form(scope: Any) -> Any:
-    """`GET http://host/path`, as programs ask that take this server for a proxy, means `/path` of that host, whatever
-    the Host says (RFC 9112, 3.2.2)."""
+    """Rewrite `GET http://host/path`, which clients send to a proxy, as `/path` with this Host. The url overrides the
+    Host field (RFC 9112, 3.2.2)."""
     raw: bytes = scope.get("raw_path") or b""
     if not raw.lower().startswith((b"http://", b"https://")):
         return scope
@@ -107,13 +107,13 @@ def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:
     if len(named) == 1 and _without_port(named[0]) in hosts:
         return None
     host = show(named[0]) if named else "missing"
-    return Problem(421, f"This server is not called so: the Host is {host}.")
+    return Problem(421, f"This server does not have this name: the Host is {host}.")
 
 
 _HOST = re.compile(r"(?:\[([^]]*)\]|(?!\[)([^:]*?)\.?)(?::[0-9]*)?")
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`; "" for what is none."""
+    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`; "" for an invalid field."""
     match = _HOST.fullmatch(host)
     return (match[1] or match[2] or "").lower() if match else ""

@@ -142,7 +142,7 @@ def says_what_it_needs(error: UsageError) -> bool:
 
 
 @pytest.mark.parametrize("door", NUMBER_DOORS)
-def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Setup, door: str) -> None:
+def test_a_number_that_is_not_whole_is_one_line_and_changes_nothing(setup: Setup, door: str) -> None:
     for number in NO_NUMBERS:
         if number is None and door in NONE_IS_AN_ANSWER:
             continue
@@ -157,7 +157,7 @@ def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Se
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
 @pytest.mark.parametrize("door", NUMBER_DOORS)
-def test_what_stands_for_a_whole_number_is_one(setup: Setup, door: str, number: Any) -> None:
+def test_objects_with_an_index_are_whole_numbers(setup: Setup, door: str, number: Any) -> None:
     NUMBER_DOORS[door](setup, number)
     assert all(type(entry.units) is int for entry in setup.entries())
 
@@ -221,7 +221,7 @@ NONE_IS_A_PART |= {"transport of httpx", "transport of an awaited httpx"}
 
 
 @pytest.mark.parametrize("door", PART_DOORS)
-def test_what_is_no_part_is_one_line(setup: Setup, door: str) -> None:
+def test_a_part_of_the_wrong_shape_is_one_line(setup: Setup, door: str) -> None:
     """It was an AttributeError from inside, of some only at the first charge."""
     for part in (*NO_PARTS, *([] if door in NONE_IS_A_PART else [None])):
         with pytest.raises(UsageError) as refused:
@@ -252,7 +252,7 @@ def test_a_session_takes_no_other_key_for_a_service(session: quota.Session) -> N
 
 
 @pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_what_belongs_to_one_process_says_so(session: quota.Session, again: Callable[[object], object]) -> None:
+def test_objects_of_one_process_cannot_be_pickled(session: quota.Session, again: Callable[[object], object]) -> None:
     """As where a pool of processes is handed a budget: "cannot pickle '_thread.RLock' object" named nothing of ours."""
     awaited = quota.AsyncSession(session)
     for one in (session, session.budget(), session.ledger, awaited, awaited.budget()):
@@ -268,7 +268,7 @@ TIMEOUTS = [True, 0, -1, float("nan"), float("inf"), 10**400, "60", b"60", None,
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS, ids=lambda value: type(value).__name__)
-def test_what_is_no_number_of_seconds_is_one_line(setup: Setup, timeout_s: Any) -> None:
+def test_a_wrong_number_of_seconds_is_one_line(setup: Setup, timeout_s: Any) -> None:
     with pytest.raises(UsageError, match="is not a number of seconds above 0") as refused:
         service(setup.budget(), timeout_s=timeout_s)
     said = str(refused.value)
@@ -306,7 +306,7 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
 
 
 @pytest.mark.parametrize("door", NAME_DOORS)
-def test_what_is_no_name_is_one_line_and_leaves_nothing_behind(setup: Setup, door: str) -> None:
+def test_a_wrong_name_is_one_line_and_changes_nothing(setup: Setup, door: str) -> None:
     for name in NO_NAMES:
         with pytest.raises(UsageError) as refused:
             NAME_DOORS[door](setup, name)

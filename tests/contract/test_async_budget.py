@@ -507,9 +507,7 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
     assert cancelled > 0
 
 
-def test_what_is_decided_after_its_task_was_cancelled_is_given_back(
-    configure: Configure, run: Run, tmp_path: Path
-) -> None:
+def test_a_charge_of_a_cancelled_task_is_refunded(configure: Configure, run: Run, tmp_path: Path) -> None:
     """The task is cancelled while another program locks the ledger's file."""
     config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
 
@@ -710,7 +708,9 @@ end = sys.modules["kept to the end"] = AtTheVeryEnd()
 
 
 @pytest.mark.parametrize("loop", KINDS)
-def test_a_process_that_ends_is_told_so_or_is_answered(ledger_url: str, configure: Configure, loop: str) -> None:
+def test_a_call_at_the_end_of_a_process_gets_an_error_or_an_answer(
+    ledger_url: str, configure: Configure, loop: str
+) -> None:
     """There are no new threads by then. Who is not awaited needs none."""
     command = patient(ENDING, str(configure(ledger_url)), loop)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -721,9 +721,7 @@ def test_a_process_that_ends_is_told_so_or_is_answered(ledger_url: str, configur
     assert set(said[1::2]) == {"ok"}
 
 
-def test_without_a_loop_of_asyncio_it_is_said_what_to_do_and_nothing_is_done(
-    ledger_url: str, configure: Configure, run: Run
-) -> None:
+def test_without_an_asyncio_loop_an_error_says_what_to_do(ledger_url: str, configure: Configure, run: Run) -> None:
     def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
         with pytest.raises(
             quota.UsageError, match=r"loops of asyncio or uvloop .* trio, ask a budget of quota.open\(\)"

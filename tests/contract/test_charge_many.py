@@ -106,7 +106,7 @@ def test_a_hundred_are_charged_and_each_can_be_given_back(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("calls", ["videos.list", ("videos.list", 1), ["videos.list"], {"videos.list": 7}.keys()])
-def test_a_lone_call_is_one_and_is_charged_as_charge_does(setup: Setup, calls: Any) -> None:
+def test_a_lone_call_is_charged_as_charge_does(setup: Setup, calls: Any) -> None:
     budget = setup.budget()
     (one,) = budget.charge_many(calls)
     setup.now_ms += 1
@@ -147,7 +147,7 @@ def test_if_one_limit_refuses_all_are_refused_for_the_sum(setup: Setup) -> None:
     assert budget.charge_many(["search.list", "videos.list"])[1].refused_by == "searches"
 
 
-def test_what_can_never_fit_together_is_an_error_and_nothing_is_charged(setup: Setup) -> None:
+def test_calls_that_never_fit_together_are_an_error(setup: Setup) -> None:
     budget = setup.budget(limit(500), SEARCHES)
     with pytest.raises(
         CostExceedsLimit, match=r"3 calls together cost 3 calls and limit 'searches' .* make fewer calls at once"
@@ -197,14 +197,14 @@ def test_a_bucket_that_upstream_closed_for_one_of_them_refuses_all(setup: Setup)
         (["videos.list", ("", 3)], UsageError, "method ''"),
     ],
 )
-def test_what_is_no_call_is_an_error_and_nothing_is_charged(setup: Setup, calls: Any, error: Any, word: str) -> None:
+def test_a_call_of_the_wrong_shape_is_an_error(setup: Setup, calls: Any, error: Any, word: str) -> None:
     with pytest.raises(error, match=word):
         setup.budget().charge_many(calls)
     assert log(setup.ledger, setup.project) == []
 
 
 @pytest.mark.parametrize("labels", [{"job": 7}, {"region": None, "job": b""}, {"region": "x" * 65}, {"job": "\n"}])
-def test_labels_that_are_none_are_an_error(setup: Setup, labels: Any) -> None:
+def test_wrong_labels_are_an_error(setup: Setup, labels: Any) -> None:
     with pytest.raises(UsageError):
         setup.budget().charge_many(["videos.list"], **labels)
 

@@ -259,7 +259,7 @@ def others_in(budget: Budget) -> dict[str, int]:
     return {limit.name: project_of(budget).upstream_units(limit.view) for limit in budget.limits}
 
 
-def test_what_many_hear_at_once_counts_once(setup: Setup) -> None:
+def test_a_level_that_many_processes_report_counts_once(setup: Setup) -> None:
     """Eight have charged 10 each and all are told of 380: others have used 300."""
     setup.now_ms -= setup.now_ms % HOUR_MS - 30 * MINUTE_MS
     budgets = [made(setup) for _ in range(8)]
@@ -341,7 +341,7 @@ def test_a_window_is_heard_right_after_the_other(setup: Setup) -> None:
     assert [state.used_units for state in budget.usage()] == [101, 1_000]
 
 
-def test_of_two_rows_about_one_window_the_larger_counts(setup: Setup) -> None:
+def test_the_larger_of_two_levels_of_one_window_counts(setup: Setup) -> None:
     budget = made(setup, SLIDING)
     assert hear(budget, budget.charge("read"), Level("core", 900, 1_000), Level("core", 880, 1_000)) == 2
     assert [state.used_units for state in budget.usage()] == [120]
@@ -357,7 +357,7 @@ def test_a_level_of_a_bucket_that_the_call_does_not_spend_is_heard(setup: Setup)
     assert hear(budget, budget.charge("read"), Level("search", 11, 30, None)) == 0, "told within this second"
 
 
-def test_a_smaller_limit_of_an_answer_lowers_ours_until_one_says_otherwise(setup: Setup) -> None:
+def test_a_smaller_limit_of_an_answer_lowers_ours_until_another_answer(setup: Setup) -> None:
     budget, other = made(setup), made(setup)
 
     def held(limit_units: int | None) -> int:

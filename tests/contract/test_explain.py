@@ -109,7 +109,7 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("pacing", [False, True])
-def test_what_is_said_of_a_refusal_is_so(ledger_url: str, tmp_path: Path, state_dir: Path, pacing: bool) -> None:
+def test_the_explanation_of_a_refusal_is_true(ledger_url: str, tmp_path: Path, state_dir: Path, pacing: bool) -> None:
     """L5, L9. Who filled the limit, what leaves it next and lets the call through, and which changes would have."""
     world = World(ledger_url, tmp_path, pacing=pacing, pacific="900" if pacing else "1_500")
     dice = random.Random(f"explain {pacing}")
@@ -231,7 +231,7 @@ def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) 
     assert "upstream grants 60" in head(world)
 
 
-def test_what_only_upstream_counted_is_told_apart(world: World) -> None:
+def test_units_that_only_upstream_counted_have_a_row_of_their_own(world: World) -> None:
     assert world.charge("videos.list", units=500, job="trending").admitted
     until_ms = world.now_ms + 3 * HOUR_MS
     world.budget.add_others("units", 1_450, world.now_ms, until_ms, "reconciled")
@@ -349,7 +349,7 @@ def test_a_method_that_the_book_does_not_have(world: World) -> None:
     assert x.now.refused_by == x.kept.refused_by
 
 
-def test_what_others_wrote_is_shown_escaped(world: World) -> None:
+def test_foreign_text_is_shown_escaped(world: World) -> None:
     assert world.charge("videos.list", units=1_900, job="trending", region="DE").admitted
     text = refusal_text(world.budget.peek("search.list", job="trending"), "trending", "DE", "run", "")
     hostile = text.replace('"DE"', '"\\u001b[2J\\u202eevil\\nquota: done\\ud800"')
@@ -456,7 +456,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "status"), WRONG)
-def test_what_cannot_be_explained_is_one_line(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+def test_a_refusal_that_cannot_be_explained_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
     World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
     answer = Quota(tmp_path)("explain", *arguments)
     assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (status, "", 1), answer
@@ -469,7 +471,7 @@ def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
         assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (69, "", 1), answer
 
 
-def test_a_limit_that_counts_calls_is_told_in_calls(world: World) -> None:
+def test_a_limit_that_counts_calls_is_explained_in_calls(world: World) -> None:
     for _ in range(9):
         assert world.charge("search.list", job="trending").admitted
     assert not world.charge("search.list", job="trending").admitted
@@ -491,7 +493,7 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     assert (then.used_units, then.cost_units) == (1_890, 16)
     answer = " ".join(" ".join(shown_lines(render(refusal_parts(explained)))).split())
     ((back, until),) = re.findall(
-        r"told to come back ([^,]*?) Now the same 12 calls together would be refused until (\S+):", answer
+        r"retry at ([^,]*?) Now the same 12 calls together would be refused until (\S+):", answer
     )
     assert back == until
     assert answer.startswith(
@@ -546,7 +548,7 @@ def test_calls_refused_together_by_a_bucket_closed_to_one_of_them(world: World) 
     assert "the same 2 calls together would be admitted" in answer
 
 
-def test_calls_refused_together_of_which_no_limit_tells_are_asked_as_one(world: World) -> None:
+def test_calls_refused_together_without_a_limit_are_asked_together(world: World) -> None:
     assert world.charge("videos.list").admitted
     with world.away():
         (decision, _) = world.budget.charge_many(["videos.list", "search.list"])
@@ -556,7 +558,7 @@ def test_calls_refused_together_of_which_no_limit_tells_are_asked_as_one(world: 
     assert (x.admits, x.kept.calls, x.kept.cost_units) == ((), 2, 101)
     answer = " ".join(" ".join(shown_lines(render(refusal_parts(x)))).split())
     assert "a single videos.list of 101 units would be admitted" in answer
-    assert "What allowance would have admitted them is not known" in answer
+    assert "No allowance can be named that would have admitted them" in answer
 
 
 @pytest.mark.parametrize(("units", "marked"), [(300, 0), (900, 1), (1_500, 2)])

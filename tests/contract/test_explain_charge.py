@@ -76,10 +76,10 @@ def test_a_charge_that_has_left_the_log_is_explained_from_the_past(world: World)
 def test_an_id_that_no_charge_has(world: World) -> None:
     assert world.charge("videos.list").admitted
     world.pass_days(40)
-    with pytest.raises(UnknownCharge, match="any more: single charges are kept since"):
+    with pytest.raises(UnknownCharge, match="any more: the ledger has single charges since"):
         explain_charge(world.session, f"{NOON_MS - DAY_MS}-0123456789abcdefghijklm")
     for wrong in ("", "x", "-", "1-", f"{world.now_ms + DAY_MS}-0", f"{world.now_ms}-00", "allowance-0000-1"):
-        with pytest.raises(UnknownCharge, match="`quota log` lists those that there are"):
+        with pytest.raises(UnknownCharge, match="`quota log` lists the charges"):
             explain_charge(world.session, wrong)
     (oldest,) = ids_of(world.log()[:1])
     assert not all(map(explain_charge(world.session, oldest).is_whole, world.budget.limits)), "more was before it"

@@ -63,7 +63,7 @@ def test_the_history_is_the_past_and_then_the_log_in_pieces_of_any_size(
         assert [*entries(setup.opened(), [*past, *log][at].id)] == [*past, *log][at + 1 :]
 
 
-def test_charges_are_those_of_a_time_with_all_corrections_until_now(setup: Setup) -> None:
+def test_charges_of_a_time_come_with_all_corrections_until_now(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     _, second, _ = (budget.charge("videos.list", units=units) for units in (10, 20, 30))
     setup.now_ms += HOUR_MS
@@ -100,7 +100,7 @@ class Trimming:
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("method", ["begin", "past", "read"])
 @pytest.mark.parametrize("most", [1, 2, 100])
-def test_what_is_trimmed_while_somebody_reads_comes_once(
+def test_an_entry_trimmed_during_a_read_comes_once(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, method: str, count: int, most: int
 ) -> None:
     """As the reading begins, between the past and the log, or between two pieces of the log."""
@@ -113,7 +113,7 @@ def test_what_is_trimmed_while_somebody_reads_comes_once(
     assert [*entries(project)] == every
 
 
-def test_of_a_past_that_a_wrong_clock_dated_ahead_nothing_hides_the_log(setup: Setup) -> None:
+def test_a_past_dated_ahead_hides_nothing_of_the_log(setup: Setup) -> None:
     """What a machine adds to the past may be dated behind what was trimmed. The log is read all the same, each entry
     once, and what is dated ahead is left out."""
     charge(setup, 4)
@@ -125,9 +125,7 @@ def test_of_a_past_that_a_wrong_clock_dated_ahead_nothing_hides_the_log(setup: S
     assert [*entries(setup.opened(), every[2].id)] == every[3:]
 
 
-def test_who_reads_a_log_that_others_go_on_with_gets_what_they_charge(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_gets_what_others_charge_meanwhile(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     charge(setup, 2)
     monkeypatch.setattr("quota.deciding.history.MAX_READ", 1)
     read: list[Id] = []

@@ -137,7 +137,7 @@ def test_a_handler_charges_or_learns_that_it_cannot_and_the_charge_that_it_inter
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "memory://"])
-def test_so_it_is_with_a_ledger_in_memory(url: str) -> None:
+def test_signal_handlers_charge_a_ledger_in_memory(url: str) -> None:
     with closing(open_ledger(url)) as ledger:
         charges_in_handlers(budget_of(ledger, *LIMITS), ledger)
 
@@ -167,7 +167,7 @@ def test_a_correction_interrupted_anywhere_holds_or_is_made_again(ledger_url: st
     [((losses.__file__,), 2 * MOST), ((lock.__file__,), 2 * MOST), (OURS, MOST // 2)],
     ids=["between its steps", "at its lock", "anywhere"],
 )
-def test_what_a_ledger_lost_comes_back_although_its_return_is_interrupted(
+def test_an_interrupted_recovery_loses_no_charge(
     ledger_place: LedgerStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: tuple[str, ...], most: int
 ) -> None:
     """What an interrupted process leaves holds others up for as long as what a killed one leaves: until its fence is
@@ -289,7 +289,7 @@ def test_a_ledger_file_is_made_and_opened_whole(tmp_path: Path, handler: str) ->
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
-def test_what_a_handler_raises_goes_on_as_it_came(tmp_path: Path, raised: type[BaseException]) -> None:
+def test_an_exception_of_a_signal_handler_passes_unchanged(tmp_path: Path, raised: type[BaseException]) -> None:
     """A TimeoutError is an OSError, and yet no trouble with the file, the journal or the allowance."""
     path = tmp_path / "ledger.db"
     came: set[type[BaseException] | None] = set()

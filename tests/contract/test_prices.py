@@ -70,7 +70,7 @@ def test_a_budget_that_lives_on_charges_the_price_of_the_day(setup: Setup, limit
     assert [entry.units for entry in setup.entries()] == [1600, 100, 100, 100]
 
 
-def test_what_could_never_fit_fits_once_it_is_cheaper(setup: Setup) -> None:
+def test_a_call_fits_once_its_price_is_lower(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     setup.now_ms = CHANGE_MS - 1
     with pytest.raises(CostExceedsLimit):

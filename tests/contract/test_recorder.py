@@ -93,7 +93,7 @@ def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(setu
     assert len(setup.state.refusals().newest) == 3, "once"
 
 
-def test_of_many_refusals_all_are_counted_and_a_hundred_kept(setup: Setup) -> None:
+def test_all_refusals_are_counted_and_a_hundred_are_kept(setup: Setup) -> None:
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")
     calls = 2 * MAX_REFUSALS + 10
@@ -141,7 +141,7 @@ def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None
 
 
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
-def test_what_was_handed_over_with_a_lost_answer_counts_once(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
+def test_refusals_whose_hand_over_lost_its_answer_count_once(behind_proxy: tuple[Setup, Proxy], fault: str) -> None:
     setup, proxy = behind_proxy
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")

@@ -120,7 +120,7 @@ def world(ledger_url: str, state_dir: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("used", [0, 1, 7_999, 8_000, 8_001, 60_000])
-def test_what_a_call_used_is_what_it_counts_whatever_was_reserved(world: World, used: int) -> None:
+def test_a_settled_call_counts_what_it_used(world: World, used: int) -> None:
     with world.budget.spend("chat", units=8_000, job="nightly") as call:
         assert (call.admitted, call.cost_units, call.remaining_units) == (True, 8_000, 2_000)
         assert (world.used(), world.reserved()) == (8_000, (8_000, 0))
@@ -131,7 +131,7 @@ def test_what_a_call_used_is_what_it_counts_whatever_was_reserved(world: World, 
     ]
 
 
-def test_what_nobody_settles_stays_reserved_whatever_becomes_of_its_caller(world: World) -> None:
+def test_an_unsettled_reservation_stays(world: World) -> None:
     with pytest.raises(ZeroDivisionError), world.budget.spend("chat", units=3_000):
         raise ZeroDivisionError
     with world.budget.spend("chat", units=2_000):
@@ -151,7 +151,7 @@ def test_a_copy_of_a_call_is_its_decision(world: World) -> None:
     assert (copied, type(copied)) == (call, quota.Decision)
 
 
-def test_what_a_killed_caller_reserved_is_spent(world: World) -> None:
+def test_the_reservation_of_a_killed_caller_is_spent(world: World) -> None:
     script = (
         "import os, quota, sys\n"
         "with quota.open(sys.argv[1]) as q, q.budget().spend('chat', units=3_000):\n"
@@ -182,7 +182,7 @@ def test_a_call_is_settled_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "12", True, None, 10**9 + 1, 10**30])
-def test_what_is_no_number_of_units_settles_nothing(world: World, wrong: Any) -> None:
+def test_a_wrong_number_of_units_settles_nothing(world: World, wrong: Any) -> None:
     with world.budget.spend("chat", units=3_000) as call:
         with pytest.raises(quota.UsageError) as refused:
             call.settle(wrong)
@@ -312,9 +312,9 @@ def test_the_status_and_the_page_say_what_is_reserved(world: World) -> None:
     assert exported == {"day": 3_000, "calls": 0}
     shown = io.StringIO()
     Console(file=shown, width=200).print(render_status(status))
-    assert "day: includes 3,000 units reserved; what these calls cost is not known yet" in shown.getvalue()
+    assert "day: includes 3,000 units reserved; the cost of these calls is not known yet" in shown.getvalue()
     reserved, settled = (explain_charge(world.session, f"{entry.id[0]}-{entry.key}") for entry in world.log())
-    assert "It is reserved: nobody has said yet what the call cost" in [one.text for one in lines(reserved)]
+    assert "It is reserved: the cost of the call is not known yet" in [one.text for one in lines(reserved)]
     assert "It was settled: it counts 100 units now, 2,000 before" in [one.text for one in lines(settled)]
     dashboard = Dashboard(world.session)
     dashboard.now.get(60)

@@ -143,7 +143,7 @@ def test_a_limit_that_counts_calls_counts_one_for_each_bucket_it_counts(setup: S
     assert used(budget) == {"calls": 1, "all": 2}
 
 
-def test_it_can_never_fit_where_one_part_cannot(setup: Setup) -> None:
+def test_a_call_never_fits_if_one_part_never_fits(setup: Setup) -> None:
     with pytest.raises(CostExceedsLimit, match=r"write costs 5 units and limit 'points' .* holds 4"):
         budget_of(setup, CORE, limit(4, MINUTE_MS, name="points", buckets=("points",))).charge("write")
 
@@ -341,7 +341,7 @@ def test_a_call_may_become_dear_or_free_on_a_day(setup: Setup) -> None:
 # -- elsewhere ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_loop_is_told_the_same(setup: Setup, run: Run) -> None:
+def test_an_event_loop_gets_the_same_answers(setup: Setup, run: Run) -> None:
     budget = budget_of(setup)
     awaiter = Awaiter(setup.ledger)
 

@@ -327,7 +327,7 @@ def test_what_others_used_counts_and_says_so(scene: Scene) -> None:
     assert "upstream_units" not in scene.json()["limits"][0]
 
 
-def test_what_the_ledger_had_lost_and_got_back_is_told_for_a_day(
+def test_a_status_reports_a_loss_for_a_day(
     scene: Scene, ledger_place: LedgerStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quota.deciding.losses.machine_name", lambda: "collector")
@@ -412,7 +412,7 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
         os.close(slave)
 
 
-def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress_of_a_status_and_a_log_does_not(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure("".join(f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(3)))
     at_once = "from quota.cli import reports as c; c.WATCH_S = 0; from quota.cli.entry import main; main()"

@@ -72,7 +72,7 @@ def proxied(redis_server: RedisServer) -> Any:
         yield proxy
 
 
-def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_path: Path) -> None:
+def test_a_status_without_the_next_capacity_has_all_else(ledger_url: str, tmp_path: Path) -> None:
     scene = Scene(ledger_url, tmp_path, 4)
     scene.charge(every=2)
     with scene.session() as session:

@@ -1,4 +1,4 @@
-"""What lua/README.md shows is run: from redis-cli, PHP, Go, Node and Python, on one budget."""
+"""The commands of lua/README.md, and its examples in PHP, Go, Node and Python, on one budget."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ else:
     for number, line in enumerate(reply, 1):
         print(f"{{number}}) (integer) {{line}}" if isinstance(line, int) else f'{{number}}) "{{line}}"')
 """
+
+
+def example(file: str) -> str:
+    return (ROOT / "docs" / "examples" / file).read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -154,19 +158,19 @@ NODE_MAIN = """
   close();
 })();
 """
-"""Behind the README's function: one charge. With `losing`, its first answer arrives here and no further."""
+"""Behind the example's function: one charge. With `losing`, its first answer arrives here and no further."""
 
 
 @pytest.fixture(scope="module")
 def php(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that runs the README's program; the server's port and the program's patience in s follow it."""
+    """The command that runs the example; the server's port and the program's patience in s follow it."""
     path = shutil.which("php")
     if path is None:
         pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
     modules = subprocess.run([path, "-m"], capture_output=True, text=True, timeout=300, check=True).stdout
     if "redis" not in modules.split():
         pytest.skip("php has no redis extension; on Debian: apt-get install php-redis")
-    program, _ = blocks("php")
+    program = example("charge.php")
     assert (program.count("'DE')"), program.count("0.35")) == (1, 2)
     program = program.replace("'DE')", "'DE', (int) $argv[1])").replace("0.35", "(float) $GLOBALS['argv'][2]")
     source = tmp_path_factory.mktemp("php") / "charge.php"
@@ -181,7 +185,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if path is None or not (GO_PACKAGES / "src/github.com/gomodule/redigo").is_dir():
         pytest.skip("no go, or no redigo; on Debian: apt-get install golang-go golang-github-gomodule-redigo-dev")
     folder = tmp_path_factory.mktemp("go")
-    (program,) = blocks("go")
+    program = example("charge.go")
     assert program.count(GO_WALLS) == 1
     (folder / "charge.go").write_text(program.replace(GO_WALLS, GO_WALLS_OF_THE_TEST), encoding="utf-8")
     env = {
@@ -201,7 +205,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = shutil.which("node")
     if path is None:
         pytest.skip("no node on PATH; on Debian: apt-get install nodejs")
-    program, _ = blocks("js")
+    program = example("charge.js")
     source = tmp_path_factory.mktemp("node") / "charge.js"
     source.write_text(program + SEND + NODE_MAIN, encoding="utf-8")
     return [path, str(source)]
@@ -223,7 +227,7 @@ def connecting(request: pytest.FixtureRequest) -> list[str]:
 def run_at(
     program: list[str], port: int, folder: Path, *words: str, patience_s: float = 20
 ) -> subprocess.CompletedProcess[str]:
-    """Run the README's program with the server at this port."""
+    """Run an example with the server at this port."""
     command = [*program, str(port), str(patience_s), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
@@ -307,14 +311,34 @@ def test_what_the_server_refuses_is_an_error_that_names_it_and_is_not_asked_agai
 
 # -- Python ------------------------------------------------------------------------------------------------------------
 
+SETTINGS = """
+[ledger]
+url = "redis://127.0.0.1:6379/0"
+
+[credentials.main]
+api = "youtube-v3"
+project = "demo"
+key = "env:YOUTUBE_API_KEY"
+
+[[credentials.main.limits]]
+name = "day"
+units = 9_500
+window = "24h"
+"""
+PROGRAM = """
+import quota
+
+with quota.open() as session:
+    decision = session.budget("main").charge("search.list", job="nightly", region="DE")
+    print(decision.admitted, decision.remaining_units)
+"""
+
 
 def test_python_needs_no_script_but_the_same_limit(server: RedisServer, client: redis.Redis, home: Path) -> None:
-    (settings,), (program,) = blocks("toml"), blocks("python")
-    assert settings.count("127.0.0.1:6379") == 1
-    (home / "quota.toml").write_text(settings.replace(":6379", f":{server.port}"), encoding="utf-8")
+    (home / "quota.toml").write_text(SETTINGS.replace(":6379", f":{server.port}"), encoding="utf-8")
     charge(client, "tick0900-1")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", PROGRAM],
         cwd=home,
         env={**os.environ, "YOUTUBE_API_KEY": "key", "QUOTA_STATE_DIR": str(home / "state")},
         capture_output=True,
@@ -354,4 +378,4 @@ def test_a_charge_counts_as_long_as_another_programs_window_whatever_limits_pyth
 
 def test_every_script_is_in_the_readme() -> None:
     for path in (ROOT / "lua").glob("*.lua"):
-        assert f"| `{path.name}` |" in README, path.name
+        assert f"`{path.name}`" in README, path.name

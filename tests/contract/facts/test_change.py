@@ -50,7 +50,7 @@ def test_a_rule_gets_the_ledgers_clock(log: Log) -> None:
     assert before_ms <= at_ms <= log.now_ms()
 
 
-def test_what_changes_nothing_is_not_written(log: Log) -> None:
+def test_a_change_without_effect_is_not_written(log: Log) -> None:
     cut = CutLog(log)
     change(cut, "p", ("a",), to(a="x"), "k1")
     change(cut, "p", ("a",), to(a="x"), "k2")
@@ -129,7 +129,7 @@ def test_a_change_that_nobody_hinders_is_made_however_slow_it_is(log: Log, monke
     assert change(log, "p", ("a",), to(a="x")) == "done"
 
 
-def test_of_eight_threads_that_add_to_one_field_none_loses_anything(log: Log) -> None:
+def test_eight_threads_that_add_to_one_field_lose_nothing(log: Log) -> None:
     def add() -> None:
         for _ in range(25):
             change(log, "p", ("sum",), lambda _, fields: Change(None, {"sum": f"{int(fields.get('sum', 0)) + 1}"}))

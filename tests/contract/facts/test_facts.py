@@ -61,7 +61,7 @@ def test_what_upstream_counted_is_kept_beside_the_grants(here: Clocked) -> None:
         lambda state: state.grant([], [Compared("units", 1, 1, 0, -1, 1, 2, 3)]),
     ],
 )
-def test_what_no_fact_can_be_is_refused_and_nothing_changed(here: Clocked, ask: Any) -> None:
+def test_an_impossible_fact_is_refused_and_changes_nothing(here: Clocked, ask: Any) -> None:
     with pytest.raises(UsageError):
         ask(here.state)
     assert here.state.facts() == Facts()

@@ -23,7 +23,7 @@ def count(calls: int, hour_ms: int = HOUR, job: str = "j") -> RefusalCount:
     return RefusalCount(hour_ms, "day", job, "limit", calls)
 
 
-def test_what_was_refused_is_read_again_and_no_marker_is_left(here: Clocked) -> None:
+def test_a_stored_refusal_is_read_again_and_leaves_no_marker(here: Clocked) -> None:
     assert here.state.refusals() == ([], [], [])
     here.state.add_refusals([count(3), count(1, HOUR - HOUR_MS)], ["a", "b"])
     here.state.add_refusals([count(2)], ["c"])
@@ -42,7 +42,7 @@ def test_too_many_counts_are_refused(here: Clocked) -> None:
 
 
 @pytest.mark.parametrize("fault", ["drop-request", "drop-reply"])
-def test_what_is_added_again_after_a_lost_answer_is_there_once(log: Log, fault: Any) -> None:
+def test_refusals_added_again_after_a_lost_answer_count_once(log: Log, fault: Any) -> None:
     """Whatever others have added in between."""
     cut = CutLog(log)
     here, other = Clocked(cut), Clocked(log, name=" other")  # type: ignore[arg-type]

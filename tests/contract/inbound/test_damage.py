@@ -150,7 +150,7 @@ def test_a_damaged_row_of_the_file_is_one_error(tmp_path: Path, clock: Clock, al
             "totals": [storage.totals],
         }
         for ask in asks[what]:
-            assert "is damaged; move it away (all limits begin afresh)" in away(ask), value
+            assert "is damaged; move it away (all limits begin at zero)" in away(ask), value
         storage.close()
 
 
@@ -180,7 +180,7 @@ def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
             db.execute(statement, (value,))
         db.close()
         said = away(partial(storage.decide, one, "ann"))
-        assert "is damaged; move it away (all limits begin afresh)" in said, value
+        assert "is damaged; move it away (all limits begin at zero)" in said, value
         storage.close()
 
 

@@ -59,9 +59,9 @@ def test_a_bound_is_the_same_in_lua_and_in_python() -> None:
         "CHUNK": {"16"},
         "ENTRY": {"'>I4I6I2'"},
     }
-    readme = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
-    assert f"& {names.SHARDS - 1};" in readme
-    assert f"'{{salts}}:fixed', {names.SALTS_KEPT_MS // DAY_MS} * 86400000)" in readme
+    program = (ROOT / "docs" / "examples" / "login_limit.php").read_text(encoding="utf-8")
+    assert f"& {names.SHARDS - 1};" in program
+    assert f"'{{salts}}:fixed', {names.SALTS_KEPT_MS // DAY_MS} * 86400000)" in program
 
 
 # -- the scripts, with what nobody of ours sends -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_is_of_one_epoch_needs_no_comparing_with_it(tmp_path: Path) -> None:
+def test_entries_of_an_epoch_need_no_comparison_with_it(tmp_path: Path) -> None:
     noted = journal(tmp_path)
     assert not noted.uncompared("e")
     noted.write("e", [entry()])
@@ -29,7 +29,7 @@ def test_what_is_of_one_epoch_needs_no_comparing_with_it(tmp_path: Path) -> None
     assert noted.uncompared("f")
 
 
-def test_what_an_ended_process_noted_of_an_older_epoch_is_compared_by_whoever_comes_next(tmp_path: Path) -> None:
+def test_the_next_process_compares_notes_of_an_older_epoch(tmp_path: Path) -> None:
     with closing(journal(tmp_path)) as ended:
         ended.write("e", [entry(key="lost")])
     noted = journal(tmp_path)
@@ -42,7 +42,7 @@ def test_what_an_ended_process_noted_of_an_older_epoch_is_compared_by_whoever_co
     assert not journal(tmp_path).uncompared("f")
 
 
-def test_what_is_noted_while_somebody_compares_is_compared_later(tmp_path: Path) -> None:
+def test_entries_noted_during_a_comparison_are_compared_later(tmp_path: Path) -> None:
     mine, others = journal(tmp_path), journal(tmp_path)
     mine.write("e", [entry()])
     end = mine.position()
@@ -63,7 +63,7 @@ def test_a_slow_process_of_an_older_epoch_is_noticed_by_the_others(tmp_path: Pat
     assert mine.uncompared("f")
 
 
-def test_what_was_compared_with_one_log_is_compared_with_the_next_again(tmp_path: Path) -> None:
+def test_entries_are_compared_with_each_new_log(tmp_path: Path) -> None:
     """Another machine may have made that one, which lacks what this machine alone has read."""
     noted = journal(tmp_path)
     noted.write("e", [entry()])
@@ -106,7 +106,7 @@ def test_a_file_that_is_not_what_it_was_is_compared_from_its_beginning(tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"e\n\t0-0\t0-0\n2026-11-28\t99999\t1-1"])
-def test_marks_that_cannot_be_read_are_none(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
     noted = journal(tmp_path)
     noted.write("e", [entry()])
     noted.note_whole("f", START, (NOW_MS, 0))

@@ -120,7 +120,7 @@ def test_no_more_is_kept_in_memory_than_there_is_room(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", ["2026-11-28", "marks", "marks.new", "facts", "lock", "draws", "draws.lock"])
 @pytest.mark.parametrize("planted", ["link", "link of another user", "pipe", "file of another user"])
 @needs_root
-def test_what_others_have_put_there_is_neither_followed_nor_waited_for(tmp_path: Path, name: str, planted: str) -> None:
+def test_a_planted_link_or_pipe_is_neither_followed_nor_waited_for(tmp_path: Path, name: str, planted: str) -> None:
     first = journal(tmp_path / "state")
     first.write("e", [entry()])
     folder = day_files(tmp_path / "state")[0].parent

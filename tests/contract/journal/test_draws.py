@@ -131,7 +131,7 @@ def test_a_draw_and_the_names_on_its_way_are_on_the_disk_before_it_is_admitted(
     assert synced[4:] == ["draws"]
 
 
-def test_where_the_disk_takes_no_draw_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_drawn_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry())
     before = draws_file(tmp_path).read_bytes()

@@ -132,7 +132,7 @@ def test_more_than_an_answer_is_not_read_as_the_next_one() -> None:
         assert connections.execute_command("ECHO", "two") == "two"
 
 
-def test_what_is_no_answer_is_said_to_be_none() -> None:
+def test_an_answer_of_another_protocol_is_an_error() -> None:
     replies = iter([b"HTTP/1.1 400 Bad Request\r\n", b"+two\r\n"])
     with RespServer(lambda _: next(replies)) as server, connected(server.port, name="") as connections:
         with pytest.raises(NotRedis):
@@ -140,7 +140,7 @@ def test_what_is_no_answer_is_said_to_be_none() -> None:
         assert connections.execute_command("ECHO", "two") == "two"
 
 
-def test_what_comes_unasked_is_not_taken_for_an_answer() -> None:
+def test_unasked_data_is_not_taken_for_an_answer() -> None:
     """It came after the answer was read, and before the next question."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
 

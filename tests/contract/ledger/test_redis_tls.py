@@ -230,7 +230,7 @@ def test_sentinels_may_speak_tls_where_their_servers_do_not_and_the_other_way_ar
     assert said_by(way, at(halves, scheme, securely=secure, option=same)) == ""
 
 
-def test_who_of_sentinels_and_servers_speaks_tls_is_said(
+def test_an_error_says_whether_sentinels_or_servers_speak_tls(
     halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in WALLS:  # who is asked with TLS and speaks none is silent for half of it

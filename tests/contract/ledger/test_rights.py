@@ -200,7 +200,7 @@ NEEDED_TO_CHARGE = sorted({*COMMANDS} - {"hgetall", "hlen", "info", "rename", "x
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_who_lacks_a_right_is_refused_in_one_line_and_charges_nothing(
+def test_a_user_without_a_right_is_refused_in_one_line_and_charges_nothing(
     command: str, started: RedisServer, admin: redis.Redis
 ) -> None:
     with closing(open_ledger(url_of(admin, without(command)))) as ledger:
@@ -219,9 +219,7 @@ DENIED = re.compile(
 
 
 @pytest.mark.parametrize("command", ["hmget", "evalsha", "xadd"])
-def test_who_awaits_a_charge_is_refused_in_the_same_line(
-    command: str, started: RedisServer, admin: redis.Redis
-) -> None:
+def test_an_awaited_charge_is_refused_in_the_same_line(command: str, started: RedisServer, admin: redis.Redis) -> None:
     async def charge() -> str:
         with closing(open_ledger(url_of(admin, without(command)))) as ledger:
             return (await AsyncBudget(budget_of(ledger, limit(500)), Awaiter(ledger)).charge("search.list")).detail

@@ -132,7 +132,7 @@ def test_an_inbound_decision_ends_too(scheme: str, silence: Callable[[], Iterato
 @WAYS
 @SILENT
 @pytest.mark.parametrize("scheme", ["redis+cluster", "redis+sentinel"])
-def test_whoever_answers_is_found_behind_others_that_are_silent(
+def test_a_node_that_answers_is_found_behind_silent_nodes(
     nodes: Nodes,
     sentinels: Sentinels,
     scheme: str,

@@ -28,7 +28,7 @@ def is_behind(log: Log, epoch: str, seen: Id = START, **fields: object) -> bool:
     return True
 
 
-def test_who_has_read_this_log_is_not_behind(log: Log) -> None:
+def test_a_reader_of_this_log_finds_it_whole(log: Log) -> None:
     assert not is_behind(log, "first", add(log, charge()))
 
 
@@ -38,7 +38,7 @@ def test_who_has_read_nothing_of_this_log_is_not_behind(log: Log) -> None:
     assert not is_behind(log, "")
 
 
-def test_who_has_read_another_log_is_behind(log: Log) -> None:
+def test_a_reader_of_another_log_finds_this_log_behind(log: Log) -> None:
     seen = add(log, charge())
     assert is_behind(log, "other")
     assert is_behind(log, "other", seen)

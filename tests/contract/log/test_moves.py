@@ -626,7 +626,7 @@ def test_a_log_that_somebody_else_has_fenced_meanwhile_is_not_sealed(
 
 
 @pytest.mark.parametrize("there_and_back", [False, True])
-def test_of_two_movers_at_once_one_wins_and_nothing_is_lost(pair: Pair, there_and_back: bool) -> None:
+def test_one_of_two_movers_wins_and_nothing_is_lost(pair: Pair, there_and_back: bool) -> None:
     used(pair.old, pair.clock)
     (theirs,) = in_use(pair, charge(1))
     keys = {entry.key for entry in [theirs, *entries_of(pair.old)]}

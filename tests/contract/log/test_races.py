@@ -48,7 +48,7 @@ def ids_are_in_order(log: Log) -> bool:
     return ids == sorted(set(ids))
 
 
-def test_of_eight_processes_without_room_exactly_as_many_win_as_the_cap_allows(place: Place, stored: Place) -> None:
+def test_the_cap_admits_exactly_its_number_of_eight_processes(place: Place, stored: Place) -> None:
     made = Children(lambda: charge_all(place.open()), *[()] * 8).answers()
     log = place.open()
     assert sum(made) == len(entries_of(log)) == CAP
@@ -56,7 +56,7 @@ def test_of_eight_processes_without_room_exactly_as_many_win_as_the_cap_allows(p
     assert ids_are_in_order(log)
 
 
-def test_of_eight_threads_without_room_exactly_as_many_win_as_the_cap_allows(place: Place) -> None:
+def test_the_cap_admits_exactly_its_number_of_eight_threads(place: Place) -> None:
     log = place.open()
     made = in_threads(charge_all, *[(log,)] * 8)
     assert sum(made) == len(entries_of(log)) == CAP

@@ -131,7 +131,7 @@ def test_a_log_that_lost_a_part_while_it_was_built_is_not_put_in_place(
 # -- lifetimes --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_built_and_never_put_in_place_goes_by_itself(log: RedisLog, admin: redis.Redis) -> None:
+def test_a_log_built_and_never_put_in_place_expires(log: RedisLog, admin: redis.Redis) -> None:
     begun(log)
     entries = [*log.read(P, START, END, 10)] * 1
     log._build([f"{LOG}:building:x", f"{CORRECTED}:building:x"], entries)

@@ -72,7 +72,7 @@ def test_while_a_log_is_put_together_the_allowance_admits_nothing(site: Site) ->
     assert budget.owed_units() == 0
 
 
-def test_whoever_of_the_machine_looks_hands_over_what_others_drew(far: Site, line: Proxy) -> None:
+def test_any_process_of_the_machine_hands_over_the_draws(far: Site, line: Proxy) -> None:
     machine = far.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     with cut(line):

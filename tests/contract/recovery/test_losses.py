@@ -56,7 +56,7 @@ class Losses:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_lost_whenever_each_admitted_call_counts_once(seed: int, site: Site) -> None:
+def test_each_admitted_call_counts_once_after_any_loss(seed: int, site: Site) -> None:
     """As long as each machine comes back before the window is over."""
     dice = random.Random(seed)
     losses, machines = Losses(site, dice), [site.machine(f"m{number}") for number in range(3)]

@@ -9,11 +9,13 @@ import pty
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from quota import open as open_session
 from support.commands import QUOTA, Quota, one_line
 
 CONFIGURATION = """
@@ -189,7 +191,20 @@ def test_a_place_is_reset_after_a_question(quota: Quota) -> None:
     assert (status, "trending begins anew with the next run, in DE" in shown) == (0, True), shown
 
 
-def test_a_repair_needs_yes_or_a_terminal(spent: Quota) -> None:
+def test_a_repair_asks_at_a_terminal(quota: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUOTA_STATE_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, quota.env[name])
+    a_year_ahead_ms = time.time_ns() // 1_000_000 + 365 * 86_400_000
+    with open_session(quota.folder / "quota.toml", clock=lambda: a_year_ahead_ms) as session:
+        assert session.budget().charge("videos.list").admitted
+    status, shown = answered(quota, "ledger", "repair", answer="n")
+    assert (status, "repair the ledger? [y/N]" in shown, "Nothing was changed." in shown) == (1, True, True), shown
+    status, shown = answered(quota, "ledger", "repair", answer="y")
+    assert (status, "1 charge of 1 unit dated ahead, now corrected" in shown) == (0, True), shown
+    assert "nothing is dated ahead" in quota("ledger", "repair").stdout
+
+
+def test_a_repair_needs_yes_without_a_terminal(spent: Quota) -> None:
     for words in ((), ("--dry-run",)):
         assert spent("ledger", "repair", *words).stdout.splitlines()[-1] == "Nothing was changed."
     assert "--dry-run and --yes cannot be combined" in one_line(spent("ledger", "repair", "--dry-run", "--yes"), 2)

@@ -186,7 +186,7 @@ def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Qu
     assert [(x["used_units"], x["early"]) for x in row["exhausted"]] == [(11, True)]
 
 
-def test_reconcile_is_not_named_if_the_book_has_no_monitoring(quota: Quota) -> None:
+def test_without_monitoring_no_command_names_reconcile(quota: Quota) -> None:
     quota.configure('[ledger]\nurl = "sqlite:///l.db"\n[credentials.main]\napi = "github"\n')
     with contextlib.closing(SqliteLog(f"sqlite:///{quota.folder}/l.db")) as ledger:
         now_ms = ledger.now_ms()

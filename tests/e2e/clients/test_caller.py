@@ -361,7 +361,7 @@ def test_a_body_is_no_larger_than_a_job_allows(
         ('key = { header = "X-Key", query = "k" }', "key: name one place"),
         ("key = {}", "key: name one place"),
         ('key = { query = "k", scheme = "Bearer" }', "key.scheme: is only for a key in a header; remove it"),
-        ('scopes = ["two scopes"]', "scopes[0]: no scope; write for example"),
+        ('scopes = ["two scopes"]', "scopes[0]: not a scope; write for example"),
         ("scopes = [7]", "scopes: an array where an array of strings is needed"),
         ('scopes = ["a", "a"]', "scopes[1]: 'a' appears twice"),
         ('key = { heeder = "X-Key" }', "key.heeder: unknown key; did you mean 'header'?"),

@@ -258,9 +258,9 @@ def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
 
 def test_a_shadow_is_marked_and_what_it_would_have_refused_is_told(page: Served) -> None:
     text = get(page).text
-    assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses nobody", text)) == 1
+    assert len(re.findall(r"700 units in any 24 hours, only [^<]*; a shadow, which refuses no call", text)) == 1
     assert re.search(r"\d+ calls left that a shadow limit would have refused: <bdi>\d+ by trial</bdi>\.", text)
-    assert "trial: a shadow: it counts and refuses nobody, and would refuse calls now" in text
+    assert "trial: a shadow: it counts and refuses no call, and would refuse calls now" in text
 
 
 def test_a_refusal_that_is_asked_for_is_that_one(page: Served) -> None:

@@ -144,7 +144,7 @@ def test_who_only_looks_makes_no_file_that_the_workers_may_not_write(quota: Quot
 
 
 def test_without_a_credential_only_what_needs_none_runs(quota: Quota) -> None:
-    assert quota("inbound", "top", "default").stdout == "rule default counts nobody now\n"
+    assert quota("inbound", "top", "default").stdout == "rule default has counted no request in this window\n"
     done = quota("status")
     assert done.returncode == 78
     assert "credentials: missing" in done.stderr

@@ -1,9 +1,8 @@
-"""The programs of lua/README.md: PHP, Node and Python hit one limit together, and the count is exact."""
+"""docs/examples/login_limit.php and .js: PHP, Node and Python share one limit, and the count is exact."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from support.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[3]
-README = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
 LOGIN = Policy("login", (Limit(3, 10_000),), "log")
 
 SEND = """
@@ -96,22 +94,22 @@ while (microtime(true) < $ends) {
 }
 
 
-def block(language: str) -> str:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[-1]
+def example(language: str) -> str:
+    return (ROOT / "docs" / "examples" / f"login_limit.{language}").read_text(encoding="utf-8")
 
 
 def program(language: str, server: RedisServer, folder: Path, *, loops: bool) -> list[str]:
-    """The command that runs the README's program, and then asks one limit for a while."""
+    """The command that runs the example, and then asks one limit for a while."""
     path = folder / f"inbound.{language}"
     if language == "php":
         if shutil.which("php") is None:
             pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
-        path.write_text(block("php").replace("6379", str(server.port)) + (LOOPS["php"] if loops else ""))
+        path.write_text(example("php").replace("6379", str(server.port)) + (LOOPS["php"] if loops else ""))
         return ["php", str(path)]
     if shutil.which("node") is None:
         pytest.skip("no node on PATH; on Debian: apt-get install nodejs")
     loop = LOOPS["js"].replace("PORT", str(server.port)).replace("LASTING", "1500" if loops else "0")
-    path.write_text(block("js") + SEND + loop)
+    path.write_text(example("js") + SEND + loop)
     return ["node", str(path)]
 
 

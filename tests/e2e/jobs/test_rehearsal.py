@@ -169,6 +169,16 @@ def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
     assert "it can never fit" in one_line(quota("run", "trending", "--dry-run"), 2)
 
 
+def test_check_and_a_dry_run_name_a_method_that_the_cost_book_does_not_have(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9")
+    path = quota.folder / "quota.toml"
+    path.write_text(path.read_text().replace("youtube-v3", "github"))
+    for command, status in ((("check",), 78), (("run", "trending", "--dry-run"), 2)):
+        done = quota(*command)
+        assert (done.returncode, "cost book 'github' has no method 'videos.list'" in done.stderr) == (status, True)
+    assert "jobs.trending.fetch: cost book" in quota("check").stderr
+
+
 def test_all_jobs_run_in_their_order_and_the_worst_status_counts(quota: Quota, upstream: Emulator) -> None:
     more = (
         '[jobs.broken]\nfetch = "nothing:here"\nregions = ["US"]\npages = 1\n'

@@ -1095,16 +1095,17 @@ def test_runs_of_a_job_for_different_regions_wait_for_each_other(bench: Bench) -
 
 
 def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.configure(regions=["US", "GB"], pages=1)
+    """Also for a job of a crontab, which has no schedule."""
+    bench.configure(more='misfire_grace = "1ms"', regions=["US", "GB"], pages=1)
     bench.upstream.fault("hang", ms=20_000)
     child = bench.start("run", "t", "--region", "US")
     bench.await_requests(1)
-    report = bench.run(regions="GB", wait_ms=0)
+    report = bench.run(regions="GB")
     child.kill()
     child.communicate()
     assert (report.outcome, report.exit_status, outcomes(report)) == ("overlap", 0, {"GB": "skipped"})
     assert caplog.messages == [f"run_skipped job=t: {report.why}"]
-    assert report.why.startswith("GB not fetched: another run of the job has not ended within misfire_grace (10m)")
+    assert report.why.startswith("GB not fetched: another run of the job has not ended within misfire_grace (1ms)")
     assert [*bench.rows("SELECT outcome, why FROM past_runs")][1:] == [("overlap", report.why)]
 
 

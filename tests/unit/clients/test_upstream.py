@@ -260,6 +260,9 @@ def test_every_recorded_answer_of_google_is_read_as_without_the_seam(shared_data
         ({"Retry_After": "1900.5"}, NOW_MS + 1_900_500),
         ({"Retry_After": "31m40s"}, NOW_MS + 1_900_000),
         ({"Retry_After": "2026-11-18T11:38:20Z"}, NOW_MS + 1_900_000),
+        ({"Retry_After": "1900 seconds"}, NOW_MS + 1_900_000),
+        ({"Retry_After": "31m 40 sec"}, NOW_MS + 1_900_000),
+        ({"Retry_After": "2026-11-18 11:38:20 UTC"}, NOW_MS + 1_900_000),
         # The answer's own Date is what its reset is reckoned from: both may be a day off.
         ({"Date": "Thu, 19 Nov 2026 11:06:40 GMT", "X_RateLimit_Reset": at(87_000)}, NOW_MS + 600_000),
         ({"Date": "no date"}, NOW_MS + 1_800_000),
@@ -579,6 +582,7 @@ TWO_WAYS = a_book(
         *("/users/1%255Cexport", "/users/export;x", "/users/export;a=b/", "/users;x/1/export", "/users/1;/export%3Bx"),
         *("/users/export%00.json", "/users/export%3Fx", "/users/export%23x", "/users/x/../export", "/users/%2e%2e%2f"),
         *("/users/x%2F..%2Fexport", "/users/..;/users/export", "/%75sers/1%2F%65xport", "/projects/..%2Fusers/export"),
+        *("/users/export%0A", "/users/export.", "/users/1/export%20", "/users/export%2E/"),
     ],
 )
 def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(path: str) -> None:

@@ -66,7 +66,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
 
 def test_where_only_searches_are_stopped_it_says_by_what_and_until_when(room: Room) -> None:
     budget = room.session.budget("main")
-    assert room.verdict().lead == "Calls are admitted. What is left is 9,500 units."
+    assert room.verdict().lead == "Calls are admitted. They have 9,500 units left."
     for _ in range(4):
         assert budget.charge("search.list").admitted
     found = room.verdict()

@@ -45,24 +45,24 @@ AGAIN = LOGIN.replace("login]", "again]").replace('"/login"', '"/Login/"')
         (
             '[inbound]\nexempt = ["/login/*"]\n' + LOGIN,
             "inbound.login",
-            "no request reaches it: exempt has all of its paths; remove the one or the other",
+            "no request reaches it: exempt covers all of its paths; remove this rule or change exempt",
         ),
         (
             '[inbound]\nkey_field = "X-API-Key"\n' + LOGIN,
             "inbound.key_field",
-            "'X-API-Key' has no effect: nobody knows which keys are valid, and a client could invent one for each "
-            'request; add keys = "file:/path", one key on each line',
+            "'X-API-Key' has no effect without valid keys: a client could invent a key for each request; "
+            'add keys = "file:/path", a file with one key per line',
         ),
-        (LOGIN + "cost = 3\n", "inbound.login.cost", "3 is not a whole number from 1 to 2, its least limit"),
+        (LOGIN + "cost = 3\n", "inbound.login.cost", "3 is not a whole number from 1 to 2, its smallest limit"),
         (
             '[inbound]\nkeys = "file:keys.txt"\n' + LOGIN,
             "inbound.keys",
-            "has no effect without key_field; add that, or remove this key",
+            "has no effect without key_field; add key_field, or remove this key",
         ),
         (
             '[inbound]\nforwarded = "forwarded"\n' + LOGIN,
             "inbound.forwarded",
-            "has no effect without trusted_proxies; add that, or remove this key",
+            "has no effect without trusted_proxies; add trusted_proxies, or remove this key",
         ),
         (LOGIN + DEFAULT, None, None),
     ],
@@ -80,7 +80,7 @@ def test_a_method_that_nobody_sends_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'), encoding="utf-8")
     assert [str(found) for found in examine(load_settings(path))] == [
-        "warning: inbound.login.methods: PSOT is no usual method; did you mean 'POST'?"
+        "warning: inbound.login.methods: PSOT is not a usual method; did you mean 'POST'?"
     ]
 
 

@@ -28,7 +28,7 @@ MINUTE_MS = 60_000
         ("a", (Limit(1.5, MINUTE_MS),), "counter", "whole number"),
         ("a", (Limit(True, MINUTE_MS),), "counter", "whole number"),
         ("a", (Limit(MAX_SCALE // MINUTE_MS + 1, MINUTE_MS),), "counter", "too much to count"),
-        ("a", (Limit(1_001, MINUTE_MS),), "log", "take counter for 1001"),
+        ("a", (Limit(1_001, MINUTE_MS),), "log", "use counter for 1001"),
         ("a", (Limit(10, MINUTE_MS),), "gcra", "needs a burst, from 1 up to its limit of 10"),
         ("a", (Limit(10, MINUTE_MS, 11),), "gcra", "needs a burst, from 1 up to its limit of 10"),
         ("a", (Limit(10, MINUTE_MS, 1),), "log", "only the algorithm gcra has a burst"),

@@ -108,22 +108,22 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
     ("make", "said"),
     [
         (lambda: Rule("a", Limit(0, 60_000)), "rule a: .*a limit"),
-        (lambda: Rule("a", [(1, 2)]), r"each is a Limit\(number, window_ms\)"),  # type: ignore[list-item]
+        (lambda: Rule("a", [(1, 2)]), r"write each as Limit\(number, window_ms\)"),  # type: ignore[list-item]
         (lambda: Rule("a", MINUTE, algorithm="logs"), "algorithm: 'logs': did you mean 'log'"),  # type: ignore[arg-type]
         (lambda: Rule("a", MINUTE, fail="shut"), "fail: 'shut': known: open, closed"),  # type: ignore[arg-type]
         (lambda: Rule("a", MINUTE, cost=101), "cost: 101 is not a whole number from 1 to 100"),
         (lambda: Rule("a", [MINUTE, Limit(7, 1_000)], cost=8), "from 1 to 7"),
         (lambda: Rule("a", MINUTE, cost=True), "cost: True is not a whole number"),
         (lambda: Rule("a", Limit(9, 60_000, 3), algorithm="gcra", cost=4), "from 1 to 3"),
-        (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is no path; it begins with /|path: 'a' is no path: it begins"),
+        (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is not a path; a path begins with /"),
         (lambda: Rule("a", MINUTE, path="/a*"), "path: .* whole segment"),
         (lambda: Rule("a", MINUTE, methods="GET"), "methods: a string where a list of methods is needed"),
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
-        (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a stands twice"),
-        (lambda: Rules([MINUTE]), "each is a Rule"),  # type: ignore[list-item]
+        (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a is used twice"),
+        (lambda: Rules([MINUTE]), "rules: pass Rule objects"),  # type: ignore[list-item]
         (lambda: Rules([], exempt="/a"), "a list of paths"),
-        (lambda: Rules([], exempt=["a"]), "exempt: 'a' is no path"),
-        (lambda: Rules([], exempt=[7]), "exempt: 7 is no path"),  # type: ignore[list-item]
+        (lambda: Rules([], exempt=["a"]), "exempt: 'a' is not a path"),
+        (lambda: Rules([], exempt=[7]), "exempt: 7 is not a path"),  # type: ignore[list-item]
     ],
 )
 def test_a_rule_that_cannot_be_used_says_why(make: Any, said: str) -> None:
@@ -231,7 +231,7 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
         ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
         ("[inbound]\n", "inbound: at least one rule is needed;"),
         ("[inbound.keys]\nlimit = 5\n", "inbound.keys: a key of [inbound] is called so; give the rule another name"),
-        (RULE + "cost = 2\n", "inbound.a.cost: 2 is not a whole number from 1 to 1, its least limit"),
+        (RULE + "cost = 2\n", "inbound.a.cost: 2 is not a whole number from 1 to 1, its smallest limit"),
         (RULE.replace("60s", "soon"), "inbound.a.window: 'soon' is not a duration"),
         (RULE.replace("60s", "10ms"), "inbound.a.window: '10ms' is not in whole seconds; write for example \"60s\""),
         (RULE.replace("60s", "1500ms"), "inbound.a.window: '1500ms' is not in whole seconds"),
@@ -239,15 +239,18 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
         (RULE + "shadow = 'yes'\n", "inbound.a.shadow: a string where true or false is needed"),
         ('[inbound]\nurl = "sqlite://inbound.db"\n' + RULE, "inbound.url: a file is sqlite:///relative/path or"),
         ('[inbound]\nurl = "sqlite://"\n' + RULE, "inbound.url: a database in memory is lost"),
-        ('[inbound]\ntrusted_proxies = ["0.0.0.0/0"]\n' + RULE, "inbound.trusted_proxies: '0.0.0.0/0' is everybody"),
+        (
+            '[inbound]\ntrusted_proxies = ["0.0.0.0/0"]\n' + RULE,
+            "inbound.trusted_proxies: '0.0.0.0/0' trusts everybody",
+        ),
         (RULE + "burst = 1\n", "inbound.a: only the algorithm gcra has a burst"),
         (RULE + "limits = [{ limit = 1, window = '60s' }]\n", "inbound.a.limit: stands in each of limits"),
         ('[inbound]\nforwarded = "x-real-ip"\n' + RULE, "inbound.forwarded: 'x-real-ip'"),
         ('[inbound]\ntrusted_proxies = ["10.0.0.1/8"]\n' + RULE, "inbound.trusted_proxies: '10.0.0.1/8' is not"),
         ('[inbound]\nkeys = "s3cret-key"\n' + RULE, 'inbound.keys: write "file:/path"'),
         ('[inbound]\nkeys = "file:absent"\n' + RULE, "inbound.keys: the file cannot be read: No such file"),
-        ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is no name of a header field"),
-        ('[inbound]\nexempt = ["a"]\n' + RULE, "inbound.exempt: 'a' is no path"),
+        ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is not the name of a header field"),
+        ('[inbound]\nexempt = ["a"]\n' + RULE, "inbound.exempt: 'a' is not a path"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -363,7 +366,7 @@ class Late:
 def test_a_function_that_must_be_awaited_is_one_line(given: Any) -> None:
     """Nobody awaits it, and what it answers first is true: each request would be another visitor's."""
     for key, options in ("user", {"user": given}), ("keys", {"key_field": "X-API-Key", "keys": given}):
-        with pytest.raises(ConfigError, match=f"^{key}: an async function; give one"):
+        with pytest.raises(ConfigError, match=f"^{key}: the function is async; pass"):
             Rules([Rule("a", MINUTE)], **options)
 
 
@@ -376,7 +379,7 @@ def test_what_a_function_leaves_to_be_awaited_is_no_answer(key: str) -> None:
         lambda: identify.asgi({"headers": [(b"x-api-key", b"invented")]}),
         lambda: identify.wsgi({"HTTP_X_API_KEY": "invented"}),
     ):
-        with pytest.raises(UsageError, match=f"^{key}: the function is async, or calls one; give one"):
+        with pytest.raises(UsageError, match=f"^{key}: the function returned an awaitable; pass"):
             ask()
 
 
@@ -402,5 +405,5 @@ def test_without_a_url_the_workers_of_a_machine_share_a_file_in_the_state_folder
 
 
 def test_without_any_configuration_rules_have_to_be_given(state_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or give rules in code"):
+    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or pass rules in code"):
         load_rules()

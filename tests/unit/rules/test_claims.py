@@ -173,7 +173,7 @@ def test_a_job_without_regions_has_one_without_a_name(jobs: Jobs) -> None:
     assert lost(jobs, claim_of("b", "", "")) == [""]
 
 
-def test_what_is_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
+def test_a_claim_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
     """The ledger's clock was a year ahead: nothing stays closed for a year."""
     jobs.now_ms += 365 * 24 * HOUR_MS
     asked(jobs, claim_of("a", tick="tick:1"))
@@ -409,7 +409,7 @@ def test_a_job_of_which_nothing_is_left_is_forgotten(jobs: Jobs) -> None:
         f"5 {'[' * 100_000}",
     ],
 )
-def test_what_is_no_record_is_written_anew(jobs: Jobs, nonsense: str) -> None:
+def test_an_unreadable_record_is_replaced(jobs: Jobs, nonsense: str) -> None:
     jobs.records["trending|trending"] = nonsense
     assert lost(jobs, claim_of("a")) == []
     assert lost(jobs, claim_of("b")) == ["DE", "US"]

@@ -103,7 +103,7 @@ def _any_entry(rng: random.Random) -> Entry:
         "o-900\tKEY\tunits\t\t\t\tNAME\t7-9\t0",
     ],
 )
-def test_a_line_that_is_none_is_an_entry_that_nobody_can_read_and_counts_nothing(line: str) -> None:
+def test_an_unreadable_line_counts_nothing(line: str) -> None:
     assert unpacked(ID, line) == Entry(ID, 0, "", "", "", "", "", "unreadable")
 
 
@@ -131,7 +131,7 @@ def test_a_text_that_is_no_id_is_a_value_error(text: str) -> None:
         read_id(text)
 
 
-def test_just_before_a_millisecond_is_behind_all_of_the_one_before_it() -> None:
+def test_just_before_a_millisecond_follows_every_id_of_the_millisecond_before() -> None:
     assert (6, 2**53) == just_before(7) < (7, 0)
     assert just_before(0) == START
 

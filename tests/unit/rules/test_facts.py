@@ -143,7 +143,7 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         (closed(exhaustion("a", until_ms=END - 5), exhaustion("b")), ("a", "b"), END + 1, 3, "b"),
     ],
 )
-def test_what_closes_a_call(
+def test_an_exhaustion_closes_a_call(
     facts: Facts, buckets: Sequence[str], now_ms: int, jitter_ms: int, expected: str | None
 ) -> None:
     closes = closing(facts, buckets, now_ms, jitter_ms)
@@ -229,7 +229,7 @@ def test_a_value_that_no_fact_can_have_is_refused_and_in_a_text_left_out(wrong: 
         Compared("units", *[10**14 - 1] * 7),
     ],
 )
-def test_what_stands_at_a_bound_is_read(value: Any) -> None:
+def test_facts_at_their_bounds_are_read(value: Any) -> None:
     facts = facts_with(value)
     assert [*facts.exhaustions, *facts.grants, *facts.compared] == [value]
     assert Facts.read(facts.text()) == facts
@@ -257,7 +257,7 @@ def test_what_stands_at_a_bound_is_read(value: Any) -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_text_of_facts_is_read_as_none(text: str) -> None:
+def test_an_unreadable_text_is_read_as_no_facts(text: str) -> None:
     assert Facts.read(text) == Facts()
 
 
@@ -268,7 +268,7 @@ def test_evidence_and_reasons_are_cut() -> None:
     assert {len(kept.evidence), len(kept.reported_by), len(kept.reopened_because)} == {MAX_TEXT_CHARS}
 
 
-def test_of_very_many_buckets_those_that_are_closed_longest_are_kept() -> None:
+def test_the_facts_keep_the_buckets_that_are_closed_longest() -> None:
     facts = Facts()
     for number in range(MAX_EXHAUSTIONS):
         facts = exhaust(facts, exhaustion(f"b{number}", until_ms=END + number), NOW)
@@ -325,11 +325,11 @@ UNIONS = [
 
 
 @pytest.mark.parametrize(("first", "second", "together"), UNIONS)
-def test_what_two_histories_have_together(first: Facts, second: Facts, together: Facts) -> None:
+def test_the_union_of_two_histories_of_facts(first: Facts, second: Facts, together: Facts) -> None:
     assert union(first, second) == union(second, first) == together
 
 
-def test_in_whatever_order_and_however_often_histories_are_united_they_come_to_the_same() -> None:
+def test_histories_united_in_any_order_give_the_same_log() -> None:
     dice = random.Random(5)
     for _ in range(300):
         facts, more, others = (random_facts(dice) for _ in range(3))

@@ -110,7 +110,7 @@ def test_an_addition_that_is_repeated_is_made_once(fields: Fields) -> None:
     assert fields.read().counts == [count(3 + MAX_KEYS + 3)], "a hundred came between"
 
 
-def test_only_those_hours_are_read_that_end_later(fields: Fields) -> None:
+def test_only_hours_that_end_later_are_read(fields: Fields) -> None:
     fields.add([count(1, HOUR - hours * HOUR_MS) for hours in range(3)])
     assert [row.hour_ms for row in fields.read(HOUR).counts] == [HOUR]
     assert [row.hour_ms for row in fields.read(HOUR - 1).counts] == [HOUR - HOUR_MS, HOUR]
@@ -168,7 +168,9 @@ def test_long_names_are_cut(fields: Fields) -> None:
         ([], ["é" * 2_000 + "x"], "a refusal of 4,001 bytes: a ledger keeps at most 4,000 of each"),
     ],
 )
-def test_what_cannot_be_stored_is_one_line(fields: Fields, counts: Any, newest: list[str], message: str) -> None:
+def test_a_refusal_that_cannot_be_stored_is_one_line(
+    fields: Fields, counts: Any, newest: list[str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         fields.add(counts, newest)
     assert fields.stored == {}
@@ -177,7 +179,7 @@ def test_what_cannot_be_stored_is_one_line(fields: Fields, counts: Any, newest: 
 @pytest.mark.parametrize(
     "nonsense", ["", "x", "7", "null", "[1]", "{}", "[[1]]", '[["a", "b", "c", -1]]', "[" * 100_000, '[1, ["x"], []]']
 )
-def test_what_is_not_ours_is_begun_anew(fields: Fields, nonsense: str) -> None:
+def test_a_foreign_text_is_replaced(fields: Fields, nonsense: str) -> None:
     fields.stored = {REFUSALS: nonsense, REFUSED_SUMS: nonsense, f"refused:{HOUR}": nonsense}
     assert fields.read() == ([], [], [])
     fields.add([count(2)], ["{}"])
@@ -198,13 +200,13 @@ def test_the_last_hundred_are_kept_as_a_whole_in_order(fields: Fields) -> None:
     assert sum(name.startswith("refusal:") for name in fields.stored) == MAX_REFUSALS
 
 
-def test_of_more_than_a_hundred_at_once_the_last_are_kept(fields: Fields) -> None:
+def test_the_last_hundred_refusals_are_kept(fields: Fields) -> None:
     texts = [f"refusal {number}" for number in range(MAX_REFUSALS + 30)]
     fields.add([], texts)
     assert fields.read().newest == texts[30:]
 
 
-def test_one_that_is_lost_is_left_out(fields: Fields) -> None:
+def test_a_lost_refusal_is_left_out(fields: Fields) -> None:
     fields.add([], ["a", "b", "c"])
     del fields.stored["refusal:1"]
     assert fields.read().newest == ["a", "c"]

@@ -63,7 +63,7 @@ def test_the_key_of_a_charge_says_its_run_and_whether_it_is_the_first_of_its_cal
     assert (first.run, first.is_first, further.is_first) == ("run-0001", True, False)
 
 
-def test_of_what_upstream_counted_the_largest_of_each_name_is_shown_until_its_period_ends() -> None:
+def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None:
     def heard(ms: int, units: int, until_ms: int, name: str) -> Entry:
         return Entry((ms, 0), units, "units", "", "", "", f"o{ms}", "others", name, (0, until_ms))
 

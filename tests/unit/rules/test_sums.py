@@ -34,7 +34,7 @@ def test_a_call_counts_once_its_units_as_charged_and_each_correction_by_how_far_
     assert (again.head, again.rows()) == (sums.head, sums.rows())
 
 
-def test_what_comes_after_the_most_rows_is_summed_together() -> None:
+def test_rows_beyond_the_most_are_summed_together() -> None:
     sums = Sums()
     for ms in range(MAX_ROWS + 3):
         sums.take(charge(ms, 1, job=f"job{ms}"))
@@ -47,6 +47,6 @@ def test_what_comes_after_the_most_rows_is_summed_together() -> None:
 @pytest.mark.parametrize(
     "stored", ["", "x", "[]", "null", '["1-0", [["m", "", 1, 1]]]', '["1-0", [["m", "", -1, 1, 0]]]']
 )
-def test_what_nobody_can_read_is_summed_anew(stored: str) -> None:
+def test_unreadable_sums_begin_anew(stored: str) -> None:
     sums = Sums.read(stored)
     assert (sums.head, sums.rows()) == (START, [])

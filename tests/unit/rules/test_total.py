@@ -220,7 +220,7 @@ def test_a_total_holds_a_bounded_number_of_charges_ready_to_leave_and_reads_the_
     assert [(leaving.id, leaving.cost) for leaving in total.leaving] == [(entries[2].id, 1), (entries[3].id, 0)]
 
 
-def test_what_leaves_is_not_read_before_something_leaves() -> None:
+def test_leaving_charges_are_read_when_the_first_leaves() -> None:
     """Of what was kept it is known when that is."""
     entries = [charge(NOON), charge(NOON + HOUR_MS)]
     total = RunningTotal(DAY)
@@ -230,7 +230,7 @@ def test_what_leaves_is_not_read_before_something_leaves() -> None:
     assert total.drop(NOON + DAY_MS) == Wanted(total.gone, entries[-1].id, READ_LEAVING, corrected=True)
 
 
-def test_what_was_read_for_another_state_of_the_total_changes_nothing() -> None:
+def test_entries_read_for_another_state_of_the_total_change_nothing() -> None:
     """Another thread was quicker."""
     entries = [charge(NOON), charge(NOON + 1)]
     total = total_of(DAY, entries, NOON + 1)
@@ -296,7 +296,7 @@ def test_units_of_others_leave_with_upstreams_period_and_no_later_than_a_charge(
     assert [total.others_after(at_ms) for at_ms in (leaves_ms - 1, leaves_ms)] == [900, 0]
 
 
-def test_of_one_name_the_largest_counts_until_it_is_over_and_names_add_up() -> None:
+def test_the_largest_count_of_a_name_counts_and_names_add_up() -> None:
     total = total_of(
         DAY,
         [
@@ -381,7 +381,7 @@ TIP: Id = (NOON, 5)
         (KEPT.replace(" -", " 5:9"), START, NOON, False),
     ],
 )
-def test_what_was_kept_is_taken_only_where_it_holds(kept: str, trimmed: Id, now_ms: int, resumes: bool) -> None:
+def test_a_kept_total_is_taken_only_where_it_holds(kept: str, trimmed: Id, now_ms: int, resumes: bool) -> None:
     total = RunningTotal(DAY)
     assert total.resume(kept, "epoch", TIP, trimmed, now_ms) is resumes
     assert (total.charged, total.head) == ((7, read_head(kept)) if resumes else (0, START))
@@ -392,7 +392,7 @@ def read_head(kept: str) -> Id:
     return int(ms), int(seq)
 
 
-def test_what_is_kept_reads_back_as_it_was() -> None:
+def test_a_kept_total_reads_back_as_it_was() -> None:
     entries = [charge(NOON, 5), others(NOON + 1, 900, NOON + 50, name="a:b c"), charge(NOON + 2, 7)]
     total = total_of(DAY, entries, NOON + 2)
     again = RunningTotal(DAY)

@@ -34,14 +34,14 @@ def correction(of: Entry, units: int, ms: int, *, before_units: int | None = Non
 # -- what a log has lost -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_what_the_log_does_not_have_by_key_each_entry_once() -> None:
+def test_missing_entries_are_known_by_key_and_named_once() -> None:
     elsewhere = charge(5, key="moved")
     log = [charge(1), elsewhere]
     journal = [charge(1), charge(2), charge(9, key="moved"), charge(2), charge(3, key="key2-0")]
     assert missing(log, journal, START, 0) == [charge(2)]
 
 
-def test_what_was_trimmed_or_is_too_old_is_not_missing() -> None:
+def test_trimmed_and_old_entries_are_not_missing() -> None:
     journal = [charge(1, seq=4), charge(1, seq=5), charge(1, seq=6), charge(2)]
     assert missing([], journal, (NOW_MS + 1, 5), 0) == journal[2:]
     assert missing([], journal, START, NOW_MS + 2) == journal[3:]
@@ -54,26 +54,26 @@ def test_entries_of_both_stand_in_the_order_of_their_times() -> None:
     assert union([charge(1), charge(4)], [charge(3), charge(2)], NOW_MS) == [charge(n) for n in (1, 2, 3, 4)]
 
 
-def test_of_two_entries_in_one_place_the_logs_stays_and_the_other_moves_up() -> None:
+def test_the_logs_entry_keeps_its_id_and_the_journals_moves_up() -> None:
     log, lost = [charge(1, seq=7, key="log"), charge(1, seq=8, key="next")], [charge(1, seq=7, key="lost")]
     placed = union(log, lost, NOW_MS)
     assert [(entry.key, entry.id[1]) for entry in placed] == [("log", 7), ("lost", 8), ("next", 9)]
 
 
 @pytest.mark.parametrize(("ahead_ms", "dated_ms"), [(MAX_AHEAD_MS, MAX_AHEAD_MS), (MAX_AHEAD_MS + 1, 0)])
-def test_what_lies_more_than_an_hour_ahead_of_the_clock_is_dated_by_the_clock(ahead_ms: int, dated_ms: int) -> None:
+def test_an_entry_more_than_an_hour_ahead_is_dated_by_the_clock(ahead_ms: int, dated_ms: int) -> None:
     (placed,) = union([], [charge(ahead_ms, seq=3)], NOW_MS)
     assert placed.id == (NOW_MS + dated_ms, 3)
 
 
-def test_what_is_dated_by_the_clock_stays_behind_what_is_dated_rightly_with_its_correction() -> None:
+def test_an_entry_that_is_dated_anew_keeps_its_order_and_its_correction() -> None:
     ahead = charge(DAY_MS, 100)
     placed = union([charge(5), ahead, correction(ahead, 40, DAY_MS + 1)], [], NOW_MS)
     assert [entry.id for entry in placed] == [(NOW_MS + 5, n) for n in (0, 1, 2)]
     assert placed[2].at == placed[1].id
 
 
-def test_what_nobody_can_read_is_left_out() -> None:
+def test_unreadable_entries_are_left_out() -> None:
     unreadable = Entry((NOW_MS, 0), 0, "", "", "", "", "", "unreadable")
     assert union([unreadable, charge(1)], [unreadable, charge(2)], NOW_MS) == [charge(1), charge(2)]
 
@@ -81,7 +81,7 @@ def test_what_nobody_can_read_is_left_out() -> None:
 # -- corrections -------------------------------------------------------------------------------------------------------
 
 
-def test_of_corrections_on_two_branches_the_latest_wins_and_each_begins_with_what_stood_before() -> None:
+def test_the_latest_correction_of_two_branches_wins() -> None:
     of = charge(1, 100)
     log = [of, correction(of, 40, 3), correction(of, 45, 5, before_units=40)]
     lost = [correction(of, 90, 2), correction(of, 70, 4, before_units=90)]

@@ -285,6 +285,36 @@ FINDINGS = [
         "leave = 500\noptions = { catgory = 10 }",
         "error: jobs.trending.fetch: 'trending' has no option 'catgory'; did you mean 'category'?",
     ),
+    # What upstream refuses at the full price.
+    (
+        "leave = 500",
+        'leave = 500\noptions = { category = "music" }',
+        "error: jobs.trending.fetch: 'trending': category: 'music' is not a category id, like '10'; correct it",
+    ),
+    *(
+        (
+            'fetch = "trending"',
+            f'fetch = "search"\noptions = {{ {options} }}',
+            f"error: jobs.trending.fetch: 'search': {why}",
+        )
+        for options, why in (
+            ('words = ["a", " "]', "words has a blank text, which asks for nothing; remove it"),
+            (
+                'words = "a", order = "best"',
+                "order: 'best' is not one of date, rating, relevance, title, videoCount, viewCount; correct it",
+            ),
+            (
+                'words = "a", published_after = "2026-01-01"',
+                "published_after: '2026-01-01' is not a time like '2026-01-01T00:00:00Z'; correct it",
+            ),
+        )
+    ),
+    (
+        "leave = 500",
+        'ping = "env:NO_SUCH_PING"',
+        "warning: jobs.trending.ping: environment variable NO_SUCH_PING is not set; put the address into it, or "
+        "write file:/path instead of env:NO_SUCH_PING",
+    ),
     # Keys.
     (
         "env:LINT_KEY",

@@ -463,8 +463,8 @@ MISTAKES = [
     (
         "units = 4_000",
         'units = 4_000\nper = "job"\njobs = ["trending"]',
-        "credentials.main.limits[1].per: each job has this limit for itself, so `jobs` cannot be given too; remove one "
-        "of them",
+        "credentials.main.limits[1].per: gives each job a limit of its own and cannot be combined with jobs; remove "
+        "one of them",
     ),
     (
         "leave = 500",

@@ -627,7 +627,7 @@ def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, mi
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
     said = one_line(quota("serve", "--listen", "0.0.0.0:0"), 2)  # noqa: S104
-    assert f"no rule limits {missing}: write one as [inbound.NAME] in quota.toml, or say --unlimited" in said
+    assert f"no rule limits {missing}: write [inbound.NAME] in quota.toml, or set --unlimited" in said
 
 
 def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
@@ -667,7 +667,7 @@ def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
         )
     assert "write HOST:PORT, for example 127.0.0.1:8080" in one_line(quota("serve", "--listen", "127.0.0.1:70000"), 2)
     for name in ("api.example.org:443", "https://api.example.org", "*.example.org", "a b"):
-        assert "write a name alone" in one_line(quota("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
+        assert "write only the name" in one_line(quota("serve", "--listen", "127.0.0.1:0", "--hostname", name), 2)
     quota.configure("[oops]\n")
     assert "oops" in one_line(quota("serve", "--listen", "127.0.0.1:0"), 78)
 
